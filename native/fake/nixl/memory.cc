@@ -17,6 +17,12 @@ bool overlap(const Descriptor& one, const Descriptor& other) {
          other.address < one.address + one.length;
 }
 
+std::set<std::string> chosen_backends(Agent agent, MemoryType type, OptArgs options) {
+  std::set<std::string> chosen = options == nullptr || options->backends.empty() ? agent->backends : options->backends;
+  std::erase_if(chosen, [&](const std::string& backend) { return std::ranges::count(memory_types_of(backend), type) == 0; });
+  return chosen;
+}
+
 }  // namespace
 
 extern "C" {
@@ -62,32 +68,39 @@ API(query_resp_list_get_params)(QueryRespList list, size_t index, Params* out) {
   *out = new ParamsObject{.added = {}, .pairs = {{"size", "1"}}};
   return kSuccess;
 }
+// As in NIXL: without a choice all backends for this type of memory.
 API(register_mem)(Agent agent, RegDlist list, OptArgs options) {
   LOCKED;
   require_agent_thread(agent);
-  const auto registers = [&](const std::string& backend) { return std::ranges::count(memory_types_of(backend), list->type) > 0; };
-  const auto& chosen = options == nullptr ? agent->backends : options->backends;
-  if (std::ranges::none_of(chosen, registers)) rule_broken("memory of a type that no backend registers");
+  const auto chosen = chosen_backends(agent, list->type, options);
+  if (chosen.empty()) rule_broken("memory of a type that no backend registers");
   if (list->type == MemoryType::vram && fault("FAKE_NIXL_NO_CUDA") != 0) return kBackendError;
-  for (const Descriptor& descriptor : list->descriptors) {
-    for (const Descriptor& known : agent->memory) {
-      if (overlap(known, descriptor)) rule_broken("memory registered twice");
+  for (const std::string& backend : chosen) {
+    Descriptors& registered = agent->by_backend[backend];
+    for (const Descriptor& descriptor : list->descriptors) {
+      if (std::ranges::any_of(registered, [&](const Descriptor& known) { return overlap(known, descriptor); })) rule_broken("memory registered twice");
+      registered.push_back(descriptor);
+      if (std::ranges::none_of(agent->memory, [&](const Descriptor& known) { return same(known, descriptor); })) agent->memory.push_back(descriptor);
     }
-    agent->memory.push_back(descriptor);
   }
   return kSuccess;
 }
-API(deregister_mem)(Agent agent, RegDlist list, OptArgs) {
+API(deregister_mem)(Agent agent, RegDlist list, OptArgs options) {
   LOCKED;
   require_agent_thread(agent);
   for (const PreparedDlist prepared : agent->lists) {
     for (const Descriptor& descriptor : prepared->descriptors) {
-      if ((prepared->remote.empty() || prepared->remote == agent->name) && is_within(list->descriptors, descriptor)) rule_broken("memory deregistered that a prepared list describes");
+      if ((prepared->remote.empty() || prepared->remote == agent->name) && is_within(list->descriptors, descriptor)) {
+        rule_broken("memory deregistered that a prepared list describes");
+      }
     }
   }
-  if (std::erase_if(agent->memory, [&](const Descriptor& known) { return same(known, list->descriptors.front()); }) != 1) {
-    rule_broken("memory deregistered that is not registered");
+  const auto is_it = [&](const Descriptor& known) { return same(known, list->descriptors.front()); };
+  for (const std::string& backend : chosen_backends(agent, list->type, options)) {
+    if (std::erase_if(agent->by_backend[backend], is_it) != 1) rule_broken("memory deregistered from a backend that has not registered it");
   }
+  const auto has_it = [&](const auto& entry) { return std::ranges::any_of(entry.second, is_it); };
+  if (std::ranges::none_of(agent->by_backend, has_it)) std::erase_if(agent->memory, is_it);
   return kSuccess;
 }
 API(create_xfer_dlist)(MemoryType type, XferDlist* out) {

@@ -77,6 +77,8 @@ struct AgentObject {
   bool captures_telemetry = false;
   std::thread::id thread = std::this_thread::get_id();
   std::set<std::string> backends;
+  // What each backend has registered, and all of it together.
+  std::map<std::string, Descriptors> by_backend;
   Descriptors memory;
   std::map<std::string, Descriptors> remotes;
   std::set<PreparedDlistObject*> lists;

@@ -69,7 +69,7 @@ void Registrations::add_external(uint64_t id, const MemoryRange& range, bool ask
 void Registrations::add(uint64_t id, const MemoryRange& range, std::shared_ptr<Pin> pin, const std::vector<std::string>& backends) {
   RegisteredMemory* memory = find_same(range, backends);
   if (memory == nullptr) {
-    NixlRegistration registration(nixl_, agent_, range, backends_.options_for(backends), [&](capi::Status status) {
+    NixlRegistration registration(nixl_, agent_, range, options_for(range.type, backends), !backends.empty(), [&](capi::Status status) {
       return Failure("KV_MEMORY_INVALID",
                      "NIXL could not register " + describe(range) + " as " + name_of(range.type) + ": " + describe(status) +
                          " (backends: " + backends_.memory_types().to_string() + ")",
@@ -80,6 +80,14 @@ void Registrations::add(uint64_t id, const MemoryRange& range, std::shared_ptr<P
   ++memory->registrations;
   by_id_.emplace(id, memory);
   counters_.registrations = by_id_.size();
+}
+
+std::vector<Handle<capi::OptArgs>> Registrations::options_for(capi::MemoryType type, const std::vector<std::string>& chosen) const {
+  std::vector<Handle<capi::OptArgs>> options;
+  for (const std::string& name : chosen.empty() ? backends_.memory_types().supporting(type) : chosen) options.push_back(backends_.options_for({name}));
+  // Without any backend NIXL says why not.
+  if (options.empty()) options.emplace_back();
+  return options;
 }
 
 RegisteredMemory* Registrations::find_same(const MemoryRange& range, const std::vector<std::string>& backends) {

@@ -53,32 +53,45 @@ capi::Status add_range(const capi::Functions& nixl, capi::RegDlist list, const M
 // Registers a range with NIXL and deregisters it when destroyed.
 class NixlRegistration {
  public:
-  // `options` select backends; null for all that support the memory. Throws `refused(status)` when NIXL does not register the range.
+  // Registers the range once for each of `options`, which select a backend each; null for all that support the memory. The backends are remembered:
+  // NIXL would deregister memory from backends that were created since, and fail. With `all` every backend must register it, otherwise one. Throws
+  // `refused(status)`.
   template <typename Refused>
-  NixlRegistration(const capi::Functions& nixl, capi::Agent agent, const MemoryRange& range, Handle<capi::OptArgs> options, Refused refused)
-      : nixl_(&nixl), agent_(agent), options_(std::move(options)), list_(make_registration_list(nixl, range.type)) {
+  NixlRegistration(const capi::Functions& nixl, capi::Agent agent, const MemoryRange& range, std::vector<Handle<capi::OptArgs>> options, bool all,
+                   Refused refused)
+      : nixl_(&nixl), agent_(agent), list_(make_registration_list(nixl, range.type)) {
     capi::Status status = add_range(nixl, list_.get(), range);
-    if (status == capi::kSuccess) status = nixl.register_mem(agent, list_.get(), options_.get());
     if (status != capi::kSuccess) throw refused(status);
+    for (auto& backend : options) {
+      const capi::Status registered = nixl.register_mem(agent, list_.get(), backend.get());
+      if (registered == capi::kSuccess) registered_.push_back(std::move(backend));
+      else status = registered;
+    }
+    if (!registered_.empty() && (status == capi::kSuccess || !all)) return;
+    deregister();
+    throw refused(status);
   }
   NixlRegistration(NixlRegistration&& other) noexcept = default;
   NixlRegistration& operator=(NixlRegistration&&) = delete;
-  ~NixlRegistration() {
-    if (list_) nixl_->deregister_mem(agent_, list_.get(), options_.get());
-  }
+  ~NixlRegistration() { deregister(); }
 
-  // Deregisters it now. If NIXL refuses, it stays registered.
+  // Deregisters it now. Backends that refuse keep it.
   capi::Status deregister() {
-    const capi::Status status = nixl_->deregister_mem(agent_, list_.get(), options_.get());
-    if (status == capi::kSuccess) list_ = {};
-    return status;
+    capi::Status refused = capi::kSuccess;
+    std::erase_if(registered_, [&](const auto& backend) {
+      const capi::Status status = nixl_->deregister_mem(agent_, list_.get(), backend.get());
+      if (status != capi::kSuccess) refused = status;
+      return status == capi::kSuccess;
+    });
+    return refused;
   }
 
  private:
   const capi::Functions* nixl_;
   capi::Agent agent_;
-  Handle<capi::OptArgs> options_;
   Handle<capi::RegDlist> list_;
+  // The options of each backend that has registered it.
+  std::vector<Handle<capi::OptArgs>> registered_;
 };
 
 // A range that an agent registered once with NIXL, however many registrations of JavaScript name it.
@@ -126,6 +139,7 @@ class Registrations {
 
  private:
   void add(uint64_t id, const MemoryRange& range, std::shared_ptr<Pin> pin, const std::vector<std::string>& backends);
+  std::vector<Handle<capi::OptArgs>> options_for(capi::MemoryType type, const std::vector<std::string>& chosen) const;
   RegisteredMemory* find_same(const MemoryRange& range, const std::vector<std::string>& backends);
   RegisteredMemory* find_holder(capi::MemoryType type, const Row& row);
   [[noreturn]] void throw_not_registered(capi::MemoryType type, const Row& row, size_t index);
