@@ -19,8 +19,8 @@
 #include "memory/prepared_list.h"
 #include "memory/registrations.h"
 #include "peers/peers.h"
-#include "transfer/prepared_transfer.h"
-#include "transfer/request_factory.h"
+#include "request/prepared_transfer.h"
+#include "request/request_factory.h"
 
 namespace kv::nixl {
 

@@ -6,7 +6,7 @@
 #include "library/failure.h"
 #include "library/nixl_capi.h"
 #include "libfabric/ambiguous_failure.h"
-#include "transfer/request_tracker.h"
+#include "request/request_tracker.h"
 #include "transfer/slice_poster.h"
 #include "transfer/transfer_request.h"
 

@@ -10,7 +10,7 @@
 #include "agent/event.h"
 #include "library/nixl_capi.h"
 #include "memory/prepared_list.h"
-#include "transfer/prepared_transfer.h"
+#include "request/prepared_transfer.h"
 #include "transfer/transfer_selection.h"
 
 namespace kv::nixl {

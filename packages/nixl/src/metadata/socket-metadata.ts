@@ -6,6 +6,7 @@ import { encodeMessage, FrameReader, type MetadataMessage } from "./socket-frame
 
 /** What the exchange of metadata needs of an agent. */
 export type MetadataAgent = Pick<Agent, "name" | "addRemote" | "removeRemote"> & {
+  /** The agent's metadata, of all its memory or of these registrations. */
   localMetadata(options?: { registrations?: readonly Registration[] | undefined }): Promise<Uint8Array>;
 };
 

@@ -1,4 +1,4 @@
-#include "transfer/prepared_transfer.h"
+#include "request/prepared_transfer.h"
 
 #include <algorithm>
 
