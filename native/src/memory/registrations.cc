@@ -76,6 +76,9 @@ void Registrations::add(uint64_t id, const MemoryRange& range, std::shared_ptr<P
                      refusal_hint(range.type));
     });
     memory = &memories_.emplace_back(RegisteredMemory{range, backends, std::move(pin), std::move(registration)});
+  } else if (memory->pin == nullptr) {
+    // The same bytes were registered as memory of the caller, and are the addon's own.
+    memory->pin = std::move(pin);
   }
   ++memory->registrations;
   by_id_.emplace(id, memory);

@@ -282,6 +282,14 @@ export class NixlAgent implements Agent, AsyncDisposable {
     request: Omit<TransferOrder, keyof PostOptions> & (DescriptorPairs | DescriptorRuns),
   ): Promise<PreparedTransfer> => {
     const moves = this.#transfers.moves(request);
+    const { notification, signal, timeoutMs } = request as TransferRequest;
+    if (notification !== undefined || signal !== undefined || timeoutMs !== undefined) {
+      throw new KvError(
+        "KV_TRANSFER_INVALID",
+        "a transfer is prepared without notification, signal and timeoutMs",
+        { hint: "pass them to post()" },
+      );
+    }
     const uses = [this.#lists.hold(request.local), this.#lists.hold(request.remote)];
     const endUses = () => {
       for (const end of uses) end();

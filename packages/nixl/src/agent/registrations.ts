@@ -32,10 +32,11 @@ export class Registrations {
     if (!Array.isArray(backends) || backends.some((name) => typeof name !== "string")) {
       throw new KvError("KV_BACKEND_UNAVAILABLE", "the backends of a registration are not a list of names");
     }
+    const names = [...new Set(backends)];
     const external = externalMemoryOf(memory);
-    if (external !== undefined) return await this.#registerExternal(memory, external, backends);
+    if (external !== undefined) return await this.#registerExternal(memory, external, names);
     const buffer = nativeMemoryOf(memory);
-    const { id } = await this.#calls.call((callId) => this.#native.register(callId, buffer, backends));
+    const { id } = await this.#calls.call((callId) => this.#native.register(callId, buffer, names));
     return this.#registration(memory, id, () => {});
   }
 

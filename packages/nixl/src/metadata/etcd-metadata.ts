@@ -107,14 +107,15 @@ export class EtcdMetadata implements AsyncDisposable {
   readonly fetch = async (name: string, options: EtcdFetchOptions = {}): Promise<string> => {
     this.#requireOpen();
     const { metadata, revision } = await this.#read(name, options.timeoutMs ?? DEFAULT_FETCH_MS);
-    const added = await this.#agent.addRemote(metadata);
-    if (added !== name) {
-      await this.#agent.removeRemote(added);
+    const found = agentNameIn(metadata);
+    // Before it is loaded: it must not replace what is known of another peer.
+    if (found !== undefined && found !== name) {
       throw new KvError(
         "KV_AGENT_METADATA_INVALID",
-        `etcd has metadata of "${added}" under the name "${name}"`,
+        `etcd has metadata of ${formatValue(found)} under the name ${formatValue(name)}`,
       );
     }
+    await this.#agent.addRemote(metadata);
     if (!this.#watches.has(name)) this.#watches.set(name, this.#watch(name, revision));
     return name;
   };
@@ -231,6 +232,16 @@ export class EtcdMetadata implements AsyncDisposable {
     if (!this.#stop.signal.aborted) return;
     throw new KvError("KV_SIDE_CHANNEL_CLOSED", "the exchange of metadata through etcd is closed");
   }
+}
+
+/** The name with which NIXL's metadata begins; undefined for other bytes, which the addon refuses. */
+function agentNameIn(metadata: Uint8Array): string | undefined {
+  const bytes = Buffer.from(metadata.buffer, metadata.byteOffset, metadata.byteLength);
+  const head = "nixlSerDes|Agent";
+  const at = head.length + 8;
+  if (bytes.length < at || bytes.toString("latin1", 0, head.length) !== head) return undefined;
+  const length = bytes.readBigUInt64LE(head.length);
+  return length > 255n ? undefined : bytes.toString("latin1", at, at + Number(length));
 }
 
 function endpointsOf(endpoints: readonly string[] | undefined): URL[] {

@@ -12,8 +12,8 @@ export type MetadataMessage =
 const MARK = "NIXLCOMM:";
 const KIND_BYTES = 4;
 const LENGTH_BYTES = 8;
-/** As much as the addon takes. */
-const MAX_FRAME_BYTES = 64 << 20;
+/** Metadata has some 100 bytes for each registration. */
+const MAX_FRAME_BYTES = 16 << 20;
 
 /** A frame: the length in 8 bytes, little-endian; `NIXLCOMM:`; the kind in 4 bytes; metadata or a name. */
 export function encodeMessage(message: MetadataMessage): Buffer {

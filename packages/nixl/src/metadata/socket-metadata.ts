@@ -159,7 +159,10 @@ class ListenerConnection {
     const { onPeer } = this.#options;
     if (message.kind === "SEND") {
       const metadata = await this.#agent.localMetadata();
-      this.#socket.write(encodeMessage({ kind: "LOAD", metadata }));
+      // Read on once it has left: a sender that reads nothing must not pile up answers.
+      await new Promise<void>((left) =>
+        this.#socket.write(encodeMessage({ kind: "LOAD", metadata }), () => left()),
+      );
     } else if (message.kind === "LOAD") {
       onPeer?.(await this.#agent.addRemote(message.metadata), "added");
     } else {

@@ -114,6 +114,8 @@ export function agentCases({ options, missing }: Library): void {
         } as const;
         expect(await codeOf(agent.prepareTransfer(wrong))).toBe("KV_TRANSFER_INVALID");
         expect(await codeOf(peer.prepareTransfer({ ...wrong, localIds: ids }))).toBe("KV_TRANSFER_INVALID");
+        const posted = { ...wrong, localIds: ids, notification: Buffer.from("of a post") };
+        expect(await codeOf(agent.prepareTransfer(posted))).toBe("KV_TRANSFER_INVALID");
         // A failure leaves the lists free.
         await (await agent.prepareLocal(rowsOf(memory))).close();
       });
@@ -280,7 +282,13 @@ export function agentCases({ options, missing }: Library): void {
         lengthBytes: BLOCK * COUNT,
         owner: backing,
       });
-      await (await agent.register(pointer)).close();
+      const borrowed = await agent.register(pointer);
+      const owned = await agent.register(backing);
+      // The same bytes: they stay allocated until both registrations are closed.
+      expect(() => backing.close()).toThrow(expect.objectContaining({ code: "KV_MEMORY_IN_USE" }));
+      await owned.close();
+      await borrowed.close();
+      backing.close();
       pointer.close();
       expect(await codeOf(agent.register(pointer))).toBe("KV_MEMORY_INVALID");
     });

@@ -79,6 +79,15 @@ describe.skipIf(nixlMissing !== undefined || skipsEtcd)(`metadata by etcd (${mis
     memory.close();
   });
 
+  test("metadata under another agent's name is not loaded", async () => {
+    await using mine = open(one);
+    const lease = await client.grantLease(10);
+    await client.put(`${NAMESPACE}/three/metadata`, await two.localMetadata(), lease);
+    expect(await codeOf(mine.fetch("three"))).toBe("KV_AGENT_METADATA_INVALID");
+    expect(await codeOf(one.notify("two", Buffer.from("unknown")))).toBe("KV_AGENT_UNKNOWN_REMOTE");
+    await client.revokeLease(lease);
+  });
+
   test("a lease that was lost is granted anew, with all keys", async () => {
     const granted: string[] = [];
     const grant = EtcdClient.prototype.grantLease;
