@@ -12,8 +12,8 @@ export type MetadataMessage =
 const MARK = "NIXLCOMM:";
 const KIND_BYTES = 4;
 const LENGTH_BYTES = 8;
-/** Metadata has some 100 bytes for each registration. */
-const MAX_FRAME_BYTES = 16 << 20;
+/** The most bytes of a frame. Metadata has some 100 bytes for each registration. */
+export const MAX_FRAME_BYTES = 16_777_216;
 
 /** A frame: the length in 8 bytes, little-endian; `NIXLCOMM:`; the kind in 4 bytes; metadata or a name. */
 export function encodeMessage(message: MetadataMessage): Buffer {
@@ -33,10 +33,16 @@ export class FrameReader {
   #bytes = 0;
   /** The length of the frame that is being read; undefined before its first 8 bytes. */
   #expected: number | undefined;
+  readonly #maxBytes: number;
+
+  /** `maxBytes`: the limit of a frame. */
+  constructor(maxBytes: number = MAX_FRAME_BYTES) {
+    this.#maxBytes = maxBytes;
+  }
 
   /** Whether a frame has begun and is not complete. */
   get incomplete(): boolean {
-    return this.#bytes > 0;
+    return this.#bytes > 0 || this.#expected !== undefined;
   }
 
   /** The messages that are complete with this chunk. Throws `KV_WIRE_LIMIT_EXCEEDED` and `KV_WIRE_MALFORMED`. */
@@ -48,10 +54,10 @@ export class FrameReader {
       if (this.#expected === undefined) {
         if (this.#bytes < LENGTH_BYTES) return messages;
         const length = this.#take(LENGTH_BYTES).readBigUInt64LE();
-        if (length > BigInt(MAX_FRAME_BYTES)) {
+        if (length > BigInt(this.#maxBytes)) {
           throw new KvError(
             "KV_WIRE_LIMIT_EXCEEDED",
-            `a metadata frame of ${length} bytes exceeds ${MAX_FRAME_BYTES}`,
+            `a metadata frame of ${length} bytes exceeds ${this.#maxBytes}`,
           );
         }
         this.#expected = Number(length);

@@ -2,7 +2,7 @@ import { once } from "node:events";
 import { type AddressInfo, connect, createServer, type Server, type Socket } from "node:net";
 import { type Agent, type AmbientOptions, ambient, KvError, type Registration } from "@kv/interface";
 import { formatValue, requireObject } from "../validate.js";
-import { encodeMessage, FrameReader, type MetadataMessage } from "./socket-frames.js";
+import { encodeMessage, FrameReader, MAX_FRAME_BYTES, type MetadataMessage } from "./socket-frames.js";
 
 /** What the exchange of metadata needs of an agent. */
 export type MetadataAgent = Pick<Agent, "name" | "addRemote" | "removeRemote"> & {
@@ -18,7 +18,23 @@ export interface MetadataListenerOptions extends AmbientOptions {
   readonly port?: number | undefined;
   /** Called when a peer has sent its metadata and is known, or has withdrawn it and is forgotten. */
   readonly onPeer?: ((name: string, change: "added" | "removed") => void) | undefined;
+  /** Other limits than `METADATA_LISTENER_LIMITS`. */
+  readonly limits?: Partial<Record<keyof typeof METADATA_LISTENER_LIMITS, number>> | undefined;
 }
+
+/** What one listener accepts. */
+export const METADATA_LISTENER_LIMITS = {
+  /** Connections at a time. */
+  maxConnections: 64,
+  /** Connections of one address at a time. */
+  maxConnectionsPerAddress: 16,
+  /** Bytes of a message. */
+  maxFrameBytes: MAX_FRAME_BYTES,
+  /** How long a message that has begun may take, as in NIXL. */
+  frameMs: 5000,
+  /** How long a connection may be silent. NIXL keeps one open for its next message. */
+  idleMs: 60_000,
+} as const;
 
 /** A listener for the metadata of peers. */
 export interface MetadataListener extends AsyncDisposable {
@@ -42,18 +58,13 @@ export interface MetadataExchangeOptions {
   readonly timeoutMs?: number | undefined;
 }
 
-const MAX_CONNECTIONS = 64;
-/** NIXL keeps a connection open for its next message. */
-const IDLE_MS = 60_000;
-/** As in NIXL: a frame that has begun must be complete then. */
-const FRAME_MS = 5000;
 const DEFAULT_TIMEOUT_MS = 5000;
 
 /**
  * Listens for metadata as NIXL's listen thread does (`listen_port` of Python's `nixl_agent`), with the same messages. Every message goes through
  * `addRemote` and `removeRemote` of the agent, and so through its checks; a message that fails is logged (`nixl-metadata-refused`) and ends its connection.
- * Nothing authenticates a sender: whoever reaches the port can add peers, and remove those without prepared lists. 64 connections at a time; a frame must
- * arrive within 5 s. Rejects with `KV_SIDE_CHANNEL_BIND_FAILED`, and `KV_CONFIG_INVALID` for wrong options.
+ * Nothing authenticates a sender: whoever reaches the port can add peers, and remove those without prepared lists. It keeps
+ * `METADATA_LISTENER_LIMITS`. Rejects with `KV_SIDE_CHANNEL_BIND_FAILED`, and `KV_CONFIG_INVALID` for wrong options.
  */
 export async function listenForMetadata(
   agent: MetadataAgent,
@@ -62,15 +73,17 @@ export async function listenForMetadata(
   requireObject(options, "KV_CONFIG_INVALID", "the options of listenForMetadata");
   const { host = "127.0.0.1", port = 0 } = options;
   requirePort(port);
+  const limits = { ...METADATA_LISTENER_LIMITS, ...options.limits };
   const connections = new Set<Socket>();
   const server = createServer({ allowHalfOpen: true }, (socket) => {
-    if (connections.size >= MAX_CONNECTIONS) {
+    const ofAddress = [...connections].filter(({ remoteAddress }) => remoteAddress === socket.remoteAddress);
+    if (connections.size >= limits.maxConnections || ofAddress.length >= limits.maxConnectionsPerAddress) {
       socket.destroy();
       return;
     }
     connections.add(socket);
     socket.on("close", () => connections.delete(socket));
-    new ListenerConnection(agent, socket, options).start();
+    new ListenerConnection(agent, socket, { ...options, limits }).start();
   });
   await listening(server, host, port);
   const close = async () => {
@@ -119,15 +132,22 @@ export async function invalidateMetadata(
   await exchange(at, { kind: "INVL", name: agent.name }, options, async () => undefined);
 }
 
+type ListenerLimits = Record<keyof typeof METADATA_LISTENER_LIMITS, number>;
+
 /** One connection of a listener. Its messages are handled one after another. */
 class ListenerConnection {
   readonly #agent: MetadataAgent;
   readonly #socket: Socket;
-  readonly #options: MetadataListenerOptions;
-  readonly #reader = new FrameReader();
+  readonly #options: MetadataListenerOptions & { readonly limits: ListenerLimits };
+  readonly #reader: FrameReader;
   #frameTimer: NodeJS.Timeout | undefined;
 
-  constructor(agent: MetadataAgent, socket: Socket, options: MetadataListenerOptions) {
+  constructor(
+    agent: MetadataAgent,
+    socket: Socket,
+    options: MetadataListenerOptions & { readonly limits: ListenerLimits },
+  ) {
+    this.#reader = new FrameReader(options.limits.maxFrameBytes);
     this.#agent = agent;
     this.#socket = socket;
     this.#options = options;
@@ -135,7 +155,7 @@ class ListenerConnection {
 
   start(): void {
     const socket = this.#socket;
-    socket.setTimeout(IDLE_MS, () => socket.destroy());
+    socket.setTimeout(this.#options.limits.idleMs, () => socket.destroy());
     socket.on("error", () => socket.destroy());
     socket.on("close", () => clearTimeout(this.#frameTimer));
     void this.#serve().catch((error: unknown) => {
@@ -148,11 +168,21 @@ class ListenerConnection {
   async #serve(): Promise<void> {
     for await (const chunk of this.#socket) {
       const messages = this.#reader.read(chunk as Buffer);
-      clearTimeout(this.#frameTimer);
-      if (this.#reader.incomplete) this.#frameTimer = setTimeout(() => this.#socket.destroy(), FRAME_MS);
+      this.#limitFrame(messages.length > 0);
       for (const message of messages) await this.#handle(message);
     }
     this.#socket.end();
+  }
+
+  /** A frame's time begins with its first byte. `ended`: a frame has ended with the last bytes. */
+  #limitFrame(ended: boolean): void {
+    if (ended || !this.#reader.incomplete) {
+      clearTimeout(this.#frameTimer);
+      this.#frameTimer = undefined;
+    }
+    if (this.#reader.incomplete) {
+      this.#frameTimer ??= setTimeout(() => this.#socket.destroy(), this.#options.limits.frameMs);
+    }
   }
 
   async #handle(message: MetadataMessage): Promise<void> {
