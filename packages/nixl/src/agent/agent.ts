@@ -81,6 +81,7 @@ export interface LocalMetadataOptions {
 }
 
 const CLOSE_TIMEOUT_MS = 10_000;
+
 /** Starts an agent and its native thread. Resolves when its backends are ready. Rejects with `KV_BACKEND_UNAVAILABLE` or `KV_LIBRARY_INCOMPATIBLE`. */
 export async function startNixlAgent(options: NixlAgentOptions): Promise<NixlAgent> {
   const { addon, libraryPath, name, backends, preload, captureTelemetry } = options;
@@ -211,7 +212,7 @@ export class NixlAgent implements Agent, AsyncDisposable {
 
   /**
    * NIXL's metadata of this agent and of its registered memory, as a peer loads it (NIXL: `getLocalMD`). With `registrations` of that memory only
-   * (`getLocalPartialMD`): a peer reaches no other memory, and loads further parts with `addRemote` later. Rejects with `KV_AGENT_CLOSED`,
+   * (`getLocalPartialMD`): the peer's NIXL refuses lists of any other, until it loads further parts with `addRemote`. Rejects with `KV_AGENT_CLOSED`,
    * `KV_MEMORY_NOT_REGISTERED`, and `KV_AGENT_INVALID` for storage, and when all backends are storage.
    */
   readonly localMetadata = async (options: LocalMetadataOptions = {}): Promise<Uint8Array> => {
@@ -251,8 +252,7 @@ export class NixlAgent implements Agent, AsyncDisposable {
 
   /**
    * Prepares a list of a peer's registered memory. Under this agent's own name it describes its own memory, for copies within the agent, or files and
-   * objects. Rejects with `KV_LIST_INVALID`, `KV_AGENT_UNKNOWN_REMOTE` or
-   * `KV_MEMORY_NOT_REGISTERED`.
+   * objects. Rejects with `KV_LIST_INVALID`, `KV_AGENT_UNKNOWN_REMOTE` or `KV_MEMORY_NOT_REGISTERED`.
    */
   readonly prepareRemote = async (
     remote: string,
