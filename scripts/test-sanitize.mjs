@@ -30,6 +30,7 @@ const env = {
   KV_FAKE_NIXL: join(folder, "libfake_nixl_capi.so"),
 };
 const standIn = [
+  "agent/agent-fake",
   "transfer/conformance-fake",
   "memory/cuda-driver",
   "memory/device-memory-fake",
@@ -45,6 +46,7 @@ const standIn = [
 const real = short
   ? ["process/invalid-calls"]
   : [
+      "agent/agent-real",
       "transfer/conformance.",
       "transfer/conformance-libfabric",
       "transfer/two-processes",

@@ -4,7 +4,8 @@ import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import ts from "typescript";
-import { describe, expect, test } from "vitest";
+import { expect, test } from "vitest";
+import { etcdMissing, skipsEtcd, startEtcd } from "../../packages/nixl/test/support/etcd.js";
 import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
 
 /**
@@ -79,15 +80,30 @@ test("the examples type-check", { timeout: 240_000 }, () => {
   expect(errors).toEqual([]);
 });
 
-const NEED_NIXL = ["nixl-1", "nixl-2"];
-const runnable = examples.filter(
-  ({ id }) => NOT_RUN[id] === undefined && !(NEED_NIXL.includes(id) && nixlMissing !== undefined),
-);
-describe.each(runnable)("README example $id", ({ file, code }) => {
-  test("runs and prints the output that its comments show", async () => {
-    const expected = Array.from(code.matchAll(/\bconsole\.log\(.*\); \/\/ (.*)$/gm), ([, text]) => text);
-    const { stdout } = await run(process.execPath, ["--import", "tsx", file], { cwd: root });
-    const printed = stdout.split("\n");
-    for (const line of expected) expect(printed).toContain(line);
-  });
-});
+/** Examples that need a real NIXL, and the one that needs etcd as well. */
+const NEED_NIXL = examples.filter(({ id }) => id.startsWith("nixl-")).map(({ id }) => id);
+const NEEDS_ETCD = "nixl-8";
+const missingFor = (id: string): string | undefined => {
+  if (NEED_NIXL.includes(id) && nixlMissing !== undefined) return nixlMissing;
+  return id === NEEDS_ETCD && skipsEtcd ? etcdMissing : undefined;
+};
+const runnable = examples
+  .filter(({ id }) => NOT_RUN[id] === undefined)
+  .map((example) => ({ ...example, missing: missingFor(example.id) }));
+for (const { id, file, code, missing } of runnable) {
+  test.skipIf(missing)(
+    `README example ${id} runs and prints the output that its comments show (${missing ?? "found"})`,
+    async () => {
+      const expected = Array.from(code.matchAll(/\bconsole\.log\(.*\); \/\/ (.*)$/gm), ([, text]) => text);
+      const etcd = id === NEEDS_ETCD ? await startEtcd() : undefined;
+      const env = { ...process.env, ...(etcd && { NIXL_ETCD_ENDPOINTS: etcd.url }) };
+      try {
+        const { stdout } = await run(process.execPath, ["--import", "tsx", file], { cwd: root, env });
+        const printed = stdout.split("\n");
+        for (const line of expected) expect(printed).toContain(line);
+      } finally {
+        await etcd?.end();
+      }
+    },
+  );
+}

@@ -5,6 +5,7 @@ import { httpLimits } from "../../apps/demo/src/http/limits.js";
 import { sideChannelLimits } from "../../packages/connector/src/side-channel/limits.js";
 import { SUBSCRIPTION_LIMITS } from "../../packages/fleet/src/kv-events/zmq-subscription.js";
 import { DEFAULT_TARGET_LIMITS } from "../../packages/nixl/src/bench/target.js";
+import { METADATA_LISTENER_LIMITS } from "../../packages/nixl/src/metadata/socket-metadata.js";
 import { PROXY_LIMITS } from "../../packages/proxy/src/index.js";
 
 const root = join(import.meta.dirname, "../..");
@@ -75,6 +76,11 @@ const LISTENERS: readonly Listener[] = [
     heading: "kv-nixl bench --listen",
     limits: rowsOf(DEFAULT_TARGET_LIMITS),
     files: ["packages/nixl/src/bench/target.test.ts"],
+  },
+  {
+    heading: "listenForMetadata of @kv/nixl",
+    limits: rowsOf(METADATA_LISTENER_LIMITS),
+    files: ["packages/nixl/src/metadata/socket-metadata.test.ts"],
   },
 ];
 

@@ -14,7 +14,7 @@ API(create_configured_agent)(const char* name, const AgentConfig* config, Agent*
   LOCKED;
   if (config->progress_thread || config->thread_sync != ThreadSync::none) rule_broken("an agent with a progress thread or locks");
   if (world.contains(name)) return kBackendError;
-  *out = new AgentObject{.name = name};
+  *out = new AgentObject{.name = name, .captures_telemetry = config->capture_telemetry};
   world[name] = *out;
   return kSuccess;
 }
@@ -47,7 +47,7 @@ API(get_plugin_params)(Agent agent, const char* plugin, MemList* types, Params* 
   require_agent_thread(agent);
   if (strcmp(plugin, "UCX") != 0 && strcmp(plugin, "LIBFABRIC") != 0) return kBackendError;
   *types = new MemListObject{{MemoryType::dram, MemoryType::vram}};
-  *out = new ParamsObject;
+  *out = new ParamsObject{.added = {}, .pairs = {{"fake", plugin}}};
   return kSuccess;
 }
 API(get_backend_params)(Agent agent, Backend backend, MemList* types, Params* out) {
@@ -74,13 +74,34 @@ API(destroy_params)(Params params) {
 }
 API(params_add)(Params params, const char* key, const char* value) {
   params->added += " " + std::string(key) + "=" + value;
+  params->pairs.emplace_back(key, value);
+  return kSuccess;
+}
+API(params_is_empty)(Params params, bool* out) {
+  *out = params->pairs.empty();
+  return kSuccess;
+}
+API(params_create_iterator)(Params params, ParamIter* out) {
+  *out = new ParamIterObject{params};
+  return kSuccess;
+}
+API(params_iterator_next)(ParamIter iterator, const char** key, const char** value, bool* more) {
+  const auto& pairs = iterator->params->pairs;
+  if (iterator->at >= pairs.size()) rule_broken("a parameter beyond the last");
+  *key = pairs[iterator->at].first.c_str();
+  *value = pairs[iterator->at].second.c_str();
+  *more = ++iterator->at < pairs.size();
+  return kSuccess;
+}
+API(params_destroy_iterator)(ParamIter iterator) {
+  delete iterator;
   return kSuccess;
 }
 API(create_backend)(Agent agent, const char* plugin, Params params, Backend* out) {
   require_agent_thread(agent);
   if (!params->added.empty()) setenv("FAKE_NIXL_PARAMETERS", params->added.c_str(), 1);
   std::this_thread::sleep_for(std::chrono::milliseconds(fault("FAKE_NIXL_STALL_BACKEND")));
-  agent->backends.insert(plugin);
+  if (!agent->backends.insert(plugin).second) rule_broken("a backend created twice");
   *out = new BackendObject{plugin};
   return kSuccess;
 }

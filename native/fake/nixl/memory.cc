@@ -17,6 +17,12 @@ bool overlap(const Descriptor& one, const Descriptor& other) {
          other.address < one.address + one.length;
 }
 
+std::set<std::string> chosen_backends(Agent agent, MemoryType type, OptArgs options) {
+  std::set<std::string> chosen = options == nullptr || options->backends.empty() ? agent->backends : options->backends;
+  std::erase_if(chosen, [&](const std::string& backend) { return std::ranges::count(memory_types_of(backend), type) == 0; });
+  return chosen;
+}
+
 }  // namespace
 
 extern "C" {
@@ -28,35 +34,73 @@ API(destroy_reg_dlist)(RegDlist list) {
   delete list;
   return kSuccess;
 }
-API(reg_dlist_add_desc)(RegDlist list, uintptr_t address, size_t length, uint64_t device, const void*, size_t) {
+API(reg_dlist_add_desc)(RegDlist list, uintptr_t address, size_t length, uint64_t device, const void* key, size_t key_length) {
   list->descriptors.push_back({address, length, device, list->type});
+  list->keys.emplace_back(static_cast<const char*>(key == nullptr ? "" : key), key_length);
   return kSuccess;
 }
-API(register_mem)(Agent agent, RegDlist list, OptArgs) {
+// Even keys are known.
+API(query_mem)(Agent agent, RegDlist list, QueryRespList out, OptArgs options) {
   LOCKED;
   require_agent_thread(agent);
-  const auto registers = [&](const std::string& backend) { return std::ranges::count(memory_types_of(backend), list->type) > 0; };
-  if (std::ranges::none_of(agent->backends, registers)) rule_broken("memory of a type that no backend registers");
+  if (options == nullptr || options->backends.size() != 1) rule_broken("a query without a backend");
+  for (const std::string& key : list->keys) out->known.push_back(key.size() % 2 == 0);
+  return kSuccess;
+}
+API(create_query_resp_list)(QueryRespList* out) {
+  *out = new QueryRespListObject;
+  return kSuccess;
+}
+API(destroy_query_resp_list)(QueryRespList list) {
+  delete list;
+  return kSuccess;
+}
+API(query_resp_list_size)(QueryRespList list, size_t* out) {
+  *out = list->known.size();
+  return kSuccess;
+}
+API(query_resp_list_has_value)(QueryRespList list, size_t index, bool* out) {
+  *out = list->known.at(index);
+  return kSuccess;
+}
+API(query_resp_list_get_params)(QueryRespList list, size_t index, Params* out) {
+  if (!list->known.at(index)) rule_broken("a response that has no value");
+  *out = new ParamsObject{.added = {}, .pairs = {{"size", "1"}}};
+  return kSuccess;
+}
+// As in NIXL: without a choice all backends for this type of memory.
+API(register_mem)(Agent agent, RegDlist list, OptArgs options) {
+  LOCKED;
+  require_agent_thread(agent);
+  const auto chosen = chosen_backends(agent, list->type, options);
+  if (chosen.empty()) rule_broken("memory of a type that no backend registers");
   if (list->type == MemoryType::vram && fault("FAKE_NIXL_NO_CUDA") != 0) return kBackendError;
-  for (const Descriptor& descriptor : list->descriptors) {
-    for (const Descriptor& known : agent->memory) {
-      if (overlap(known, descriptor)) rule_broken("memory registered twice");
+  for (const std::string& backend : chosen) {
+    Descriptors& registered = agent->by_backend[backend];
+    for (const Descriptor& descriptor : list->descriptors) {
+      if (std::ranges::any_of(registered, [&](const Descriptor& known) { return overlap(known, descriptor); })) rule_broken("memory registered twice");
+      registered.push_back(descriptor);
+      if (std::ranges::none_of(agent->memory, [&](const Descriptor& known) { return same(known, descriptor); })) agent->memory.push_back(descriptor);
     }
-    agent->memory.push_back(descriptor);
   }
   return kSuccess;
 }
-API(deregister_mem)(Agent agent, RegDlist list, OptArgs) {
+API(deregister_mem)(Agent agent, RegDlist list, OptArgs options) {
   LOCKED;
   require_agent_thread(agent);
   for (const PreparedDlist prepared : agent->lists) {
     for (const Descriptor& descriptor : prepared->descriptors) {
-      if (prepared->remote.empty() && is_within(list->descriptors, descriptor)) rule_broken("memory deregistered that a prepared list describes");
+      if ((prepared->remote.empty() || prepared->remote == agent->name) && is_within(list->descriptors, descriptor)) {
+        rule_broken("memory deregistered that a prepared list describes");
+      }
     }
   }
-  if (std::erase_if(agent->memory, [&](const Descriptor& known) { return same(known, list->descriptors.front()); }) != 1) {
-    rule_broken("memory deregistered that is not registered");
+  const auto is_it = [&](const Descriptor& known) { return same(known, list->descriptors.front()); };
+  for (const std::string& backend : chosen_backends(agent, list->type, options)) {
+    if (std::erase_if(agent->by_backend[backend], is_it) != 1) rule_broken("memory deregistered from a backend that has not registered it");
   }
+  const auto has_it = [&](const auto& entry) { return std::ranges::any_of(entry.second, is_it); };
+  if (std::ranges::none_of(agent->by_backend, has_it)) std::erase_if(agent->memory, is_it);
   return kSuccess;
 }
 API(create_xfer_dlist)(MemoryType type, XferDlist* out) {
@@ -78,8 +122,9 @@ API(xfer_dlist_clear)(XferDlist list) {
 API(prep_xfer_dlist)(Agent agent, const char* name, XferDlist list, PreparedDlist* out, OptArgs) {
   LOCKED;
   require_agent_thread(agent);
-  if (*name != '\0' && !agent->remotes.contains(name)) return kNotFound;
-  const Descriptors& memory = *name == '\0' ? agent->memory : agent->remotes[name];
+  const bool own = *name == '\0' || agent->name == name;
+  if (!own && !agent->remotes.contains(name)) return kNotFound;
+  const Descriptors& memory = own ? agent->memory : agent->remotes[name];
   for (const Descriptor& descriptor : list->descriptors) {
     if (!is_within(memory, descriptor)) return kNotFound;
   }

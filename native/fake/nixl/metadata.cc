@@ -61,6 +61,34 @@ void drop(Agent agent, const std::string& remote) {
   for (const PreparedDlist list : agent->lists) list->dropped = list->dropped || list->remote == remote;
 }
 
+// Metadata in NIXL's framing, with memory of an agent.
+Status serialize(Agent agent, bool connections, const Descriptors& descriptors, void** data, size_t* length) {
+  std::string out = "nixlSerDes|";
+  put(out, "Agent", agent->name);
+  put(out, "Conns", raw<uint64_t>(connections ? 1 : 0));
+  const int port = fault("FAKE_NIXL_ENDPOINT");
+  const std::string backend = port > 0 ? "LIBFABRIC" : "UCX";
+  if (connections) {
+    put(out, "t", backend);
+    put(out, "c", port > 0 ? endpoint(port) : raw(agent));
+  }
+  put(out, "", "MemSection");
+  std::map<MemoryType, Descriptors> sections;
+  for (const Descriptor& memory : descriptors) sections[memory.type].push_back(memory);
+  put(out, "nixlSecElms", raw<uint64_t>(sections.size()));
+  for (const auto& [type, memories] : sections) {
+    put(out, "bknd", backend);
+    put(out, "nixlDList", "nixlSDList");
+    put(out, "t", raw(type));
+    put(out, "n", raw<uint64_t>(memories.size()));
+    for (const Descriptor& memory : memories) put(out, "", packed(memory, backend == "UCX"));
+  }
+  *data = malloc(out.size());
+  *length = out.size();
+  memcpy(*data, out.data(), out.size());
+  return kSuccess;
+}
+
 }  // namespace
 
 extern "C" {
@@ -68,28 +96,13 @@ API(get_local_md)(Agent agent, void** data, size_t* length) {
   LOCKED;
   std::this_thread::sleep_for(std::chrono::milliseconds(fault("FAKE_NIXL_STALL_METADATA")));
   require_agent_thread(agent);
-  std::string out = "nixlSerDes|";
-  put(out, "Agent", agent->name);
-  put(out, "Conns", raw<uint64_t>(1));
-  const int port = fault("FAKE_NIXL_ENDPOINT");
-  const std::string backend = port > 0 ? "LIBFABRIC" : "UCX";
-  put(out, "t", backend);
-  put(out, "c", port > 0 ? endpoint(port) : raw(agent));
-  put(out, "", "MemSection");
-  std::map<MemoryType, Descriptors> sections;
-  for (const Descriptor& memory : agent->memory) sections[memory.type].push_back(memory);
-  put(out, "nixlSecElms", raw<uint64_t>(sections.size()));
-  for (const auto& [type, descriptors] : sections) {
-    put(out, "bknd", backend);
-    put(out, "nixlDList", "nixlSDList");
-    put(out, "t", raw(type));
-    put(out, "n", raw<uint64_t>(descriptors.size()));
-    for (const Descriptor& memory : descriptors) put(out, "", packed(memory, backend == "UCX"));
-  }
-  *data = malloc(out.size());
-  *length = out.size();
-  memcpy(*data, out.data(), out.size());
-  return kSuccess;
+  return serialize(agent, true, agent->memory, data, length);
+}
+// As in NIXL: connections only where there is no memory.
+API(get_local_partial_md)(Agent agent, RegDlist list, void** data, size_t* length, OptArgs) {
+  LOCKED;
+  require_agent_thread(agent);
+  return serialize(agent, list->descriptors.empty(), list->descriptors, data, length);
 }
 API(load_remote_md)(Agent agent, const void* data, size_t length, char** name) {
   LOCKED;
@@ -101,8 +114,12 @@ API(load_remote_md)(Agent agent, const void* data, size_t length, char** name) {
     drop(agent, remote);
     return kBackendError;
   }
-  for (const char* tag : {"Conns", "t", "c", ""}) take(in, at, tag);
-  Descriptors memory;
+  for (auto connections = number(take(in, at, "Conns")); connections > 0; --connections) {
+    for (const char* tag : {"t", "c"}) take(in, at, tag);
+  }
+  take(in, at, "");
+  // What was known of the peer stays.
+  Descriptors memory = agent->remotes[remote];
   for (auto sections = number(take(in, at, "nixlSecElms")); sections > 0; --sections) {
     for (const char* tag : {"bknd", "nixlDList"}) take(in, at, tag);
     MemoryType type{};

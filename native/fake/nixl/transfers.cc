@@ -13,6 +13,10 @@ API(destroy_opt_args)(OptArgs args) {
   delete args;
   return kSuccess;
 }
+API(opt_args_add_backend)(OptArgs args, Backend backend) {
+  args->backends.insert(backend->name);
+  return kSuccess;
+}
 API(opt_args_set_notif_msg)(OptArgs args, const void* data, size_t length) {
   args->message.assign(static_cast<const char*>(data), length);
   return kSuccess;
@@ -46,13 +50,14 @@ API(create_xfer_req)(Agent agent, Operation operation, XferDlist local, XferDlis
   require_agent_thread(agent);
   const size_t count = local->descriptors.size();
   if (count == 0 || count != remote->descriptors.size()) rule_broken("a request without descriptors, or with unequal numbers of them");
-  if (!agent->remotes.contains(name)) return kNotFound;
+  const bool own = agent->name == name;
+  if (!own && !agent->remotes.contains(name)) return kNotFound;
   auto* request = new RequestObject;
   for (size_t index = 0; index < count; ++index) {
     const Descriptor& here = local->descriptors[index];
     const Descriptor& there = remote->descriptors[index];
     if (here.length != there.length) rule_broken("a pair of descriptors of unequal length");
-    if (!is_within(agent->memory, here) || !is_within(agent->remotes[name], there)) rule_broken("a descriptor outside every registration");
+    if (!is_within(agent->memory, here) || !is_within(own ? agent->memory : agent->remotes[name], there)) rule_broken("a descriptor outside every registration");
     request->copies.emplace_back(operation == Operation::read ? there : here, operation == Operation::read ? here : there);
   }
   request->remote = name;
@@ -64,7 +69,9 @@ API(create_xfer_req)(Agent agent, Operation operation, XferDlist local, XferDlis
 API(post_xfer_req)(Agent agent, Request request, OptArgs options) {
   LOCKED;
   require_agent_thread(agent);
-  if (request->status != kInvalidState) rule_broken("a request posted twice");
+  if (request->released) rule_broken("a post of a released request");
+  if (request->status == kInProgress) rule_broken("a request posted again while it is under way");
+  if (request->posts++ > 0 && request->status != kSuccess) rule_broken("a request posted again after it failed");
   if (options != nullptr) {
     request->message = options->message;
     request->notifies = options->notifies;
@@ -74,6 +81,23 @@ API(post_xfer_req)(Agent agent, Request request, OptArgs options) {
   request->polls = fault("FAKE_NIXL_POLLS");
   if (request->polls > 0 || fault("FAKE_NIXL_HOLD") > 0) return request->status = kInProgress;
   return complete(agent, request);
+}
+API(estimate_xfer_cost)(Agent agent, Request request, OptArgs, int64_t* duration_us, int64_t* margin_us, CostMethod* method) {
+  LOCKED;
+  require_agent_thread(agent);
+  *duration_us = static_cast<int64_t>(request->copies.size());
+  *margin_us = 1;
+  *method = CostMethod::analytical;
+  return kSuccess;
+}
+API(get_xfer_telemetry)(Agent agent, Request request, XferTelemetry* out) {
+  LOCKED;
+  require_agent_thread(agent);
+  if (!agent->captures_telemetry) return kNoTelemetry;
+  if (request->status != kSuccess) return request->status;
+  *out = {.start_time_us = 1000, .post_duration_us = 1, .xfer_duration_us = 2, .total_bytes = 0, .desc_count = request->copies.size()};
+  for (const auto& copy : request->copies) out->total_bytes += copy.first.length;
+  return kSuccess;
 }
 API(get_xfer_status)(Agent agent, Request request) {
   LOCKED;

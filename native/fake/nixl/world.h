@@ -32,6 +32,14 @@ using Notifications = std::map<std::string, std::vector<std::string>>;
 struct ParamsObject {
   // `key=value`, each after a space.
   std::string added;
+  std::vector<std::pair<std::string, std::string>> pairs;
+};
+struct ParamIterObject {
+  Params params;
+  size_t at = 0;
+};
+struct QueryRespListObject {
+  std::vector<bool> known;
 };
 struct MemListObject {
   std::vector<MemoryType> types;
@@ -43,6 +51,7 @@ struct StringListObject {
   std::vector<std::string> names{"UCX", "LIBFABRIC"};
 };
 struct OptArgsObject {
+  std::set<std::string> backends;
   std::string message;
   bool notifies = false;
 };
@@ -53,6 +62,7 @@ struct XferDlistObject {
 struct RegDlistObject {
   MemoryType type;
   Descriptors descriptors;
+  std::vector<std::string> keys;
 };
 struct PreparedDlistObject {
   Descriptors descriptors;
@@ -64,8 +74,11 @@ struct NotifMapObject {
 };
 struct AgentObject {
   std::string name;
+  bool captures_telemetry = false;
   std::thread::id thread = std::this_thread::get_id();
   std::set<std::string> backends;
+  // What each backend has registered, and all of it together.
+  std::map<std::string, Descriptors> by_backend;
   Descriptors memory;
   std::map<std::string, Descriptors> remotes;
   std::set<PreparedDlistObject*> lists;
@@ -81,6 +94,7 @@ struct RequestObject {
   bool notifies = false;
   bool writes = false;
   int polls = 0;
+  int posts = 0;
   Status status = kInvalidState;
   bool released = false;
 };

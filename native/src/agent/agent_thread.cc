@@ -48,14 +48,22 @@ void AgentThread::run(uint64_t ticket, Work work) {
   commands_.push([this, ticket, work = std::move(work)] { events_->send(attempt(ticket, work)); });
 }
 
-void AgentThread::register_allocated(uint64_t ticket, std::shared_ptr<Pin> pin) {
-  commands_.push([this, ticket, pin = std::move(pin)] {
+void AgentThread::add_backends(uint64_t ticket, BackendSelection selection) {
+  run(ticket, [selection = std::move(selection)](NixlAgent& agent) {
+    const auto reading = reading_environment();
+    agent.add_backends(selection);
+    return EventValue();
+  });
+}
+
+void AgentThread::register_allocated(uint64_t ticket, std::shared_ptr<Pin> pin, std::vector<std::string> backends) {
+  commands_.push([this, ticket, pin = std::move(pin), backends = std::move(backends)] {
     const auto mapping = pin->mapping();
     // An agent that has closed fails below.
     if (agent_ != nullptr) pending_registrations_.emplace(ticket, pin);
-    mapping->when_touched([self = shared_from_this(), ticket] {
-      self->run(ticket, [&pending = self->pending_registrations_, ticket](NixlAgent& agent) {
-        agent.registrations().add_allocated(ticket, std::move(pending.extract(ticket).mapped()));
+    mapping->when_touched([self = shared_from_this(), ticket, backends] {
+      self->run(ticket, [&pending = self->pending_registrations_, ticket, backends](NixlAgent& agent) {
+        agent.registrations().add_allocated(ticket, std::move(pending.extract(ticket).mapped()), backends);
         return EventValue();
       });
     });
@@ -102,6 +110,46 @@ void AgentThread::close_list(uint64_t ticket, uint64_t id) {
         return;
       }
       agent_->release(list);
+    }
+    events_->send(Event::settled(ticket));
+  });
+}
+
+void AgentThread::prepare_transfer(uint64_t ticket, std::shared_ptr<PreparedTransfer> transfer) {
+  run(ticket, [this, ticket, transfer = std::move(transfer)](NixlAgent& agent) {
+    if (transfer->remote->dropped) throw Failure("KV_TRANSFER_FAILED", "the peer of the transfer was dropped", "prepare its lists again");
+    agent.prepare(transfer);
+    for (const auto& list : {transfer->local, transfer->remote}) ++list->transfers;
+    const std::lock_guard lock(mutex_);
+    prepared_transfers_.emplace(ticket, transfer);
+    return EventValue();
+  });
+}
+
+std::shared_ptr<PreparedTransfer> AgentThread::prepared_transfer(uint64_t id) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = prepared_transfers_.find(id);
+  return found == prepared_transfers_.end() ? nullptr : found->second;
+}
+
+void AgentThread::close_prepared_transfer(uint64_t ticket, uint64_t id) {
+  std::shared_ptr<PreparedTransfer> transfer;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = prepared_transfers_.find(id);
+    if (found != prepared_transfers_.end()) {
+      transfer = std::move(found->second);
+      prepared_transfers_.erase(found);
+    }
+  }
+  commands_.push([this, ticket, transfer] {
+    if (transfer != nullptr && agent_ != nullptr) {
+      if (transfer->under_way) {
+        transfer->close_ticket = ticket;
+        return;
+      }
+      agent_->release(transfer);
+      release_lists(transfer->local, transfer->remote);
     }
     events_->send(Event::settled(ticket));
   });
@@ -189,6 +237,9 @@ void AgentThread::begin_transfer(const std::shared_ptr<TransferRequest>& request
   Event event;
   try {
     if (agent_ == nullptr || close_ticket_) throw closed();
+    if (request->prepared != nullptr && std::exchange(request->prepared->under_way, true)) {
+      throw Failure("KV_TRANSFER_INVALID", "the prepared transfer is under way already", "post it again once `released` has resolved");
+    }
     transfers_.add(std::make_unique<Transfer>(*agent_, *events_, request));
     for (const auto& list : {request->local, request->remote}) ++list->transfers;
     return;
@@ -207,12 +258,25 @@ void AgentThread::begin_transfer(const std::shared_ptr<TransferRequest>& request
   events_->send(Event::released(request->ticket));
 }
 
-void AgentThread::end_transfer(const Transfer& transfer) {
-  for (const auto& list : {transfer.request().local, transfer.request().remote}) {
+void AgentThread::release_lists(const std::shared_ptr<PreparedList>& local, const std::shared_ptr<PreparedList>& remote) {
+  for (const auto& list : {local, remote}) {
     if (--list->transfers > 0 || !list->close_ticket) continue;
     agent_->release(list);
     events_->send(Event::settled(*std::exchange(list->close_ticket, std::nullopt)));
   }
+}
+
+void AgentThread::end_transfer(const Transfer& transfer) {
+  const TransferRequest& request = transfer.request();
+  if (const auto& prepared = request.prepared; prepared != nullptr) {
+    prepared->under_way = false;
+    if (prepared->close_ticket) {
+      agent_->release(prepared);
+      release_lists(prepared->local, prepared->remote);
+      events_->send(Event::settled(*std::exchange(prepared->close_ticket, std::nullopt)));
+    }
+  }
+  release_lists(request.local, request.remote);
   const std::lock_guard lock(mutex_);
   requests_.erase(transfer.ticket());
 }
@@ -266,20 +330,23 @@ void AgentThread::sleep() {
 }
 
 void AgentThread::shut_down() {
-  std::vector<uint64_t> closing_lists;
+  std::vector<uint64_t> closing;
   std::vector<uint64_t> unreleased;
   auto transfers = transfers_.take_all();
   for (const auto& transfer : transfers) {
     transfer->cancel(Failure("KV_TRANSFER_ABORTED", "the agent \"" + config_.name + "\" closed before the transfer ended"));
     unreleased.push_back(transfer->ticket());
     for (const auto& list : {transfer->request().local, transfer->request().remote}) {
-      if (list->close_ticket) closing_lists.push_back(*std::exchange(list->close_ticket, std::nullopt));
+      if (list->close_ticket) closing.push_back(*std::exchange(list->close_ticket, std::nullopt));
     }
+    const auto& prepared = transfer->request().prepared;
+    if (prepared != nullptr && prepared->close_ticket) closing.push_back(*std::exchange(prepared->close_ticket, std::nullopt));
   }
   transfers.clear();
   {
     const std::lock_guard lock(mutex_);
     lists_.clear();
+    prepared_transfers_.clear();
     requests_.clear();
   }
   agent_.reset();
@@ -288,7 +355,7 @@ void AgentThread::shut_down() {
     --counters_.transfers_in_flight;
     events_->send(Event::released(ticket));
   }
-  for (const uint64_t ticket : closing_lists) events_->send(Event::settled(ticket));
+  for (const uint64_t ticket : closing) events_->send(Event::settled(ticket));
   for (const auto& [ticket, pin] : std::exchange(pending_registrations_, {})) {
     events_->send(Event::failed(Event::Kind::settled, ticket, closed()));
   }

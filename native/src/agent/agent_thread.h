@@ -35,7 +35,9 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
 
   // Registers memory that the addon allocated, once its pages are touched. The registration is known by the ticket from then on. See
   // Registrations::add_allocated.
-  void register_allocated(uint64_t ticket, std::shared_ptr<Pin> pin);
+  void register_allocated(uint64_t ticket, std::shared_ptr<Pin> pin, std::vector<std::string> backends);
+  // Creates more backends. See NixlAgent::add_backends.
+  void add_backends(uint64_t ticket, BackendSelection selection);
   // Adds a peer once its process has answered, see Peers::add.
   void add_remote(uint64_t ticket, Bytes metadata);
   // Prepares a list, which `list(ticket)` returns from then on. See NixlAgent::prepare.
@@ -44,6 +46,13 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
   void close_list(uint64_t ticket, uint64_t id);
   // A list that was prepared and not closed, or null.
   std::shared_ptr<PreparedList> list(uint64_t id) const;
+
+  // Makes the requests of a transfer, which `prepared_transfer(ticket)` returns from then on. Its lists are in use until it is closed.
+  void prepare_transfer(uint64_t ticket, std::shared_ptr<PreparedTransfer> transfer);
+  // Closes a prepared transfer: `prepared_transfer(id)` no longer returns it, and it is released when it is no longer under way.
+  void close_prepared_transfer(uint64_t ticket, uint64_t id);
+  // A transfer that was prepared and not closed, or null.
+  std::shared_ptr<PreparedTransfer> prepared_transfer(uint64_t id) const;
 
   // Starts a transfer, see Transfer for the events that it sends.
   void transfer(std::shared_ptr<TransferRequest> request);
@@ -68,6 +77,7 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
   Event attempt(uint64_t ticket, const Work& work);
   void begin_transfer(const std::shared_ptr<TransferRequest>& request);
   void end_transfer(const Transfer& transfer);
+  void release_lists(const std::shared_ptr<PreparedList>& local, const std::shared_ptr<PreparedList>& remote);
   bool advance_pending_peers();
   bool poll();
   bool ending();
@@ -83,6 +93,7 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
   // Shared by both threads.
   mutable std::mutex mutex_;
   std::unordered_map<uint64_t, std::shared_ptr<PreparedList>> lists_;
+  std::unordered_map<uint64_t, std::shared_ptr<PreparedTransfer>> prepared_transfers_;
   std::unordered_map<uint64_t, std::shared_ptr<TransferRequest>> requests_;
 
   // For the agent's thread only.

@@ -14,6 +14,33 @@ namespace kv::nixl {
 // Metadata, or the payload of a notification.
 using Bytes = std::vector<uint8_t>;
 
+// Names and values of a backend, in no order.
+using Parameters = std::vector<std::pair<std::string, std::string>>;
+// For each key of a query its parameters, or none where there is nothing under it.
+using QueryAnswers = std::vector<std::optional<Parameters>>;
+
+// What a plugin or a backend states.
+struct ParameterSet {
+  std::vector<std::string> memory_types;
+  Parameters parameters;
+};
+
+// What NIXL estimates for requests before they are posted.
+struct CostEstimate {
+  double duration_us;
+  double margin_us;
+  // The backend has a model; otherwise the numbers say nothing.
+  bool known;
+};
+
+// What NIXL itself measured of the requests of a transfer.
+struct NixlTelemetry {
+  double length_bytes = 0;
+  double descriptor_count = 0;
+  double post_us = 0;
+  double transfer_us = 0;
+};
+
 // Sizes and timings of a transfer that succeeded; see TransferResult of @kv/interface.
 struct TransferOutcome {
   double length_bytes;
@@ -23,10 +50,12 @@ struct TransferOutcome {
   double make_ms;
   double post_ms;
   double transfer_ms;
+  // Only where the agent captures NIXL's telemetry.
+  std::optional<NixlTelemetry> telemetry = {};
 };
 
 // What a command returns to JavaScript.
-using EventValue = std::variant<std::monostate, double, std::string, Bytes, std::vector<std::string>, TransferOutcome>;
+using EventValue = std::variant<std::monostate, double, std::string, Bytes, TransferOutcome, ParameterSet, QueryAnswers, CostEstimate>;
 
 // What an agent's thread reports to JavaScript.
 struct Event {

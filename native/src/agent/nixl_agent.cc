@@ -1,11 +1,9 @@
 #include "agent/nixl_agent.h"
 
-#include <stdlib.h>
-
 #include <algorithm>
+#include <map>
 #include <unordered_map>
 
-#include "library/exit_guard.h"
 #include "library/failure.h"
 
 namespace kv::nixl {
@@ -13,7 +11,6 @@ namespace kv::nixl {
 namespace {
 
 Handle<capi::Agent> create_agent(const capi::Functions& nixl, const AgentConfig& config) {
-  for (const std::string& path : config.preload) NixlLibrary::preload(path);
   // One thread makes every call, so NIXL needs no locks. Polling on that thread also answers faster than NIXL's own progress thread.
   const capi::AgentConfig agent_config{.progress_thread = false,
                                        .listen_thread = false,
@@ -22,32 +19,10 @@ Handle<capi::Agent> create_agent(const capi::Functions& nixl, const AgentConfig&
                                        .num_workers = 1,
                                        .progress_delay_us = 0,
                                        .listen_delay_us = 0,
-                                       .capture_telemetry = false};
+                                       .capture_telemetry = config.capture_telemetry};
   const std::string refused = "NIXL refused the agent \"" + config.name + "\"";
   return Handle<capi::Agent>::make("KV_AGENT_INVALID", refused.c_str(), nixl.destroy_agent, nixl.create_configured_agent,
                                    config.name.c_str(), &agent_config);
-}
-
-// UCX's parameters for several threads. It divides a request among `num_threads` threads when it has at least `split_batch_size` descriptors, which
-// are 1,024 by default: more than a slice has.
-constexpr const char* kThreads = "num_threads";
-constexpr const char* kSplitBatch = "split_batch_size";
-// The division costs about as much as 10 descriptors for each thread.
-constexpr unsigned kSplitPerThread = 16;
-constexpr unsigned kMaxPostThreads = 64;
-
-std::optional<std::string> parameter_of(const BackendSpec& spec, const char* key) {
-  for (const auto& [name, value] : spec.parameters) {
-    if (name == key) return value;
-  }
-  return std::nullopt;
-}
-
-// How many threads copy the bytes of one post. 1 where NIXL has no threads for it.
-unsigned threads_of(const BackendSpec& spec) {
-  const auto text = parameter_of(spec, kThreads);
-  if (spec.name != "UCX" || !text) return 1;
-  return static_cast<unsigned>(std::clamp(atol(text->c_str()), 1L, static_cast<long>(kMaxPostThreads)));
 }
 
 // Whether each row is all of an object. A WRITE replaces objects, so it cannot write a part of one.
@@ -65,90 +40,49 @@ NixlAgent::NixlAgent(const AgentConfig& config, Counters& counters)
       counters_(counters),
       name_(config.name),
       agent_(create_agent(nixl_, config)),
-      backends_(create_backends(config.backends)),
-      poller_(nixl_, agent_.get(), counters, config.notifies),
-      safeguards_(nixl_, agent_.get(), poller_, config.watch_peers, config.probe_writes),
-      registrations_(nixl_, agent_.get(), memory_types_, counters),
+      captures_telemetry_(config.capture_telemetry),
+      backends_(library_, agent_.get()),
+      poller_(nixl_, agent_.get(), counters),
+      safeguards_(nixl_, agent_.get(), poller_),
+      registrations_(nixl_, agent_.get(), backends_, counters),
       peers_(nixl_, agent_.get(), config.name, safeguards_, counters),
-      requests_(nixl_, agent_.get()) {}
+      requests_(nixl_, agent_.get()) {
+  add_backends(config.selection);
+}
 
 NixlAgent::~NixlAgent() {
+  while (!prepared_transfers_.empty()) release(*prepared_transfers_.begin());
   while (!lists_.empty()) release(*lists_.begin());
 }
 
-std::string NixlAgent::plugin_names() const {
-  capi::StringList raw = nullptr;
-  if (nixl_.get_available_plugins(agent_.get(), &raw) != capi::kSuccess || raw == nullptr) return {};
-  const Handle<capi::StringList> list(raw, nixl_.destroy_string_list);
-  size_t count = 0;
-  nixl_.string_list_size(raw, &count);
-  std::string names;
-  for (size_t index = 0; index < count; ++index) {
-    const char* name = nullptr;
-    if (nixl_.string_list_get(raw, index, &name) == capi::kSuccess) names += (names.empty() ? "" : ", ") + std::string(name);
-  }
-  return names;
+void NixlAgent::add_backends(const BackendSelection& selection) {
+  for (const std::string& path : selection.preload) NixlLibrary::preload(path);
+  for (const BackendSpec& spec : selection.backends) backends_.create(spec);
+  if (selection.notifies) poller_.enable();
+  if (selection.watch_peers) safeguards_.watch_peers();
+  if (selection.probe_writes) safeguards_.probe_writes();
 }
 
-std::vector<Handle<capi::Backend>> NixlAgent::create_backends(const std::vector<BackendSpec>& specs) {
-  std::vector<Handle<capi::Backend>> backends;
-  for (const BackendSpec& spec : specs) {
-    backends.emplace_back(create_backend(spec), nixl_.destroy_backend);
-    read_memory_types(spec.name, backends.back().get());
-  }
-  return backends;
-}
-
-capi::Backend NixlAgent::create_backend(const BackendSpec& spec) {
-  capi::MemList types = nullptr;
-  capi::Params raw = nullptr;
-  const capi::Status found = nixl_.get_plugin_params(agent_.get(), spec.name.c_str(), &types, &raw);
-  const Handle<capi::MemList> owned_types(types, nixl_.destroy_mem_list);
-  const Handle<capi::Params> parameters(raw, nixl_.destroy_params);
-  if (found != capi::kSuccess || !parameters) {
-    const std::string problem = library_.plugin_load_error(spec.name);
-    throw Failure("KV_BACKEND_UNAVAILABLE",
-                  "NIXL cannot load the plugin of backend " + spec.name + (problem.empty() ? "" : ": " + problem) +
-                      " (plugins found: " + plugin_names() + ")",
-                  "a plugin that was found may lack a system library, such as libfabric or CUDA; NIXL_LOG_LEVEL=DEBUG says more, and "
-                  "NIXL_PLUGIN_DIR selects another folder of plugins");
-  }
-  const auto add = [&](const std::string& key, const std::string& value) {
-    check(nixl_.params_add(parameters.get(), key.c_str(), value.c_str()), "KV_BACKEND_UNAVAILABLE",
-          "backend " + spec.name + " refused the value of the parameter " + key);
+Bytes NixlAgent::partial_metadata(const std::vector<uint64_t>& registrations) const {
+  const auto serialized = [&](capi::RegDlist list) {
+    void* data = nullptr;
+    size_t length = 0;
+    check(nixl_.get_local_partial_md(agent_.get(), list, &data, &length, nullptr), "KV_AGENT_INVALID", "NIXL has no metadata of this agent");
+    return take_bytes(data, length);
   };
-  for (const auto& [key, value] : spec.parameters) add(key, value);
-  const unsigned threads = threads_of(spec);
-  if (threads > 1 && !parameter_of(spec, kSplitBatch)) add(kSplitBatch, std::to_string(threads * kSplitPerThread));
-  post_threads_ = std::max(post_threads_, threads);
-  capi::Backend backend = nullptr;
-  const capi::Status created = nixl_.create_backend(agent_.get(), spec.name.c_str(), parameters.get(), &backend);
-  // The plugin may have loaded libraries with destructors that must not run at exit.
-  install_exit_handler();
-  if (created != capi::kSuccess) {
-    throw Failure("KV_BACKEND_UNAVAILABLE",
-                  "backend " + spec.name + " could not be created: " + describe(created) + " (plugins found: " + plugin_names() + ")",
-                  "NIXL's own log on stderr says why; NIXL_LOG_LEVEL=DEBUG says more");
+  // NIXL serialises one memory type at a time, and the connections only without any memory.
+  std::vector<Bytes> parts;
+  parts.push_back(serialized(make_registration_list(nixl_, capi::MemoryType::dram).get()));
+  std::map<capi::MemoryType, Handle<capi::RegDlist>> lists;
+  for (const uint64_t id : registrations) {
+    const MemoryRange& range = registrations_.range_of(id);
+    if (is_storage(range.type)) throw Failure("KV_AGENT_INVALID", "a peer cannot reach " + describe(range), "leave it out of the metadata");
+    auto& list = lists[range.type];
+    if (!list) list = make_registration_list(nixl_, range.type);
+    add_range(nixl_, list.get(), range);
   }
-  return backend;
-}
-
-// Asks the backend and not its plugin: the LIBFABRIC plugin names VRAM on every machine, the backend only with a GPU.
-void NixlAgent::read_memory_types(const std::string& backend, capi::Backend handle) {
-  capi::MemList raw = nullptr;
-  capi::Params raw_parameters = nullptr;
-  check(nixl_.get_backend_params(agent_.get(), handle, &raw, &raw_parameters), "KV_BACKEND_UNAVAILABLE",
-        "NIXL does not report the memory types of backend " + backend);
-  const Handle<capi::MemList> list(raw, nixl_.destroy_mem_list);
-  const Handle<capi::Params> parameters(raw_parameters, nixl_.destroy_params);
-  size_t count = 0;
-  nixl_.mem_list_size(list.get(), &count);
-  std::vector<capi::MemoryType> types;
-  for (size_t index = 0; index < count; ++index) {
-    auto type = capi::MemoryType::dram;
-    if (nixl_.mem_list_get(list.get(), index, &type) == capi::kSuccess) types.push_back(type);
-  }
-  memory_types_.add(backend, std::move(types));
+  for (const auto& [type, list] : lists) parts.push_back(serialized(list.get()));
+  return join_metadata(parts);
 }
 
 std::shared_ptr<PreparedList> NixlAgent::prepare(std::optional<std::string> remote, capi::MemoryType type, const DescriptorTable& table,
@@ -159,13 +93,15 @@ std::shared_ptr<PreparedList> NixlAgent::prepare(std::optional<std::string> remo
                   "a list of " + std::string(name_of(type)) + " belongs to " + (remote ? "\"" + *remote + "\"" : std::string("no agent")),
                   "prepare lists of files and objects with the agent that registered them: prepareRemote with that agent's own name");
   }
-  const bool of_peer = remote && !storage;
+  // Lists under the agent's own name describe its own memory: storage, and the other side of a copy within the agent.
+  const bool of_peer = remote && remote != name_;
   if (of_peer) peers_.require_known(*remote);
   std::vector<Row> rows = read_rows(table, storage, stopping);
   auto memories = of_peer ? std::vector<RegisteredMemory*>() : registrations_.holding(type, rows);
   const bool writable = type != capi::MemoryType::object || are_whole_objects(rows, memories);
   auto list = std::make_shared<PreparedList>(std::move(remote), type, DescriptorLayout(std::move(rows)));
   list->writable = writable;
+  list->of_peer = of_peer;
   // For local memory NIXL is asked when the first request by index needs it.
   if (list->remote) prepare_remote(*list);
   if (of_peer && safeguards_.landing_probe() != nullptr) safeguards_.landing_probe()->prepare(*list);
@@ -190,16 +126,35 @@ void NixlAgent::prepare_remote(PreparedList& list) {
   throw Failure("KV_LIST_INVALID",
                 "NIXL refused a list of " + std::to_string(list.layout.count()) + " descriptors of \"" + *list.remote +
                     "\": " + describe(status),
-                "every descriptor must lie in memory that the peer had registered when its metadata was made");
+                list.of_peer ? "every descriptor must lie in memory that the peer had registered when its metadata was made"
+                             : "a backend of this agent must be able to copy within the agent, such as UCX");
 }
 
 void NixlAgent::release(const std::shared_ptr<PreparedList>& released) {
   const std::shared_ptr<PreparedList> list = released;  // a copy, since the argument may be an element of `lists_`
   for (PreparedHandle* handle : {&list->spans, &list->indexed, &list->probe}) handle->reset();
   for (RegisteredMemory* memory : list->memories) --memory->lists;
-  if (list->remote && !is_storage(list->type)) peers_.remove_list(*list);
+  if (list->of_peer) peers_.remove_list(*list);
   lists_.erase(list);
   counters_.prepared_lists = lists_.size();
+}
+
+void NixlAgent::start_slicing(Slicer& slicer, PreparedList& local, PreparedList& remote) {
+  // An object is replaced by each WRITE to it, so its bytes must be one request. A post to storage only starts the copy.
+  const bool object = remote.type == capi::MemoryType::object;
+  slicer.set_post_copies(!object && peers_.post_copies(*remote.remote), backends_.post_threads());
+  if (slicer.can_use_indices() && requests_.prepare_indices(local, remote)) slicer.use_indices();
+}
+
+void NixlAgent::prepare(const std::shared_ptr<PreparedTransfer>& transfer) {
+  transfer->make(*this);
+  prepared_transfers_.insert(transfer);
+}
+
+void NixlAgent::release(const std::shared_ptr<PreparedTransfer>& released) {
+  const std::shared_ptr<PreparedTransfer> transfer = released;  // a copy, since the argument may be an element of the set
+  transfer->release(*this);
+  prepared_transfers_.erase(transfer);
 }
 
 }  // namespace kv::nixl

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "agent/backends.h"
 #include "agent/counters.h"
 #include "agent/event.h"
 #include "agent/notification_poller.h"
@@ -18,20 +19,13 @@
 #include "memory/prepared_list.h"
 #include "memory/registrations.h"
 #include "peers/peers.h"
-#include "transfer/request_factory.h"
+#include "request/prepared_transfer.h"
+#include "request/request_factory.h"
 
 namespace kv::nixl {
 
-// A backend of an agent, with parameters of its plugin.
-struct BackendSpec {
-  std::string name;
-  std::vector<std::pair<std::string, std::string>> parameters;
-};
-
-// What an agent is created from.
-struct AgentConfig {
-  std::string library_path;
-  std::string name;
+// Backends to create, and what has to be done for them.
+struct BackendSelection {
   std::vector<BackendSpec> backends;
   // Paths of libraries that plugins need and that the loader would not find.
   std::vector<std::string> preload;
@@ -41,6 +35,15 @@ struct AgentConfig {
   bool probe_writes = false;
   // A backend carries notifications. Storage does not.
   bool notifies = true;
+};
+
+// What an agent is created from.
+struct AgentConfig {
+  std::string library_path;
+  std::string name;
+  BackendSelection selection;
+  // NIXL measures each request.
+  bool capture_telemetry = false;
 };
 
 // The NIXL objects of one agent. Created, used and destroyed on the agent's thread. They are released in the order that NIXL needs: prepared
@@ -70,25 +73,33 @@ class NixlAgent {
   // Makes transfer requests.
   RequestFactory& requests() { return requests_; }
 
-  // How many threads of NIXL copy the bytes of one post.
-  unsigned post_threads() const { return post_threads_; }
+  // The agent's backends.
+  Backends& backends() { return backends_; }
+  // Whether NIXL measures each request.
+  bool captures_telemetry() const { return captures_telemetry_; }
+  // Creates more backends. Memory that is registered now stays unknown to them. Throws KV_BACKEND_UNAVAILABLE.
+  void add_backends(const BackendSelection& selection);
   // The agent's metadata, which describes the memory that is registered now. Throws KV_AGENT_INVALID.
   Bytes metadata() const { return local_metadata(nixl_, agent_.get()); }
+  // The agent's metadata with the memory of these registrations only. Throws KV_AGENT_INVALID and KV_MEMORY_NOT_REGISTERED.
+  Bytes partial_metadata(const std::vector<uint64_t>& registrations) const;
   // Prepares a list of the agent's own memory, or of the memory of the peer `remote`. `stopping` ends the reading of a large table. Throws
   // KV_LIST_INVALID, KV_MEMORY_NOT_REGISTERED, KV_AGENT_UNKNOWN_REMOTE and KV_AGENT_CLOSED.
   std::shared_ptr<PreparedList> prepare(std::optional<std::string> remote, capi::MemoryType type, const DescriptorTable& table,
                                         const std::atomic<bool>& stopping);
   // Releases a list that no transfer uses.
   void release(const std::shared_ptr<PreparedList>& list);
+  // Prepares a slicer for a transfer between two lists.
+  void start_slicing(Slicer& slicer, PreparedList& local, PreparedList& remote);
+  // Makes the NIXL requests of a transfer that is posted many times. Throws KV_TRANSFER_FAILED.
+  void prepare(const std::shared_ptr<PreparedTransfer>& transfer);
+  // Releases the requests of a transfer that is not under way.
+  void release(const std::shared_ptr<PreparedTransfer>& transfer);
 
   // Whether peers may have something to reach here.
   bool reachable() const { return registrations_.any_reachable() || peers_.any(); }
 
  private:
-  std::vector<Handle<capi::Backend>> create_backends(const std::vector<BackendSpec>& specs);
-  capi::Backend create_backend(const BackendSpec& spec);
-  void read_memory_types(const std::string& backend, capi::Backend handle);
-  std::string plugin_names() const;
   void prepare_remote(PreparedList& list);
 
   const NixlLibrary& library_;
@@ -97,15 +108,15 @@ class NixlAgent {
   const std::string name_;
   // From here on the order matters: members are destroyed from the last to the first.
   Handle<capi::Agent> agent_;
-  MemoryTypes memory_types_;
-  unsigned post_threads_ = 1;
-  std::vector<Handle<capi::Backend>> backends_;
+  const bool captures_telemetry_;
+  Backends backends_;
   NotificationPoller poller_;
   LibfabricSafeguards safeguards_;
   Registrations registrations_;
   Peers peers_;
   RequestFactory requests_;
   std::set<std::shared_ptr<PreparedList>> lists_;
+  std::set<std::shared_ptr<PreparedTransfer>> prepared_transfers_;
 };
 
 }  // namespace kv::nixl

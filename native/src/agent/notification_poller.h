@@ -14,15 +14,16 @@ namespace kv::nixl {
 // serve peers only during calls. Lives on the agent's thread.
 class NotificationPoller {
  public:
-  // All references outlive it. `enabled`: a backend of the agent carries notifications. Throws KV_INTERNAL.
-  NotificationPoller(const capi::Functions& nixl, capi::Agent agent, Counters& counters, bool enabled)
+  // All references outlive it. Throws KV_INTERNAL.
+  NotificationPoller(const capi::Functions& nixl, capi::Agent agent, Counters& counters)
       : nixl_(nixl),
         agent_(agent),
         counters_(counters),
-        enabled_(enabled),
         map_(Handle<capi::NotifMap>::make("KV_INTERNAL", "NIXL could not create a notification map", nixl.destroy_notif_map,
                                           nixl.create_notif_map)) {}
 
+  // Polls from now on: a backend of the agent carries notifications.
+  void enable() { enabled_ = true; }
   // Calls `receive(from, payload)` for each notification that has arrived, or `lose(count)` where there are so many senders that notifications
   // of `count` of them are dropped. Returns whether there were any.
   template <typename Receive, typename Lose>
@@ -42,7 +43,7 @@ class NotificationPoller {
   const capi::Functions& nixl_;
   capi::Agent agent_;
   Counters& counters_;
-  bool enabled_;
+  bool enabled_ = false;
   Handle<capi::NotifMap> map_;
 };
 

@@ -26,6 +26,13 @@ PreparedHandle prepare_byte(const capi::Functions& nixl, capi::Agent agent, cons
   return PreparedHandle(nixl, agent, prepared);
 }
 
+// Options that leave the choice of backends to NIXL.
+std::vector<Handle<capi::OptArgs>> default_backends() {
+  std::vector<Handle<capi::OptArgs>> options;
+  options.emplace_back();
+  return options;
+}
+
 }  // namespace
 
 LandingProbe::LandingProbe(const capi::Functions& nixl, capi::Agent agent)
@@ -33,7 +40,7 @@ LandingProbe::LandingProbe(const capi::Functions& nixl, capi::Agent agent)
       agent_(agent),
       page_(touched_page()),
       registration_(nixl, agent,
-                    {.type = capi::MemoryType::dram, .address = page_->address(), .length = page_->length(), .device = 0},
+                    {.type = capi::MemoryType::dram, .address = page_->address(), .length = page_->length(), .device = 0}, default_backends(), false,
                     [](capi::Status status) {
                       return Failure("KV_INTERNAL", std::string("NIXL could not register the target of landing probes: ") + describe(status));
                     }),

@@ -18,12 +18,6 @@ constexpr int kMaxLoads = 4;
 
 }  // namespace
 
-LibfabricSafeguards::LibfabricSafeguards(const capi::Functions& nixl, capi::Agent agent, NotificationPoller& poller, bool watch_peers,
-                                         bool probe_writes)
-    : nixl_(nixl), agent_(agent), poller_(poller), watch_peers_(watch_peers) {
-  if (probe_writes) probe_.emplace(nixl, agent);
-}
-
 void LibfabricSafeguards::require_tcp_address(const std::string& peer, const Connections& connections) {
   const auto connection = connections.find(kBackend);
   if (!watch_peers_ || connection == connections.end()) return;

@@ -27,8 +27,13 @@ class LibfabricSafeguards {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // All references outlive it. `watch_peers`: a backend does not report a peer's death. `probe_writes`: a backend reports WRITEs too early.
-  LibfabricSafeguards(const capi::Functions& nixl, capi::Agent agent, NotificationPoller& poller, bool watch_peers, bool probe_writes);
+  // All references outlive it.
+  LibfabricSafeguards(const capi::Functions& nixl, capi::Agent agent, NotificationPoller& poller) : nixl_(nixl), agent_(agent), poller_(poller) {}
+
+  // Watches the peers that are added from now on: a backend does not report a peer's death.
+  void watch_peers() { watch_peers_ = true; }
+  // Confirms that WRITEs have landed: a backend reports them too early. Throws KV_INTERNAL.
+  void probe_writes() { probe_.emplace(nixl_, agent_); }
 
   // Confirms that WRITEs have landed; null if the agent's backends need no confirmation.
   const LandingProbe* landing_probe() const { return probe_ ? &*probe_ : nullptr; }
@@ -80,7 +85,7 @@ class LibfabricSafeguards {
   const capi::Functions& nixl_;
   capi::Agent agent_;
   NotificationPoller& poller_;
-  const bool watch_peers_;
+  bool watch_peers_ = false;
   std::optional<LandingProbe> probe_;
   std::unordered_map<std::string, std::unique_ptr<PeerLiveness>> watched_;
   std::optional<Clock::time_point> last_death_;

@@ -19,6 +19,8 @@ struct PreparedDlistObject;
 struct RegDlistObject;
 struct RequestObject;
 struct NotifMapObject;
+struct ParamIterObject;
+struct QueryRespListObject;
 
 using Agent = AgentObject*;
 using Params = ParamsObject*;
@@ -31,6 +33,8 @@ using PreparedDlist = PreparedDlistObject*;
 using RegDlist = RegDlistObject*;
 using Request = RequestObject*;
 using NotifMap = NotifMapObject*;
+using ParamIter = ParamIterObject*;
+using QueryRespList = QueryRespListObject*;
 
 // The library's C enums, each of the size of an int.
 using Status = int;
@@ -48,6 +52,8 @@ inline constexpr const char* kSelf = "";
 
 enum class MemoryType : int { dram = 0, vram = 1, block = 2, object = 3, file = 4 };
 enum class Operation : int { read = 0, write = 1 };
+// How a backend estimates the cost of a request.
+enum class CostMethod : int { analytical = 0, unknown = 1 };
 enum class ThreadSync : int { none = 0, strict = 1, rw = 2 };
 
 // The library's nixl_capi_agent_config_s, passed by pointer: same fields in the same order.
@@ -62,11 +68,21 @@ struct AgentConfig {
   bool capture_telemetry;
 };
 
+// The library's nixl_capi_xfer_telemetry_s: what NIXL measured of one request, in microseconds and bytes.
+struct XferTelemetry {
+  uint64_t start_time_us;
+  uint64_t post_duration_us;
+  uint64_t xfer_duration_us;
+  uint64_t total_bytes;
+  uint64_t desc_count;
+};
+
 // Every function that is used: its name without the prefix nixl_capi_, then its parameters.
 #define KV_NIXL_CAPI_FUNCTIONS(FUNCTION)                                                                       \
   FUNCTION(create_configured_agent, const char* name, const AgentConfig* config, Agent* out)                   \
   FUNCTION(destroy_agent, Agent)                                                                               \
   FUNCTION(get_local_md, Agent, void** data, size_t* length)                                                   \
+  FUNCTION(get_local_partial_md, Agent, RegDlist, void** data, size_t* length, OptArgs)                        \
   FUNCTION(load_remote_md, Agent, const void* data, size_t length, char** name)                                \
   FUNCTION(invalidate_remote_md, Agent, const char* name)                                                      \
   FUNCTION(get_available_plugins, Agent, StringList* out)                                                      \
@@ -80,10 +96,15 @@ struct AgentConfig {
   FUNCTION(destroy_mem_list, MemList)                                                                          \
   FUNCTION(destroy_params, Params)                                                                             \
   FUNCTION(params_add, Params, const char* key, const char* value)                                             \
+  FUNCTION(params_is_empty, Params, bool* out)                                                                 \
+  FUNCTION(params_create_iterator, Params, ParamIter* out)                                                     \
+  FUNCTION(params_iterator_next, ParamIter, const char** key, const char** value, bool* more)                  \
+  FUNCTION(params_destroy_iterator, ParamIter)                                                                 \
   FUNCTION(create_backend, Agent, const char* plugin, Params, Backend* out)                                    \
   FUNCTION(destroy_backend, Backend)                                                                           \
   FUNCTION(create_opt_args, OptArgs* out)                                                                      \
   FUNCTION(destroy_opt_args, OptArgs)                                                                          \
+  FUNCTION(opt_args_add_backend, OptArgs, Backend)                                                             \
   FUNCTION(opt_args_set_notif_msg, OptArgs, const void* data, size_t length)                                   \
   FUNCTION(opt_args_set_has_notif, OptArgs, bool)                                                              \
   FUNCTION(create_reg_dlist, MemoryType, RegDlist* out)                                                        \
@@ -92,6 +113,12 @@ struct AgentConfig {
            size_t metadata_length)                                                                             \
   FUNCTION(register_mem, Agent, RegDlist, OptArgs)                                                             \
   FUNCTION(deregister_mem, Agent, RegDlist, OptArgs)                                                           \
+  FUNCTION(create_query_resp_list, QueryRespList* out)                                                         \
+  FUNCTION(destroy_query_resp_list, QueryRespList)                                                             \
+  FUNCTION(query_resp_list_size, QueryRespList, size_t* out)                                                   \
+  FUNCTION(query_resp_list_has_value, QueryRespList, size_t index, bool* out)                                  \
+  FUNCTION(query_resp_list_get_params, QueryRespList, size_t index, Params* out)                               \
+  FUNCTION(query_mem, Agent, RegDlist, QueryRespList, OptArgs)                                                 \
   FUNCTION(create_xfer_dlist, MemoryType, XferDlist* out)                                                      \
   FUNCTION(destroy_xfer_dlist, XferDlist)                                                                      \
   FUNCTION(xfer_dlist_add_desc, XferDlist, uintptr_t address, size_t length, uint64_t device)                  \
@@ -101,6 +128,8 @@ struct AgentConfig {
   FUNCTION(make_xfer_req, Agent, Operation, PreparedDlist local, const int* local_indices, size_t local_count, \
            PreparedDlist remote, const int* remote_indices, size_t remote_count, Request* out, OptArgs)        \
   FUNCTION(create_xfer_req, Agent, Operation, XferDlist local, XferDlist remote, const char* name, Request* out, OptArgs) \
+  FUNCTION(estimate_xfer_cost, Agent, Request, OptArgs, int64_t* duration_us, int64_t* margin_us, CostMethod*) \
+  FUNCTION(get_xfer_telemetry, Agent, Request, XferTelemetry*)                                                 \
   FUNCTION(post_xfer_req, Agent, Request, OptArgs)                                                             \
   FUNCTION(get_xfer_status, Agent, Request)                                                                    \
   FUNCTION(release_xfer_req, Agent, Request)                                                                   \

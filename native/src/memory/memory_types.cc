@@ -26,6 +26,14 @@ bool MemoryTypes::supports(capi::MemoryType type) const {
   return std::ranges::any_of(backends_, [&](const auto& backend) { return std::ranges::count(backend.second, type) > 0; });
 }
 
+std::vector<std::string> MemoryTypes::supporting(capi::MemoryType type) const {
+  std::vector<std::string> names;
+  for (const auto& [name, types] : backends_) {
+    if (std::ranges::count(types, type) > 0) names.push_back(name);
+  }
+  return names;
+}
+
 std::string MemoryTypes::to_string() const {
   std::string text;
   for (const auto& [backend, types] : backends_) {

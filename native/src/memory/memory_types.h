@@ -25,6 +25,8 @@ class MemoryTypes {
   void add(std::string backend, std::vector<capi::MemoryType> types) { backends_.emplace_back(std::move(backend), std::move(types)); }
   // Whether a backend registers memory of this type.
   bool supports(capi::MemoryType type) const;
+  // The backends that register memory of this type, in the order of their creation.
+  std::vector<std::string> supporting(capi::MemoryType type) const;
   // For error messages, such as "UCX: DRAM, VRAM; POSIX: FILE, DRAM".
   std::string to_string() const;
 

@@ -50,12 +50,14 @@ struct PreparedList {
   PreparedList(std::optional<std::string> remote, capi::MemoryType type, DescriptorLayout layout)
       : remote(std::move(remote)), type(type), layout(std::move(layout)) {}
 
-  // The peer whose memory it describes; none for the agent's own memory.
+  // The name that NIXL needs for a remote list: of the peer, or of the agent itself. None for a local list.
   const std::optional<std::string> remote;
   const capi::MemoryType type;
   const DescriptorLayout layout;
   // Whether a WRITE to it is possible: an object is only written whole. Set before JavaScript learns of the list.
   bool writable = true;
+  // Whether it describes the memory of another agent. A list under the agent's own name describes its own memory, or storage.
+  bool of_peer = false;
 
   // From here on for the agent's thread only.
 

@@ -4,10 +4,9 @@
 #include <utility>
 
 #include "memory/cuda_driver.h"
+#include "memory/process_memory.h"
 
 namespace kv::nixl {
-
-namespace {
 
 std::string describe(const MemoryRange& range) {
   const std::string length = std::to_string(range.length) + " bytes";
@@ -17,10 +16,23 @@ std::string describe(const MemoryRange& range) {
          (range.type == capi::MemoryType::dram ? "" : " of device " + std::to_string(range.device));
 }
 
+Handle<capi::RegDlist> make_registration_list(const capi::Functions& nixl, capi::MemoryType type) {
+  return Handle<capi::RegDlist>::make("KV_MEMORY_INVALID", "NIXL could not create a registration list", nixl.destroy_reg_dlist,
+                                      nixl.create_reg_dlist, type);
+}
+
+capi::Status add_range(const capi::Functions& nixl, capi::RegDlist list, const MemoryRange& range) {
+  return nixl.reg_dlist_add_desc(list, range.address, range.length, range.device, range.key.empty() ? nullptr : range.key.data(),
+                                 range.key.size());
+}
+
+namespace {
+
 // The hint when no backend registers this type of memory.
 const char* missing_backend_hint(capi::MemoryType type) {
   if (type == capi::MemoryType::file) return "create the agent with a storage backend for files, such as POSIX";
   if (type == capi::MemoryType::object) return "create the agent with a storage backend for objects, such as OBJ";
+  if (type == capi::MemoryType::dram) return "create the agent with a backend for host memory, such as UCX";
   return "create the agent with a backend for device memory: UCX, or LIBFABRIC on a machine with a GPU; without one, blocks are staged through "
          "host memory";
 }
@@ -36,41 +48,58 @@ const char* refusal_hint(capi::MemoryType type) {
 
 Registrations::~Registrations() { counters_.registrations = 0; }
 
-void Registrations::add_allocated(uint64_t id, std::shared_ptr<Pin> pin) {
+void Registrations::add_allocated(uint64_t id, std::shared_ptr<Pin> pin, const std::vector<std::string>& backends) {
   const Mapping& mapping = *pin->mapping();
-  add(id, {.type = capi::MemoryType::dram, .address = mapping.address(), .length = mapping.length(), .device = 0}, std::move(pin));
+  const MemoryRange range{.type = capi::MemoryType::dram, .address = mapping.address(), .length = mapping.length(), .device = 0};
+  add(id, range, std::move(pin), backends);
 }
 
-void Registrations::add_external(uint64_t id, const MemoryRange& range, bool verify) {
-  if (!types_.supports(range.type)) {
+void Registrations::add_external(uint64_t id, const MemoryRange& range, bool ask_cuda, const std::vector<std::string>& backends) {
+  if (!backends_.memory_types().supports(range.type)) {
     throw Failure("KV_MEMORY_INVALID",
                   "no backend of this agent registers " + std::string(name_of(range.type)) + ", which is needed for " + describe(range) + " (" +
-                      types_.to_string() + ")",
+                      backends_.memory_types().to_string() + ")",
                   missing_backend_hint(range.type));
   }
-  if (verify) require_device_memory(range.address, range.length, range.device);
-  add(id, range, nullptr);
+  if (ask_cuda) require_device_memory(range.address, range.length, range.device);
+  if (range.type == capi::MemoryType::dram) require_process_memory(range.address, range.length);
+  add(id, range, nullptr, backends);
 }
 
-void Registrations::add(uint64_t id, const MemoryRange& range, std::shared_ptr<Pin> pin) {
-  RegisteredMemory* memory = find_same(range);
+void Registrations::add(uint64_t id, const MemoryRange& range, std::shared_ptr<Pin> pin, const std::vector<std::string>& backends) {
+  RegisteredMemory* memory = find_same(range, backends);
   if (memory == nullptr) {
-    NixlRegistration registration(nixl_, agent_, range, [&](capi::Status status) {
+    NixlRegistration registration(nixl_, agent_, range, options_for(range.type, backends), !backends.empty(), [&](capi::Status status) {
       return Failure("KV_MEMORY_INVALID",
                      "NIXL could not register " + describe(range) + " as " + name_of(range.type) + ": " + describe(status) +
-                         " (backends: " + types_.to_string() + ")",
+                         " (backends: " + backends_.memory_types().to_string() + ")",
                      refusal_hint(range.type));
     });
-    memory = &memories_.emplace_back(RegisteredMemory{range, std::move(pin), std::move(registration)});
+    memory = &memories_.emplace_back(RegisteredMemory{range, backends, std::move(pin), std::move(registration)});
+  } else if (memory->pin == nullptr) {
+    // The same bytes were registered as memory of the caller, and are the addon's own.
+    memory->pin = std::move(pin);
   }
   ++memory->registrations;
   by_id_.emplace(id, memory);
   counters_.registrations = by_id_.size();
 }
 
-RegisteredMemory* Registrations::find_same(const MemoryRange& range) {
+std::vector<Handle<capi::OptArgs>> Registrations::options_for(capi::MemoryType type, const std::vector<std::string>& chosen) const {
+  std::vector<Handle<capi::OptArgs>> options;
+  for (const std::string& name : chosen.empty() ? backends_.memory_types().supporting(type) : chosen) options.push_back(backends_.options_for({name}));
+  // Without any backend NIXL says why not.
+  if (options.empty()) options.emplace_back();
+  return options;
+}
+
+RegisteredMemory* Registrations::find_same(const MemoryRange& range, const std::vector<std::string>& backends) {
   for (RegisteredMemory& memory : memories_) {
-    if (memory.range.same_range(range)) return &memory;
+    if (memory.range.same_range(range)) {
+      if (memory.backends == backends) return &memory;
+      throw Failure("KV_MEMORY_INVALID", describe(range) + " are registered already, with another choice of backends",
+                    "close that registration, or choose the same backends in the same order");
+    }
     // NIXL could prepare a list by the registration that ends first.
     if (memory.range.overlaps(range)) {
       throw Failure("KV_MEMORY_INVALID", describe(range) + " overlap " + describe(memory.range) + ", which this agent has registered",
@@ -78,6 +107,12 @@ RegisteredMemory* Registrations::find_same(const MemoryRange& range) {
     }
   }
   return nullptr;
+}
+
+const MemoryRange& Registrations::range_of(uint64_t id) const {
+  const auto found = by_id_.find(id);
+  if (found == by_id_.end()) throw Failure("KV_MEMORY_NOT_REGISTERED", "the registration is closed");
+  return found->second->range;
 }
 
 void Registrations::remove(uint64_t id) {

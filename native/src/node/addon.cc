@@ -37,10 +37,18 @@ Napi::Value is_loaded(const Napi::CallbackInfo& info) {
   return Napi::Boolean::New(info.Env(), kv::nixl::NixlLibrary::loaded());
 }
 
+// `addressOf(bytes: Uint8Array): number`: where the bytes are, also those of a SharedArrayBuffer. A buffer that is not shared may move.
+Napi::Value address_of(const Napi::CallbackInfo& info) {
+  void* data = nullptr;
+  napi_get_typedarray_info(info.Env(), info[0], nullptr, nullptr, &data, nullptr, nullptr);
+  return Napi::Number::New(info.Env(), static_cast<double>(reinterpret_cast<uintptr_t>(data)));
+}
+
 Napi::Object initialize(Napi::Env env, Napi::Object exports) {
   exports.Set("Agent", kv::nixl::AgentObject::define(env));
   exports.Set("Memory", kv::nixl::MemoryObject::define(env));
   exports.Set("prepareEnvironment", Napi::Function::New(env, prepare, "prepareEnvironment"));
+  exports.Set("addressOf", Napi::Function::New(env, address_of, "addressOf"));
   exports.Set("isLoaded", Napi::Function::New(env, is_loaded, "isLoaded"));
   exports.Set("stopAll", Napi::Function::New(env, stop_all, "stopAll"));
   return exports;

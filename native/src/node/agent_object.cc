@@ -4,109 +4,22 @@
 #include <utility>
 #include <vector>
 
+#include "node/agent_options.h"
 #include "node/js_values.h"
+#include "library/environment.h"
 #include "node/memory_object.h"
 
 namespace kv::nixl {
-
-namespace {
-
-uint64_t integer_of(Napi::Value value) { return static_cast<uint64_t>(value.As<Napi::Number>().Int64Value()); }
-
-// A name for NIXL, which reads up to a NUL. `what` names it in error messages.
-std::string name_of(Napi::Value value, const char* code, const char* what) {
-  if (!value.IsString()) throw Failure(code, std::string(what) + " is not a string");
-  std::string name = value.As<Napi::String>().Utf8Value();
-  if (name.empty() || name.size() > 255 || name.find('\0') != std::string::npos) {
-    throw Failure(code, std::string(what) + " must have 1 to 255 bytes and no NUL; this one has " + std::to_string(name.size()));
-  }
-  return name;
-}
-
-std::string peer_name_of(Napi::Value value) { return name_of(value, "KV_AGENT_UNKNOWN_REMOTE", "the peer's name"); }
-
-capi::MemoryType memory_type_of(Napi::Value value) {
-  const std::string name = value.ToString().Utf8Value();
-  const auto type = memory_type_named(name);
-  if (!type) throw Failure("KV_LIST_INVALID", "memoryType is " + name + ", not DRAM, VRAM, FILE or OBJ");
-  return *type;
-}
-
-std::string text_of(Napi::Value value) {
-  std::string text = value.As<Napi::String>().Utf8Value();
-  if (text.find('\0') != std::string::npos) throw Failure("KV_AGENT_INVALID", "a parameter or path contains NUL");
-  return text;
-}
-
-AgentConfig config_of(Napi::Object options) {
-  AgentConfig config{.library_path = text_of(options.Get("libraryPath")),
-                     .name = name_of(options.Get("name"), "KV_AGENT_INVALID", "the agent's name"),
-                     .backends = {},
-                     .preload = {},
-                     .watch_peers = options.Get("watchPeers").ToBoolean(),
-                     .probe_writes = options.Get("probeWrites").ToBoolean(),
-                     .notifies = options.Get("notifies").ToBoolean()};
-  const auto preload = options.Get("preload").As<Napi::Array>();
-  for (uint32_t index = 0; index < preload.Length(); ++index) config.preload.push_back(text_of(preload.Get(index)));
-  const auto backends = options.Get("backends").As<Napi::Array>();
-  for (uint32_t index = 0; index < backends.Length(); ++index) {
-    const auto entry = backends.Get(index).As<Napi::Object>();
-    BackendSpec spec{.name = name_of(entry.Get("name"), "KV_BACKEND_UNAVAILABLE", "a backend's name"), .parameters = {}};
-    const auto parameters = entry.Get("parameters").As<Napi::Array>();
-    for (uint32_t number = 0; number < parameters.Length(); ++number) {
-      const auto pair = parameters.Get(number).As<Napi::Array>();
-      spec.parameters.emplace_back(text_of(pair.Get(0u)), text_of(pair.Get(1u)));
-    }
-    config.backends.push_back(std::move(spec));
-  }
-  return config;
-}
-
-std::shared_ptr<PreparedList> open_list(const AgentThread& thread, Napi::Value id, bool remote) {
-  std::shared_ptr<PreparedList> list = thread.list(integer_of(id));
-  if (list == nullptr) throw Failure("KV_LIST_CLOSED", std::string("the ") + (remote ? "remote" : "local") + " list is closed");
-  if (list->remote.has_value() != remote) {
-    throw Failure("KV_TRANSFER_INVALID", remote ? "the remote list describes local memory"
-                                                : "the local list describes memory of \"" + *list->remote + "\"");
-  }
-  return list;
-}
-
-// From milliseconds of process.hrtime, which reads the same clock.
-std::chrono::steady_clock::time_point time_of(Napi::Value value) {
-  const std::chrono::duration<double, std::milli> time(value.As<Napi::Number>().DoubleValue());
-  return std::chrono::steady_clock::time_point(std::chrono::duration_cast<std::chrono::steady_clock::duration>(time));
-}
-
-std::vector<int32_t> copy_of(const Napi::Int32Array& numbers) {
-  return std::vector<int32_t>(numbers.Data(), numbers.Data() + numbers.ElementLength());
-}
-
-// Ids of both sides, or runs and perhaps offsets.
-TransferSelection selection_of(Napi::Value local_ids, Napi::Value remote_ids, Napi::Value runs, Napi::Value offsets,
-                               const DescriptorLayout& local, const DescriptorLayout& remote) {
-  if (!runs.IsUndefined()) {
-    if (!local_ids.IsUndefined() || !remote_ids.IsUndefined()) {
-      throw Failure("KV_TRANSFER_INVALID", "a transfer takes ids or runs, and this one has both");
-    }
-    auto rows = copy_of(int32_array(runs, "KV_TRANSFER_INVALID", "runs"));
-    auto moves = offsets.IsUndefined() ? std::vector<int32_t>{0, 0} : copy_of(int32_array(offsets, "KV_TRANSFER_INVALID", "offsets"));
-    return TransferSelection::of_runs(std::move(rows), std::move(moves), local, remote);
-  }
-  if (!offsets.IsUndefined()) throw Failure("KV_TRANSFER_INVALID", "offsets apply to runs, and this transfer has ids");
-  const auto locals = int32_array(local_ids, "KV_TRANSFER_INVALID", "localIds");
-  const auto remotes = int32_array(remote_ids, "KV_TRANSFER_INVALID", "remoteIds");
-  return TransferSelection::of_ids(locals.Data(), locals.ElementLength(), remotes.Data(), remotes.ElementLength(), local, remote);
-}
-
-}  // namespace
 
 Napi::Function AgentObject::define(Napi::Env env) {
   return DefineClass(env, "Agent",
                      {
                          InstanceMethod<&AgentObject::register_allocated>("register"),
-                         InstanceMethod<&AgentObject::register_external>("registerForeign"),
+                         InstanceMethod<&AgentObject::register_external>("registerExternal"),
                          InstanceMethod<&AgentObject::deregister>("deregister"),
+                         InstanceMethod<&AgentObject::add_backends>("addBackends"),
+                         InstanceMethod<&AgentObject::describe_backend>("describeBackend"),
+                         InstanceMethod<&AgentObject::query_memory>("queryMemory"),
                          InstanceMethod<&AgentObject::local_metadata>("localMetadata"),
                          InstanceMethod<&AgentObject::add_remote>("addRemote"),
                          InstanceMethod<&AgentObject::remove_remote>("removeRemote"),
@@ -114,6 +27,9 @@ Napi::Function AgentObject::define(Napi::Env env) {
                          InstanceMethod<&AgentObject::close_list>("closeList"),
                          InstanceMethod<&AgentObject::notify>("notify"),
                          InstanceMethod<&AgentObject::transfer>("transfer"),
+                         InstanceMethod<&AgentObject::prepare_transfer>("prepareTransfer"),
+                         InstanceMethod<&AgentObject::close_prepared_transfer>("closePreparedTransfer"),
+                         InstanceMethod<&AgentObject::estimate_cost>("estimateCost"),
                          InstanceMethod<&AgentObject::abort>("abort"),
                          InstanceMethod<&AgentObject::close>("close"),
                          InstanceMethod<&AgentObject::take_events>("takeEvents"),
@@ -125,7 +41,7 @@ Napi::Function AgentObject::define(Napi::Env env) {
 
 AgentObject::AgentObject(const Napi::CallbackInfo& info) : Napi::ObjectWrap<AgentObject>(info), env_(info.Env()) {
   with_js_errors(info.Env(), [&] {
-    AgentConfig config = config_of(info[1].As<Napi::Object>());
+    AgentConfig config = agent_config_of(info[1].As<Napi::Object>());
     events_ = JsEventQueue::open(info.Env(), info[2].As<Napi::Function>());
     try {
       thread_ = AgentThread::start(std::move(config), events_, integer_of(info[0]));
@@ -162,7 +78,7 @@ void AgentObject::stop() {
 
 Napi::Value AgentObject::register_allocated(const Napi::CallbackInfo& info) {
   return with_js_errors(info.Env(), [&] {
-    thread_->register_allocated(integer_of(info[0]), std::make_shared<Pin>(MemoryObject::mapping_of(info[1])));
+    thread_->register_allocated(integer_of(info[0]), std::make_shared<Pin>(MemoryObject::mapping_of(info[1])), texts_of(info[2]));
     return info.Env().Undefined();
   });
 }
@@ -170,13 +86,10 @@ Napi::Value AgentObject::register_allocated(const Napi::CallbackInfo& info) {
 Napi::Value AgentObject::register_external(const Napi::CallbackInfo& info) {
   return with_js_errors(info.Env(), [&] {
     const uint64_t ticket = integer_of(info[0]);
-    MemoryRange range{.type = memory_type_of(info[1]),
-                      .address = integer_of(info[2]),
-                      .length = integer_of(info[3]),
-                      .device = integer_of(info[4]),
-                      .key = text_of(info[6])};
-    thread_->run(ticket, [ticket, range = std::move(range), verify = info[5].ToBoolean().Value()](NixlAgent& agent) {
-      agent.registrations().add_external(ticket, range, verify);
+    const auto options = info[1].As<Napi::Object>();
+    const bool ask_cuda = options.Get("checkWithCuda").ToBoolean();
+    thread_->run(ticket, [ticket, range = memory_range_of(options), ask_cuda, backends = texts_of(options.Get("backends"))](NixlAgent& agent) {
+      agent.registrations().add_external(ticket, range, ask_cuda, backends);
       return EventValue();
     });
     return info.Env().Undefined();
@@ -191,9 +104,47 @@ Napi::Value AgentObject::deregister(const Napi::CallbackInfo& info) {
   return info.Env().Undefined();
 }
 
+Napi::Value AgentObject::add_backends(const Napi::CallbackInfo& info) {
+  return with_js_errors(info.Env(), [&] {
+    thread_->add_backends(integer_of(info[0]), backend_selection_of(info[1].As<Napi::Object>()));
+    return info.Env().Undefined();
+  });
+}
+
+Napi::Value AgentObject::describe_backend(const Napi::CallbackInfo& info) {
+  return with_js_errors(info.Env(), [&] {
+    thread_->run(integer_of(info[0]), [name = backend_name_of(info[1]), plugin = info[2].ToBoolean().Value()](NixlAgent& agent) {
+      const auto reading = reading_environment();
+      return plugin ? agent.backends().describe_plugin(name) : agent.backends().describe(name);
+    });
+    return info.Env().Undefined();
+  });
+}
+
+Napi::Value AgentObject::query_memory(const Napi::CallbackInfo& info) {
+  return with_js_errors(info.Env(), [&] {
+    const auto options = info[1].As<Napi::Object>();
+    thread_->run(integer_of(info[0]), [backend = backend_name_of(options.Get("backend")), type = memory_type_of(options.Get("memoryType")),
+                                       keys = texts_of(options.Get("keys"))](NixlAgent& agent) {
+      return agent.backends().query(backend, type, keys);
+    });
+    return info.Env().Undefined();
+  });
+}
+
 Napi::Value AgentObject::local_metadata(const Napi::CallbackInfo& info) {
-  thread_->run(integer_of(info[0]), [](NixlAgent& agent) { return agent.metadata(); });
-  return info.Env().Undefined();
+  return with_js_errors(info.Env(), [&] {
+    const uint64_t ticket = integer_of(info[0]);
+    if (info[1].IsUndefined()) {
+      thread_->run(ticket, [](NixlAgent& agent) { return agent.metadata(); });
+      return info.Env().Undefined();
+    }
+    const auto ids = info[1].As<Napi::Array>();
+    std::vector<uint64_t> registrations;
+    for (uint32_t index = 0; index < ids.Length(); ++index) registrations.push_back(integer_of(ids.Get(index)));
+    thread_->run(ticket, [registrations](NixlAgent& agent) { return agent.partial_metadata(registrations); });
+    return info.Env().Undefined();
+  });
 }
 
 Napi::Value AgentObject::add_remote(const Napi::CallbackInfo& info) {
@@ -242,20 +193,28 @@ Napi::Value AgentObject::notify(const Napi::CallbackInfo& info) {
 
 Napi::Value AgentObject::transfer(const Napi::CallbackInfo& info) {
   return with_js_errors(info.Env(), [&] {
-    const auto request = std::make_shared<TransferRequest>();
-    request->ticket = integer_of(info[0]);
-    request->operation = info[1].ToBoolean() ? capi::Operation::write : capi::Operation::read;
-    request->local = open_list(*thread_, info[2], false);
-    request->remote = open_list(*thread_, info[3], true);
-    request->abortable = info[9].ToBoolean();
-    request->asked_at = time_of(info[10]);
-    if (request->operation == capi::Operation::write && !request->remote->writable) {
-      throw Failure("KV_TRANSFER_INVALID", "a WRITE replaces an object, and the remote list has rows that are parts of objects",
-                    "prepare a list whose rows are whole objects: address 0, the object's length, count 1");
-    }
-    request->selection = selection_of(info[4], info[5], info[6], info[7], request->local->layout, request->remote->layout);
-    if (!info[8].IsUndefined()) request->notification = bytes_of(info[8], "KV_NOTIFICATION_INVALID", "the notification");
-    thread_->transfer(request);
+    thread_->transfer(transfer_request_of(*thread_, integer_of(info[0]), info[1].As<Napi::Object>()));
+    return info.Env().Undefined();
+  });
+}
+
+Napi::Value AgentObject::prepare_transfer(const Napi::CallbackInfo& info) {
+  return with_js_errors(info.Env(), [&] {
+    thread_->prepare_transfer(integer_of(info[0]), prepared_transfer_of(*thread_, info[1].As<Napi::Object>()));
+    return info.Env().Undefined();
+  });
+}
+
+Napi::Value AgentObject::close_prepared_transfer(const Napi::CallbackInfo& info) {
+  thread_->close_prepared_transfer(integer_of(info[0]), integer_of(info[1]));
+  return info.Env().Undefined();
+}
+
+Napi::Value AgentObject::estimate_cost(const Napi::CallbackInfo& info) {
+  return with_js_errors(info.Env(), [&] {
+    const auto transfer = thread_->prepared_transfer(integer_of(info[1]));
+    if (transfer == nullptr) throw Failure("KV_LIST_CLOSED", "the prepared transfer is closed");
+    thread_->run(integer_of(info[0]), [transfer](NixlAgent& agent) { return transfer->estimate(agent); });
     return info.Env().Undefined();
   });
 }

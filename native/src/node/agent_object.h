@@ -21,13 +21,19 @@ class AgentObject : public Napi::ObjectWrap<AgentObject> {
   ~AgentObject() override;
 
  private:
-  // (ticket, memory)
+  // (ticket, memory, backends)
   Napi::Value register_allocated(const Napi::CallbackInfo& info);
-  // (ticket, memoryType, address, lengthBytes, deviceId, check, key): a file, an object, or memory of a device
+  // (ticket, {memoryType, address, lengthBytes, deviceId, key, checkWithCuda, backends}): a file, an object, or memory of a device or of the caller
   Napi::Value register_external(const Napi::CallbackInfo& info);
   // (ticket, registration)
   Napi::Value deregister(const Napi::CallbackInfo& info);
-  // (ticket)
+  // (ticket, {backends, preload, …})
+  Napi::Value add_backends(const Napi::CallbackInfo& info);
+  // (ticket, name, ofPlugin): ParameterSet
+  Napi::Value describe_backend(const Napi::CallbackInfo& info);
+  // (ticket, {backend, memoryType, keys}): QueryAnswers
+  Napi::Value query_memory(const Napi::CallbackInfo& info);
+  // (ticket, registrations | undefined)
   Napi::Value local_metadata(const Napi::CallbackInfo& info);
   // (ticket, metadata)
   Napi::Value add_remote(const Napi::CallbackInfo& info);
@@ -39,8 +45,14 @@ class AgentObject : public Napi::ObjectWrap<AgentObject> {
   Napi::Value close_list(const Napi::CallbackInfo& info);
   // (ticket, remote, payload)
   Napi::Value notify(const Napi::CallbackInfo& info);
-  // (ticket, isWrite, localList, remoteList, localIds, remoteIds, runs, offsets, notification | undefined, abortable, askedMs)
+  // (ticket, NativeTransferOptions or NativePostOptions)
   Napi::Value transfer(const Napi::CallbackInfo& info);
+  // (ticket, NativeTransferOptions)
+  Napi::Value prepare_transfer(const Napi::CallbackInfo& info);
+  // (ticket, preparedTransfer)
+  Napi::Value close_prepared_transfer(const Napi::CallbackInfo& info);
+  // (ticket, preparedTransfer): CostEstimate
+  Napi::Value estimate_cost(const Napi::CallbackInfo& info);
   // (transfer): false if its outcome is settled
   Napi::Value abort(const Napi::CallbackInfo& info);
   // (ticket, timeoutMs)

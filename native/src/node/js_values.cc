@@ -7,6 +7,28 @@
 
 namespace kv::nixl {
 
+namespace {
+
+// An array of pairs.
+Napi::Array to_js(Napi::Env env, const Parameters& parameters) {
+  const auto array = Napi::Array::New(env, parameters.size());
+  for (uint32_t index = 0; index < parameters.size(); ++index) {
+    const auto pair = Napi::Array::New(env, 2);
+    pair.Set(0u, parameters[index].first);
+    pair.Set(1u, parameters[index].second);
+    array.Set(index, pair);
+  }
+  return array;
+}
+
+Napi::Array to_js(Napi::Env env, const std::vector<double>& numbers) {
+  const auto array = Napi::Array::New(env, numbers.size());
+  for (uint32_t index = 0; index < numbers.size(); ++index) array.Set(index, numbers[index]);
+  return array;
+}
+
+}  // namespace
+
 Napi::Error to_js(Napi::Env env, const Failure& failure) {
   Napi::Error error = Napi::Error::New(env, failure.message);
   error.Set("code", Napi::String::New(env, failure.code));
@@ -34,16 +56,32 @@ Napi::Value to_js(Napi::Env env, const Event& event) {
                         return Napi::String::New(env, value);
                       } else if constexpr (std::is_same_v<T, Bytes>) {
                         return to_js(env, value);
-                      } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
-                        const auto names = Napi::Array::New(env, value.size());
-                        for (uint32_t index = 0; index < value.size(); ++index) names.Set(index, value[index]);
-                        return names;
+                      } else if constexpr (std::is_same_v<T, ParameterSet>) {
+                        const auto types = Napi::Array::New(env, value.memory_types.size());
+                        for (uint32_t index = 0; index < value.memory_types.size(); ++index) types.Set(index, value.memory_types[index]);
+                        const auto set = Napi::Array::New(env, 2);
+                        set.Set(0u, types);
+                        set.Set(1u, to_js(env, value.parameters));
+                        return set;
+                      } else if constexpr (std::is_same_v<T, QueryAnswers>) {
+                        const auto answers = Napi::Array::New(env, value.size());
+                        for (uint32_t index = 0; index < value.size(); ++index) {
+                          if (value[index]) answers.Set(index, to_js(env, *value[index]));
+                          else answers.Set(index, env.Undefined());
+                        }
+                        return answers;
+                      } else if constexpr (std::is_same_v<T, CostEstimate>) {
+                        return to_js(env, std::vector<double>{value.duration_us, value.margin_us, value.known ? 1.0 : 0.0});
                       } else if constexpr (std::is_same_v<T, TransferOutcome>) {
-                        const double numbers[] = {value.length_bytes, value.descriptor_count, value.merged_count, value.prepare_ms,
-                                                  value.make_ms,      value.post_ms,          value.transfer_ms};
-                        const auto outcome = Napi::Array::New(env, std::size(numbers));
-                        for (uint32_t index = 0; index < std::size(numbers); ++index) outcome.Set(index, numbers[index]);
-                        return outcome;
+                        const auto& telemetry = value.telemetry;
+                        std::vector<double> numbers{value.length_bytes, value.descriptor_count, value.merged_count, value.prepare_ms,
+                                                    value.make_ms,      value.post_ms,          value.transfer_ms};
+                        if (telemetry) {
+                          for (const double number : {telemetry->length_bytes, telemetry->descriptor_count, telemetry->post_us, telemetry->transfer_us}) {
+                            numbers.push_back(number);
+                          }
+                        }
+                        return to_js(env, numbers);
                       } else {
                         return env.Undefined();
                       }

@@ -49,6 +49,7 @@ class Reader {
     return number;
   }
 
+  size_t at() const { return at_; }
   void skip(size_t length) { at_ += length; }
   bool at_end() const { return at_ == bytes_.size(); }
 
@@ -115,10 +116,36 @@ Bytes local_metadata(const capi::Functions& nixl, capi::Agent agent) {
   void* data = nullptr;
   size_t length = 0;
   check(nixl.get_local_md(agent, &data, &length), "KV_AGENT_INVALID", "NIXL has no metadata of this agent");
+  return take_bytes(data, length);
+}
+
+Bytes take_bytes(void* data, size_t length) {
   const auto* bytes = static_cast<const uint8_t*>(data);
   Bytes copy(bytes, bytes + length);
   free(data);
   return copy;
+}
+
+Bytes join_metadata(const std::vector<Bytes>& parts) {
+  Bytes joined;
+  uint64_t sections = 0;
+  size_t count_at = 0;
+  for (const Bytes& part : parts) {
+    const AgentMetadata metadata = read_metadata(part);
+    // The number of sections is an entry of its own, with a tag and a length before it and a bar after it.
+    const size_t count_of_part = metadata.sections_at - sizeof(sections) - 1;
+    if (joined.empty()) {
+      count_at = count_of_part;
+      joined = part;
+    } else {
+      joined.insert(joined.end(), part.begin() + static_cast<std::ptrdiff_t>(metadata.sections_at), part.end());
+    }
+    uint64_t more = 0;
+    memcpy(&more, part.data() + count_of_part, sizeof(more));
+    sections += more;
+  }
+  memcpy(joined.data() + count_at, &sections, sizeof(sections));
+  return joined;
 }
 
 AgentMetadata read_metadata(const Bytes& bytes) {
@@ -141,6 +168,7 @@ AgentMetadata read_metadata(const Bytes& bytes) {
   }
   if (reader.entry("") != "MemSection") reader.fail("the memory section is missing");
   const auto sections = reader.number<uint64_t>("nixlSecElms");
+  metadata.sections_at = reader.at();
   for (uint64_t index = 0; index < sections; ++index) {
     const std::string_view backend = reader.entry("bknd");
     if (backend.empty()) reader.fail("a section names no backend");

@@ -31,6 +31,14 @@ void Peers::read_pending(PendingPeer& pending) {
   if (name == own_name_) throw Failure("KV_AGENT_METADATA_INVALID", "the metadata is of an agent with this agent's own name, \"" + name + "\"");
   safeguards_.require_tcp_address(name, metadata.connections);
   const auto known = peers_.find(name);
+  if (metadata.connections.empty()) {
+    // Partial metadata adds memory to a peer that is known, and brings no connections.
+    if (known == peers_.end()) {
+      throw Failure("KV_AGENT_METADATA_INVALID", "the metadata of \"" + name + "\" has no connections, and this agent does not know that agent yet",
+                    "load metadata with connections first");
+    }
+    pending.metadata->connections = known->second.connections;
+  }
   const bool same_process = known != peers_.end() && known->second.connections == metadata.connections;
   pending.liveness = safeguards_.start_watch(name, metadata.connections, same_process);
 }

@@ -20,7 +20,7 @@ class SlicePoster {
   SlicePoster(NixlAgent& agent, const TransferRequest& request);
 
   // Whether every slice was posted.
-  bool done() const { return slicer_.done(); }
+  bool done() const { return prepared() == nullptr ? slicer_.done() : begun_ && next_prepared_ == prepared()->count(); }
   // Whether a request was made since the beginning or the last `restart`.
   bool begun() const { return begun_; }
   // Whether NIXL sends the notification with the only request. Otherwise it has to be sent once all slices are done.
@@ -36,13 +36,17 @@ class SlicePoster {
   // Begins again with the first slice.
   void restart();
 
+  // Adds what NIXL has measured of a request that has succeeded.
+  void add_telemetry(capi::Request request);
   // The outcome of a transfer that has succeeded now.
   TransferOutcome outcome() const;
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  void start_slicing();
+  PreparedTransfer* prepared() const { return request_.prepared.get(); }
+  void begin();
+  capi::Request next_request();
 
   NixlAgent& agent_;
   const TransferRequest& request_;
@@ -50,6 +54,8 @@ class SlicePoster {
   bool begun_ = false;
   bool sends_notification_ = false;
   uint64_t merged_ = 0;
+  // The next request of a prepared transfer.
+  size_t next_prepared_ = 0;
 
   std::optional<Clock::time_point> first_post_;
   // Time until the first post since the caller asked, and the time to make each later request.
@@ -58,6 +64,10 @@ class SlicePoster {
   Clock::duration making_{};
   // Time inside NIXL's post.
   Clock::duration posting_{};
+  std::optional<NixlTelemetry> telemetry_;
+  // When NIXL began with the first request, and ended with the last, in microseconds.
+  uint64_t telemetry_from_ = 0;
+  uint64_t telemetry_until_ = 0;
 };
 
 }  // namespace kv::nixl

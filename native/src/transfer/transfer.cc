@@ -98,7 +98,7 @@ void Transfer::post_landing_probe() {
 void Transfer::request_ended(capi::Request request, capi::Status status, const char* problem) {
   if (status == capi::kSuccess) {
     failure_.request_succeeded();
-    return requests_.add_ended(request);
+    return return_request(request);
   }
   Failure failure("KV_TRANSFER_FAILED", request_->describe() + problem + describe(status),
                   "the peer may have ended; NIXL's own log on stderr says more");
@@ -108,7 +108,7 @@ void Transfer::request_ended(capi::Request request, capi::Status status, const c
   }
   const bool resolving = state_ == State::resolving_failure;
   const bool was_probe = state_ == State::confirming_landing || (resolving && failure_.probing());
-  if (request != nullptr) requests_.add_ended(request);
+  if (request != nullptr) discard_request(request);
   release_kept_requests();
   fail(std::move(failure));
   if (was_probe) state_ = State::releasing;
@@ -119,7 +119,7 @@ void Transfer::resolve_failure() {
   using Step = AmbiguousFailure::Step;
   const Step step = failure_.next_step(outcome_closed_);
   if (step == Step::wait) return;
-  if (step == Step::probe && !request_->remote->dropped) {
+  if (step == Step::probe && request_->remote->probe && !request_->remote->dropped) {
     failure_.probe_posted();
     return post_landing_probe();
   }
@@ -131,7 +131,19 @@ void Transfer::resolve_failure() {
 }
 
 void Transfer::release_kept_requests() {
-  for (const capi::Request request : failure_.clear()) requests_.add_ended(request);
+  for (const capi::Request request : failure_.clear()) discard_request(request);
+}
+
+// A request has succeeded. One of a prepared transfer is kept for the next post.
+void Transfer::return_request(capi::Request request) {
+  const bool is_probe = state_ == State::confirming_landing || state_ == State::resolving_failure;
+  if (agent_.captures_telemetry() && !is_probe) poster_.add_telemetry(request);
+  if (request_->prepared == nullptr || !request_->prepared->give_back(request)) requests_.add_ended(request);
+}
+
+void Transfer::discard_request(capi::Request request) {
+  if (request_->prepared != nullptr) request_->prepared->forget(request);
+  requests_.add_ended(request);
 }
 
 void Transfer::finish() {
@@ -160,7 +172,7 @@ bool Transfer::report_success() {
     return false;
   }
   ++agent_.counters().transfers_done;
-  agent_.counters().bytes_transferred += request_->selection.bytes();
+  agent_.counters().bytes_transferred += request_->selection->bytes();
   events_.send(Event::done(ticket(), poster_.outcome()));
   return true;
 }

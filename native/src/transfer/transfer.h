@@ -6,7 +6,7 @@
 #include "library/failure.h"
 #include "library/nixl_capi.h"
 #include "libfabric/ambiguous_failure.h"
-#include "transfer/request_tracker.h"
+#include "request/request_tracker.h"
 #include "transfer/slice_poster.h"
 #include "transfer/transfer_request.h"
 
@@ -59,6 +59,8 @@ class Transfer {
   void post_landing_probe();
   void resolve_failure();
   void request_ended(capi::Request request, capi::Status status, const char* problem);
+  void return_request(capi::Request request);
+  void discard_request(capi::Request request);
   void release_kept_requests();
   void fail(Failure failure);
   bool close_as_failed();

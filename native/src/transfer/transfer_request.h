@@ -10,6 +10,7 @@
 #include "agent/event.h"
 #include "library/nixl_capi.h"
 #include "memory/prepared_list.h"
+#include "request/prepared_transfer.h"
 #include "transfer/transfer_selection.h"
 
 namespace kv::nixl {
@@ -43,7 +44,9 @@ struct TransferRequest {
   capi::Operation operation = capi::Operation::read;
   std::shared_ptr<PreparedList> local;
   std::shared_ptr<PreparedList> remote;
-  TransferSelection selection;
+  std::shared_ptr<const TransferSelection> selection;
+  // The requests to post, where they were made before; null otherwise.
+  std::shared_ptr<PreparedTransfer> prepared;
   // Sent to the peer once all bytes have landed.
   std::optional<Bytes> notification;
   // The caller may abort. The notification must not leave before the outcome is certain then, so it cannot be sent with the data.
@@ -58,8 +61,8 @@ struct TransferRequest {
   // For error messages, such as `READ of 4 descriptors (65536 bytes) from agent "p0"`.
   std::string describe() const {
     const bool reads = operation == capi::Operation::read;
-    return std::string(reads ? "READ" : "WRITE") + " of " + std::to_string(selection.count()) + " descriptors (" +
-           std::to_string(selection.bytes()) + " bytes) " + (reads ? "from" : "to") + " agent \"" + peer() + "\"";
+    return std::string(reads ? "READ" : "WRITE") + " of " + std::to_string(selection->count()) + " descriptors (" +
+           std::to_string(selection->bytes()) + " bytes) " + (reads ? "from" : "to") + " agent \"" + peer() + "\"";
   }
 };
 

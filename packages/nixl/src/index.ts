@@ -1,4 +1,9 @@
-export type { NixlAgent } from "./agent/agent.js";
+export type { LocalMetadataOptions, NixlAgent } from "./agent/agent.js";
+export type { MemoryQuery } from "./agent/memory-query.js";
+export type { CostEstimate, PostOptions, PreparedTransfer } from "./agent/prepared-transfer.js";
+export type { RegisterOptions } from "./agent/registrations.js";
+export type { NixlTransfer, NixlTransferResult, NixlTransferTelemetry } from "./agent/transfers.js";
+export type { BackendParameters } from "./backends/backend-parameters.js";
 export {
   type DescribePluginsOptions,
   describePlugins,
@@ -31,6 +36,29 @@ export { type LibraryFeatures, lackedBy, libraryFeatures } from "./library/libra
 export type { MissingPart } from "./library/missing-parts.js";
 export { type DeviceMemoryOptions, deviceMemory } from "./memory/device-memory.js";
 export { type FileMemoryOptions, openFileMemory } from "./memory/file-memory.js";
+export { type HostMemoryDescription, hostMemory, sharedMemory } from "./memory/host-range.js";
 export { type ObjectMemoryOptions, objectMemory } from "./memory/object-memory.js";
+export {
+  type EtcdFetchOptions,
+  type EtcdMetadata,
+  type EtcdMetadataOptions,
+  etcdMetadata,
+} from "./metadata/etcd-metadata.js";
 export { type FrameOptions, frameMetadata, unframeMetadata } from "./metadata/frame.js";
-export { type NixlTransport, type NixlTransportOptions, nixlTransport } from "./transport.js";
+export {
+  fetchMetadata,
+  invalidateMetadata,
+  listenForMetadata,
+  type MetadataAddress,
+  type MetadataAgent,
+  type MetadataExchangeOptions,
+  type MetadataListener,
+  type MetadataListenerOptions,
+  sendMetadata,
+} from "./metadata/socket-metadata.js";
+export {
+  type NixlCreateAgentOptions,
+  type NixlTransport,
+  type NixlTransportOptions,
+  nixlTransport,
+} from "./transport.js";

@@ -43,6 +43,15 @@ export interface NixlTransportOptions extends AmbientOptions {
   readonly env?: Readonly<Record<string, string>> | undefined;
 }
 
+/** Options of `NixlTransport.createAgent`. */
+export interface NixlCreateAgentOptions extends AgentOptions {
+  /**
+   * NIXL measures each request, and the results of transfers have `nixl`. False by default. `NIXL_TELEMETRY_ENABLE` in the environment comes first: "n"
+   * switches it off, and NIXL logs a warning. With `NIXL_TELEMETRY_EXPORTER` NIXL also exports its counters.
+   */
+  readonly captureTelemetry?: boolean | undefined;
+}
+
 /** Options of `NixlTransport.allocate`. */
 export interface NixlAllocateOptions {
   /** `DRAM`, the default. */
@@ -101,39 +110,62 @@ export class NixlTransport implements Transport, AsyncDisposable {
    * Starts an agent with its native thread and its backends. Rejects with `KV_AGENT_INVALID` for wrong options, `KV_TRANSPORT_CLOSED`,
    * `KV_BACKEND_UNAVAILABLE` (with every plugin found, what each lacks, and the remedy), and what loading the addon and NIXL may fail with.
    */
-  readonly createAgent = async (options: AgentOptions = {}): Promise<NixlAgent> => {
+  readonly createAgent = async (options: NixlCreateAgentOptions = {}): Promise<NixlAgent> => {
     const addon = this.#open();
     const { random, log } = this.#ambient;
     requireObject(options, "KV_AGENT_INVALID", "the options of an agent");
-    const { name = random.uuid(), backends: asked } = options;
+    const { name = random.uuid(), backends: asked, captureTelemetry = false } = options;
     if (typeof name !== "string" || !/^[\x20-\x7e]{1,255}$/.test(name)) {
       throw new KvError(
         "KV_AGENT_INVALID",
         `agent name ${formatValue(name)} is not 1 to 255 printable ASCII characters`,
       );
     }
+    if (typeof captureTelemetry !== "boolean") {
+      throw new KvError(
+        "KV_AGENT_INVALID",
+        `captureTelemetry is ${formatValue(captureTelemetry)}, not true or false`,
+      );
+    }
     const { backends, source } = this.#selectBackends(asked);
     await this.#prepareEnvironment(addon);
     const libraryPath = await this.#findLibrary();
-    await requireComplete(libraryPath, backends, { ...process.env, ...this.#options.env });
     const preload = await this.#prepareBackends(addon, backends, libraryPath);
     this.#requireOpen();
-    const checker =
-      this.#options.checkMetadata === true ? this.#checkerFor(backends, libraryPath) : undefined;
+    const checks = this.#options.checkMetadata === true;
+    // Started early, so that the first check does not wait for it.
+    if (checks) this.#checkerFor(backends, libraryPath);
+    const explain = async (error: unknown, specs: readonly BackendSpec[]) => {
+      this.#preloads.forget();
+      return await explainBackendError(error, {
+        backends: specs,
+        source,
+        libraryPath,
+        environment: process.env,
+      });
+    };
     const agent = await startNixlAgent({
       addon,
       libraryPath,
       name,
       backends,
       preload,
+      captureTelemetry,
       ambient: this.#ambient,
-      checkMetadata: checker && ((metadata) => checker.check(metadata)),
-      explainRefusedPeer: async (error) =>
-        explainRefusedPeer(error, { backends, environment: process.env, devices: await fabricDevices() }),
+      prepareBackends: (added) => this.#prepareBackends(addon, added, libraryPath),
+      explainBackendError: explain,
+      checkMetadata: checks
+        ? (metadata, specs) => this.#checkerFor(specs, libraryPath).check(metadata)
+        : undefined,
+      explainRefusedPeer: async (error, specs) =>
+        explainRefusedPeer(error, {
+          backends: specs,
+          environment: process.env,
+          devices: await fabricDevices(),
+        }),
       onClose: () => this.#agents.delete(agent),
     }).catch(async (error: unknown) => {
-      this.#preloads.forget();
-      throw await explainBackendError(error, { backends, source, libraryPath, environment: process.env });
+      throw await explain(error, backends);
     });
     log.debug("nixl-agent-created", { name, backends: agent.backends, library: libraryPath });
     this.#agents.add(agent);
@@ -248,6 +280,7 @@ export class NixlTransport implements Transport, AsyncDisposable {
     backends: readonly BackendSpec[],
     libraryPath: string,
   ): Promise<string[]> {
+    await requireComplete(libraryPath, backends, { ...process.env, ...this.#options.env });
     const paths: string[] = [];
     for (const { name } of backends) {
       const { libraries, variables } = await this.#preloads.find(name, libraryPath, process.env);

@@ -23,18 +23,16 @@ export interface NativeAddon {
    * undefined, and sets nothing, while an agent of the process is being created and may read the environment: call it again later.
    */
   prepareEnvironment(variables: [name: string, value: string][]): [name: string, value: string][] | undefined;
+  /** Where the bytes are in this process, also those of a `SharedArrayBuffer`. */
+  addressOf(bytes: Uint8Array): number;
   /** Whether NIXL is loaded, so that further variables have no effect on it. */
   isLoaded(): boolean;
   /** Stops all agents of the process and waits for their threads; for the exit of the process. */
   stopAll(): boolean;
 }
 
-/** How the addon starts an agent. */
-export interface NativeAgentOptions {
-  /** Path of `libnixl_capi.so`. */
-  readonly libraryPath: string;
-  /** The agent's name: 1 to 255 printable ASCII characters. */
-  readonly name: string;
+/** Backends to create, and what has to be done for them. */
+export interface NativeBackends {
   /** Backends to create, in order of preference. */
   readonly backends: { name: string; parameters: [key: string, value: string][] }[];
   /** Paths of libraries to load before the backends are created. */
@@ -45,6 +43,16 @@ export interface NativeAgentOptions {
   readonly probeWrites: boolean;
   /** A backend carries notifications, and is polled for them. */
   readonly notifies: boolean;
+}
+
+/** How the addon starts an agent. */
+export interface NativeAgentOptions extends NativeBackends {
+  /** Path of `libnixl_capi.so`. */
+  readonly libraryPath: string;
+  /** The agent's name: 1 to 255 printable ASCII characters. */
+  readonly name: string;
+  /** NIXL measures each request. */
+  readonly captureTelemetry: boolean;
 }
 
 /** Event: a call has its answer, an error or a value. */
@@ -77,26 +85,87 @@ export type NativeOutcome = [
   makeMs: number,
   postMs: number,
   transferMs: number,
+  /** NIXL's own measurements, where the agent captures them: bytes, descriptors, microseconds of posting, and until the last byte. */
+  ...telemetry: [] | [lengthBytes: number, descriptorCount: number, postUs: number, transferUs: number],
 ];
+
+/** The answer to `describeBackend`. */
+export type NativeParameterSet = [memoryTypes: string[], parameters: [key: string, value: string][]];
+
+/** The answer to `queryMemory`: for each key its parameters; undefined where there is nothing under it. */
+export type NativeQueryAnswers = ([key: string, value: string][] | undefined)[];
+
+/** Memory that the addon does not own. */
+export interface NativeExternalMemory {
+  /** NIXL's name of the memory type, such as "FILE". */
+  readonly memoryType: string;
+  /** Address of the first byte; for a file or an object an offset in it. */
+  readonly address: number;
+  /** Length in bytes. */
+  readonly lengthBytes: number;
+  /** Ordinal of the device, descriptor of the file, or number of the object. */
+  readonly deviceId: number;
+  /** An object's key; empty for all else. */
+  readonly key: string;
+  /** Ask the CUDA driver whether the address is memory of the device. */
+  readonly checkWithCuda: boolean;
+  /** The chosen backends; none for all that support the memory. */
+  readonly backends: readonly string[];
+}
+
+/** What a transfer moves: its descriptors are either `localIds` and `remoteIds`, or `runs` and perhaps `offsets`. */
+export interface NativeMoves {
+  /** WRITE, or READ. */
+  readonly isWrite: boolean;
+  /** The call that made the local list. */
+  readonly local: number;
+  /** The call that made the remote list. */
+  readonly remote: number;
+  /** Indices into the local list. */
+  readonly localIds: Int32Array | undefined;
+  /** Indices into the remote list. */
+  readonly remoteIds: Int32Array | undefined;
+  /** Rows of `[localId, remoteId, count]`. */
+  readonly runs: Int32Array | undefined;
+  /** Rows of `[localOffset, remoteOffset]`. */
+  readonly offsets: Int32Array | undefined;
+}
+
+/** A transfer of requests that were made before. */
+export interface NativePostOptions extends NativePost {
+  /** The call that made them. */
+  readonly prepared: number;
+}
+
+/** A transfer whose requests are made for it alone. */
+export interface NativeTransferOptions extends NativeMoves, NativePost {}
+
+/** How a transfer is posted. */
+export interface NativePost {
+  /** What the peer receives once all bytes have landed. */
+  readonly notification: Uint8Array | undefined;
+  /** It may be aborted, so its notification is not attached to the NIXL request. */
+  readonly abortable: boolean;
+  /** When the caller asked for it, in milliseconds of `process.hrtime`. */
+  readonly askedMs: number;
+}
 
 /** An agent of NIXL with its native thread. */
 export interface NativeAgent {
-  /** Registers all of `memory`, which stays allocated until it is deregistered. */
-  register(callId: number, memory: NativeMemory): void;
-  /** Registers a file, an object, or memory of a device. With `check` the CUDA driver is asked about the address; `key` is an object's. */
-  registerForeign(
-    callId: number,
-    memoryType: string,
-    address: number,
-    lengthBytes: number,
-    deviceId: number,
-    check: boolean,
-    key: string,
-  ): void;
+  /** Registers all of `memory`, which stays allocated until it is deregistered. `backends`: the chosen ones; none for all that support it. */
+  register(callId: number, memory: NativeMemory, backends: readonly string[]): void;
+  /** Registers a file, an object, or memory of a device or of the caller. */
+  registerExternal(callId: number, options: NativeExternalMemory): void;
   /** Undoes the registration that the call `registration` made. */
   deregister(callId: number, registration: number): void;
-  /** Answers with the agent's metadata, as a `Uint8Array`. */
-  localMetadata(callId: number): void;
+  /** Creates more backends. */
+  addBackends(callId: number, backends: NativeBackends): void;
+  /** Answers with a `NativeParameterSet`: what a plugin states, or what a backend of the agent was created with. */
+  describeBackend(callId: number, name: string, ofPlugin: boolean): void;
+  /** Asks a storage backend about keys; answers with `NativeQueryAnswers`. */
+  queryMemory(callId: number, query: { backend: string; memoryType: string; keys: readonly string[] }): void;
+  /** Answers with the agent's metadata, as a `Uint8Array`: of all its memory, or of these registrations. */
+  localMetadata(callId: number, registrations: readonly number[] | undefined): void;
   /** Checks and loads a peer's metadata, which is copied; answers with the peer's name. */
   addRemote(callId: number, metadata: Uint8Array): void;
   /** Forgets a peer. */
@@ -116,24 +185,14 @@ export interface NativeAgent {
   closeList(callId: number, list: number): void;
   /** Sends a notification; answers when NIXL has taken it. */
   notify(callId: number, remote: string, payload: Uint8Array): void;
-  /**
-   * Starts a transfer, which is named by `callId`. Everything is checked and copied before it returns. With `revocable` it may be aborted, so
-   * its notification is not attached to the NIXL request.
-   */
-  transfer(
-    callId: number,
-    isWrite: boolean,
-    localList: number,
-    remoteList: number,
-    localIds: Int32Array | undefined,
-    remoteIds: Int32Array | undefined,
-    runs: Int32Array | undefined,
-    offsets: Int32Array | undefined,
-    notification: Uint8Array | undefined,
-    revocable: boolean,
-    /** When the caller asked for it, in milliseconds of `process.hrtime`. */
-    askedMs: number,
-  ): void;
+  /** Starts a transfer, which is named by `callId`. Everything is checked and copied before it returns. */
+  transfer(callId: number, options: NativeTransferOptions | NativePostOptions): void;
+  /** Makes the NIXL requests of a transfer, which are then named by `callId`. */
+  prepareTransfer(callId: number, options: NativeMoves): void;
+  /** Releases the requests that the call `transfer` made, once they are not under way. */
+  closePreparedTransfer(callId: number, transfer: number): void;
+  /** Answers with `[durationUs, marginUs, known]`: NIXL's estimate for the requests that the call `transfer` made. */
+  estimateCost(callId: number, transfer: number): void;
   /** Gives up a transfer. False when its outcome is already decided and its event is queued. */
   abort(transfer: number): boolean;
   /** Closes the agent; waits for its transfers, `timeoutMs` at most. */

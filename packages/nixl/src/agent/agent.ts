@@ -3,16 +3,16 @@ import {
   type AgentTelemetry,
   type Ambient,
   type BackendSpec,
+  type DescriptorPairs,
+  type DescriptorRuns,
   type DescriptorTable,
   KvError,
   type Memory,
-  type MemoryType,
   type Notification,
   type PreparedList,
   type Registration,
-  type Transfer,
+  type TransferOrder,
   type TransferRequest,
-  takeRows,
 } from "@kv/interface";
 import {
   DONE,
@@ -20,20 +20,29 @@ import {
   type NativeAddon,
   type NativeAgent,
   type NativeEvent,
+  type NativeQueryAnswers,
   NOTIFICATION,
   RELEASED,
   SETTLED,
 } from "../addon/native.js";
 import { callNative, fromNative } from "../addon/native-errors.js";
-import { backendTraits, notifies } from "../backends/backend-traits.js";
-import { type ExternalMemory, externalMemoryOf } from "../memory/external-memory.js";
-import { nativeMemoryOf } from "../memory/host-memory.js";
+import {
+  type BackendParameters,
+  backendParametersOf,
+  nativeBackendsOf,
+} from "../backends/backend-parameters.js";
+import { validateAgentBackends } from "../backends/select-backends.js";
 import { RefCount } from "../ref-count.js";
 import { formatValue, requireObject } from "../validate.js";
+import { AgentCalls } from "./agent-calls.js";
 import { DroppedNotifications } from "./dropped-notifications.js";
+import { type MemoryQuery, requireQuery } from "./memory-query.js";
 import { NotificationQueue } from "./notification-queue.js";
 import { PendingCalls } from "./pending-calls.js";
-import { Transfers } from "./transfers.js";
+import { PreparedLists } from "./prepared-lists.js";
+import { type PostOptions, PreparedTransfer } from "./prepared-transfer.js";
+import { type RegisterOptions, Registrations } from "./registrations.js";
+import { type NixlTransfer, Transfers } from "./transfers.js";
 
 /** How an agent is started. */
 export interface NixlAgentOptions {
@@ -47,38 +56,39 @@ export interface NixlAgentOptions {
   readonly backends: readonly BackendSpec[];
   /** Paths of libraries that the backends need and the loader does not find. */
   readonly preload: readonly string[];
+  /** NIXL measures each request. */
+  readonly captureTelemetry: boolean;
+  /** Prepares the process for more backends; returns paths as `preload` has them. Rejects with `KV_BACKEND_UNAVAILABLE`. */
+  prepareBackends(backends: readonly BackendSpec[]): Promise<readonly string[]>;
+  /** Completes the error of backends that NIXL could not create. */
+  explainBackendError(error: unknown, backends: readonly BackendSpec[]): Promise<unknown>;
   /** Clock for the timeouts of transfers; log and metrics for notifications that are dropped. */
   readonly ambient: Pick<Ambient, "clock" | "log" | "metrics">;
-  /** Loads a peer's metadata in another process first. Rejects with `KV_AGENT_METADATA_INVALID`. */
-  readonly checkMetadata: ((metadata: Uint8Array) => Promise<void>) | undefined;
+  /** Loads a peer's metadata first in another process, which has the same backends. Rejects with `KV_AGENT_METADATA_INVALID`. */
+  readonly checkMetadata:
+    | ((metadata: Uint8Array, backends: readonly BackendSpec[]) => Promise<void>)
+    | undefined;
   /** Completes the error of a peer that NIXL refused with the reasons that this host and its variables give. */
-  readonly explainRefusedPeer?: ((error: unknown) => Promise<unknown>) | undefined;
+  explainRefusedPeer(error: unknown, backends: readonly BackendSpec[]): Promise<unknown>;
   /** Called once, when the agent has released everything. */
   onClose(): void;
 }
 
+/** Options of `NixlAgent.localMetadata`. */
+export interface LocalMetadataOptions {
+  /** Describe the memory of these registrations only; of none for an empty list. Default: all registered memory. */
+  readonly registrations?: readonly Registration[] | undefined;
+}
+
 const CLOSE_TIMEOUT_MS = 10_000;
-const MEMORY_TYPES: readonly MemoryType[] = ["DRAM", "VRAM", "FILE", "OBJ"];
 
 /** Starts an agent and its native thread. Resolves when its backends are ready. Rejects with `KV_BACKEND_UNAVAILABLE` or `KV_LIBRARY_INCOMPATIBLE`. */
 export async function startNixlAgent(options: NixlAgentOptions): Promise<NixlAgent> {
-  const { addon, libraryPath, name, backends, preload } = options;
-  const traits = backends.map((spec) => backendTraits(spec.name));
+  const { addon, libraryPath, name, backends, preload, captureTelemetry } = options;
   const keepAlive = new RefCount((alive) => native.keepAlive(alive));
   const calls = new PendingCalls(keepAlive);
   const startId = calls.nextId();
-  const nativeOptions = {
-    libraryPath,
-    name,
-    backends: backends.map((spec) => ({
-      name: spec.name,
-      parameters: Object.entries(spec.parameters ?? {}),
-    })),
-    preload,
-    watchPeers: traits.some(({ watchPeers }) => watchPeers),
-    probeWrites: traits.some(({ probeWrites }) => probeWrites),
-    notifies: notifies(backends),
-  };
+  const nativeOptions = { libraryPath, name, captureTelemetry, ...nativeBackendsOf(backends, preload) };
   const onEvents = (events: NativeEvent[], more: boolean) => {
     // Peers decide how many notifications come, so the event loop has a turn between two parts of them.
     if (more) setImmediate(() => onEvents(...native.takeEvents()));
@@ -105,18 +115,17 @@ export class NixlAgent implements Agent, AsyncDisposable {
   /** The names of its backends, in order of preference. */
   readonly backends: readonly string[];
   readonly #options: NixlAgentOptions;
+  /** The backends with their parameters, also those that were added later; `backends` has their names. */
+  readonly #backends: BackendSpec[];
+  readonly #backendNames: string[];
   readonly #native: NativeAgent;
-  readonly #calls: PendingCalls;
+  readonly #pending: PendingCalls;
+  readonly #calls: AgentCalls;
+  readonly #registrations: Registrations;
+  readonly #lists: PreparedLists;
   readonly #transfers: Transfers;
   readonly #notifications: NotificationQueue;
   readonly #dropped: DroppedNotifications;
-  /** The id under which the addon knows each list. */
-  readonly #listIds = new WeakMap<PreparedList, number>();
-  /** Releases the external memory that is registered. */
-  readonly #externalHolds = new Set<() => void>();
-  /** Tables whose buffer was taken over. The native thread reads them in place, so they must not be collected. */
-  readonly #takenRows = new Set<Float64Array>();
-  #closing: Promise<void> | undefined;
 
   /** For `startNixlAgent`. */
   constructor(
@@ -125,10 +134,15 @@ export class NixlAgent implements Agent, AsyncDisposable {
   ) {
     const { native, calls, keepAlive } = parts;
     this.name = options.name;
-    this.backends = options.backends.map((spec) => spec.name);
+    this.#backends = [...options.backends];
+    this.#backendNames = this.#backends.map((spec) => spec.name);
+    this.backends = this.#backendNames;
     this.#options = options;
     this.#native = native;
-    this.#calls = calls;
+    this.#pending = calls;
+    this.#calls = new AgentCalls(options.name, calls);
+    this.#registrations = new Registrations(native, this.#calls);
+    this.#lists = new PreparedLists(native, this.#calls);
     this.#dropped = new DroppedNotifications(options.name, options.ambient);
     this.#notifications = new NotificationQueue({ keepAlive, onDrop: (from) => this.#dropped.add(from) });
     this.#transfers = new Transfers({
@@ -136,23 +150,76 @@ export class NixlAgent implements Agent, AsyncDisposable {
       calls,
       keepAlive,
       clock: options.ambient.clock,
-      listId: (list) => this.#listId(list),
+      listId: (list) => this.#lists.idOf(list),
     });
   }
 
-  /** Registers memory of `allocate`, `deviceMemory`, `openFileMemory` or `objectMemory`. Rejects with `KV_MEMORY_INVALID` or `KV_AGENT_CLOSED`. */
-  readonly register = async (memory: Memory): Promise<Registration & AsyncDisposable> => {
-    const external = externalMemoryOf(memory);
-    if (external !== undefined) return await this.#registerExternal(memory, external);
-    const buffer = nativeMemoryOf(memory);
-    const { id } = await this.#call((callId) => this.#native.register(callId, buffer));
-    const close = this.#closeOnce((callId) => this.#native.deregister(callId, id));
-    return Object.freeze({ memory, close, [Symbol.asyncDispose]: close });
+  /**
+   * Creates one more backend (NIXL: `createBackend`). Memory that is registered already stays unknown to it, and peers know of it once they load this
+   * agent's metadata anew. While NIXL creates it, up to a second, the agent serves nobody. Rejects with `KV_BACKEND_UNAVAILABLE`, also for a second
+   * backend of one plugin, and with `KV_AGENT_INVALID` for wrong parameters.
+   */
+  readonly addBackend = async (backend: BackendSpec | string): Promise<void> => {
+    const added = validateAgentBackends([backend]);
+    const preload = await this.#options.prepareBackends(added);
+    await this.#calls
+      .call((callId) => this.#native.addBackends(callId, nativeBackendsOf(added, preload)))
+      .catch(async (error: unknown) => {
+        throw await this.#options.explainBackendError(error, added);
+      });
+    this.#backends.push(...added);
+    this.#backendNames.push(...added.map(({ name }) => name));
   };
 
-  /** NIXL's metadata of this agent and of its registered memory, as a peer loads it. Rejects with `KV_AGENT_CLOSED`, and when all backends are storage. */
-  readonly localMetadata = async (): Promise<Uint8Array> =>
-    (await this.#call((callId) => this.#native.localMetadata(callId))).value as Uint8Array;
+  /** What a plugin states before a backend of it exists (NIXL: `getPluginParams`). Rejects with `KV_BACKEND_UNAVAILABLE`. */
+  readonly pluginParameters = async (plugin: string): Promise<BackendParameters> =>
+    backendParametersOf(
+      await this.#calls.answer((callId) => this.#native.describeBackend(callId, plugin, true)),
+    );
+
+  /** What a backend of this agent was created with (NIXL: `getBackendParams`). Rejects with `KV_BACKEND_UNAVAILABLE`. */
+  readonly backendParameters = async (backend: string): Promise<BackendParameters> =>
+    backendParametersOf(
+      await this.#calls.answer((callId) => this.#native.describeBackend(callId, backend, false)),
+    );
+
+  /**
+   * Asks a storage backend about files (by path) or objects (by key), registered or not (NIXL: `queryMem`). Resolves with an entry per key, in order:
+   * what the backend knows of it, such as `size`, or undefined where there is nothing. The agent waits for the store meanwhile. Rejects with
+   * `KV_MEMORY_INVALID` for wrong keys, or when the backend refuses, and with `KV_BACKEND_UNAVAILABLE`.
+   */
+  readonly queryMemory = async (
+    query: MemoryQuery,
+  ): Promise<(Readonly<Record<string, string>> | undefined)[]> => {
+    requireQuery(query);
+    const { backend, memoryType, keys } = query;
+    const answers = await this.#calls.answer<NativeQueryAnswers>((callId) =>
+      this.#native.queryMemory(callId, { backend, memoryType, keys }),
+    );
+    return answers.map((answer) => answer && Object.fromEntries(answer));
+  };
+
+  /**
+   * Registers memory of `allocate`, `hostMemory`, `sharedMemory`, `deviceMemory`, `openFileMemory` or `objectMemory`. With `backends` only with these
+   * backends of the agent, otherwise with all that support the memory. Rejects with `KV_MEMORY_INVALID`, `KV_BACKEND_UNAVAILABLE` or `KV_AGENT_CLOSED`.
+   */
+  readonly register = async (
+    memory: Memory,
+    options: RegisterOptions = {},
+  ): Promise<Registration & AsyncDisposable> => {
+    return await this.#registrations.register(memory, options);
+  };
+
+  /**
+   * NIXL's metadata of this agent and of its registered memory, as a peer loads it (NIXL: `getLocalMD`). With `registrations` of that memory only
+   * (`getLocalPartialMD`): the peer's NIXL refuses lists of any other, until it loads further parts with `addRemote`. Rejects with `KV_AGENT_CLOSED`,
+   * `KV_MEMORY_NOT_REGISTERED`, and `KV_AGENT_INVALID` for storage, and when all backends are storage.
+   */
+  readonly localMetadata = async (options: LocalMetadataOptions = {}): Promise<Uint8Array> => {
+    requireObject(options, "KV_AGENT_INVALID", "the options of localMetadata");
+    const ids = options.registrations?.map((registration) => this.#registrations.idOf(registration));
+    return await this.#calls.answer((callId) => this.#native.localMetadata(callId, ids));
+  };
 
   /** Loads a peer's metadata and returns the peer's name. Rejects with `KV_AGENT_METADATA_INVALID` or `KV_AGENT_CLOSED`. */
   readonly addRemote = async (metadata: Uint8Array): Promise<string> => {
@@ -162,29 +229,31 @@ export class NixlAgent implements Agent, AsyncDisposable {
         `metadata is ${formatValue(metadata)}, not a Uint8Array`,
       );
     }
-    const { checkMetadata } = this.#options;
+    const { checkMetadata, explainRefusedPeer } = this.#options;
     // The bytes that were checked are the bytes that are loaded, even if the caller changes the buffer meanwhile.
     const bytes = checkMetadata === undefined ? metadata : new Uint8Array(metadata);
-    await checkMetadata?.(bytes);
-    const { explainRefusedPeer } = this.#options;
-    const added = this.#call((callId) => this.#native.addRemote(callId, bytes));
+    await checkMetadata?.(bytes, this.#backends);
+    const added = this.#calls.call((callId) => this.#native.addRemote(callId, bytes));
     return (
       await added.catch(async (error: unknown) => {
-        throw (await explainRefusedPeer?.(error)) ?? error;
+        throw await explainRefusedPeer(error, this.#backends);
       })
     ).value as string;
   };
 
   /** Forgets a peer. Rejects with `KV_AGENT_UNKNOWN_REMOTE`, or `KV_MEMORY_IN_USE` while lists of its memory are open. */
   readonly removeRemote = async (name: string): Promise<void> => {
-    await this.#call((callId) => this.#native.removeRemote(callId, name));
+    await this.#calls.call((callId) => this.#native.removeRemote(callId, name));
   };
 
   /** Prepares a list of this agent's registered memory. Rejects with `KV_LIST_INVALID` or `KV_MEMORY_NOT_REGISTERED`. */
   readonly prepareLocal = (table: DescriptorTable): Promise<PreparedList & AsyncDisposable> =>
-    this.#prepare(undefined, table);
+    this.#lists.prepare(undefined, table);
 
-  /** Prepares a list of a peer's registered memory. Rejects with `KV_LIST_INVALID` or `KV_AGENT_UNKNOWN_REMOTE`. */
+  /**
+   * Prepares a list of a peer's registered memory. Under this agent's own name it describes its own memory, for copies within the agent, or files and
+   * objects. Rejects with `KV_LIST_INVALID`, `KV_AGENT_UNKNOWN_REMOTE` or `KV_MEMORY_NOT_REGISTERED`.
+   */
   readonly prepareRemote = async (
     remote: string,
     table: DescriptorTable,
@@ -196,18 +265,55 @@ export class NixlAgent implements Agent, AsyncDisposable {
         { hint: "use prepareLocal for a list of this agent's own memory" },
       );
     }
-    return await this.#prepare(remote, table);
+    return await this.#lists.prepare(remote, table);
   };
 
   /** Starts a transfer. Throws `KV_TRANSFER_INVALID`, `KV_LIST_CLOSED` or `KV_AGENT_CLOSED`; every other error rejects `done`. */
-  readonly transfer = (request: TransferRequest): Transfer => {
-    this.#requireOpen();
+  readonly transfer = (request: TransferRequest): NixlTransfer => {
+    this.#calls.requireOpen();
     return this.#transfers.start(request);
+  };
+
+  /**
+   * Makes a transfer's NIXL requests once, to be posted many times. Its lists cannot be closed before it is. `notification`, `signal` and `timeoutMs`
+   * belong to each post. Rejects with `KV_TRANSFER_INVALID`, `KV_TRANSFER_FAILED` when NIXL refuses, `KV_LIST_CLOSED` or `KV_AGENT_CLOSED`.
+   */
+  readonly prepareTransfer = async (
+    request: Omit<TransferOrder, keyof PostOptions> & (DescriptorPairs | DescriptorRuns),
+  ): Promise<PreparedTransfer> => {
+    const moves = this.#transfers.moves(request);
+    const { notification, signal, timeoutMs } = request as TransferRequest;
+    if (notification !== undefined || signal !== undefined || timeoutMs !== undefined) {
+      throw new KvError(
+        "KV_TRANSFER_INVALID",
+        "a transfer is prepared without notification, signal and timeoutMs",
+        { hint: "pass them to post()" },
+      );
+    }
+    const uses = [this.#lists.hold(request.local), this.#lists.hold(request.remote)];
+    const endUses = () => {
+      for (const end of uses) end();
+    };
+    const { id } = await this.#calls
+      .call((callId) => this.#native.prepareTransfer(callId, moves))
+      .catch((error: unknown) => {
+        endUses();
+        throw error;
+      });
+    const close = this.#calls.closeOnce((callId) => this.#native.closePreparedTransfer(callId, id));
+    return new PreparedTransfer(request, {
+      post: (order) => {
+        this.#calls.requireOpen();
+        return this.#transfers.post(id, order);
+      },
+      estimate: () => this.#calls.answer((callId) => this.#native.estimateCost(callId, id)),
+      close: () => close().then(endUses),
+    });
   };
 
   /** Sends a notification. Rejects with `KV_NOTIFICATION_FAILED`, `KV_NOTIFICATION_INVALID` or `KV_AGENT_UNKNOWN_REMOTE`. */
   readonly notify = async (remote: string, payload: Uint8Array): Promise<void> => {
-    await this.#call((callId) => this.#native.notify(callId, remote, payload));
+    await this.#calls.call((callId) => this.#native.notify(callId, remote, payload));
   };
 
   /**
@@ -238,8 +344,7 @@ export class NixlAgent implements Agent, AsyncDisposable {
         `timeoutMs is ${formatValue(timeoutMs)}, not a number from 0 to 2^31`,
       );
     }
-    this.#closing ??= this.#close(timeoutMs);
-    await this.#closing;
+    await this.#calls.close(() => this.#close(timeoutMs));
   };
 
   /** The same as `close()`. */
@@ -250,7 +355,7 @@ export class NixlAgent implements Agent, AsyncDisposable {
     for (const [kind, callId, error, value, from] of events) {
       const failure = error === undefined ? undefined : fromNative(error);
       if (kind === DONE) this.#transfers.onDone(callId, failure, value);
-      else if (kind === SETTLED) this.#calls.settle(callId, failure, value);
+      else if (kind === SETTLED) this.#pending.settle(callId, failure, value);
       else if (kind === RELEASED) this.#transfers.onReleased(callId);
       else if (kind === NOTIFICATION) {
         this.#notifications.push({ from: from ?? "", payload: value as Uint8Array });
@@ -258,106 +363,16 @@ export class NixlAgent implements Agent, AsyncDisposable {
     }
   }
 
-  async #registerExternal(memory: Memory, external: ExternalMemory): Promise<Registration & AsyncDisposable> {
-    const release = external.hold();
-    this.#externalHolds.add(release);
-    const letGo = () => {
-      this.#externalHolds.delete(release);
-      release();
-    };
-    const { memoryType, address, lengthBytes, deviceId } = memory;
-    const { checkWithCuda, key } = external;
-    const { id } = await this.#call((callId) =>
-      this.#native.registerForeign(callId, memoryType, address, lengthBytes, deviceId, checkWithCuda, key),
-    ).catch((error: unknown) => {
-      letGo();
-      throw error;
-    });
-    const deregister = this.#closeOnce((callId) => this.#native.deregister(callId, id));
-    const close = () => deregister().then(letGo);
-    return Object.freeze({ memory, close, [Symbol.asyncDispose]: close });
-  }
-
-  async #prepare(
-    remote: string | undefined,
-    table: DescriptorTable,
-  ): Promise<PreparedList & AsyncDisposable> {
-    requireObject(table, "KV_LIST_INVALID", "the table of a list");
-    const { memoryType, rows, takeRows: takesRows = false } = table;
-    if (!MEMORY_TYPES.includes(memoryType)) {
-      throw new KvError(
-        "KV_LIST_INVALID",
-        `memoryType is ${formatValue(memoryType)}, not one of ${MEMORY_TYPES.join(", ")}`,
-      );
-    }
-    let read = rows;
-    const { id, value } = await this.#call((callId) => {
-      if (takesRows) {
-        read = takeRows(rows);
-        this.#takenRows.add(read);
-      }
-      this.#native.prepare(callId, remote, memoryType, read, takesRows);
-    }).finally(() => this.#takenRows.delete(read));
-    const close = this.#closeOnce((callId) => this.#native.closeList(callId, id));
-    const list: PreparedList & AsyncDisposable = Object.freeze({
-      remote,
-      count: value as number,
-      memoryType,
-      close,
-      [Symbol.asyncDispose]: close,
-    });
-    this.#listIds.set(list, id);
-    return list;
-  }
-
-  #listId(list: PreparedList): number {
-    const id = this.#listIds.get(list);
-    if (id !== undefined) return id;
-    throw new KvError("KV_TRANSFER_INVALID", `the list was not prepared by agent ${this.name}`);
-  }
-
-  /** Makes a call; `id` names what it created in the addon. Rejects with `KV_AGENT_CLOSED` once the agent is closing. */
-  async #call(command: (callId: number) => void): Promise<{ id: number; value: unknown }> {
-    this.#requireOpen();
-    let id = 0;
-    const value = await this.#calls.call<unknown>((callId) => {
-      id = callId;
-      command(callId);
-    });
-    return { id, value };
-  }
-
-  /**
-   * A `close` of something this agent made: closing twice is one call, a close that failed may be tried again, and once the agent closes it
-   * waits for that, which releases everything.
-   */
-  #closeOnce(command: (callId: number) => void): () => Promise<void> {
-    let closed: Promise<void> | undefined;
-    return () => {
-      if (this.#closing !== undefined) return closed ?? this.#closing;
-      closed ??= this.#calls.call<void>(command).catch((error: unknown) => {
-        closed = undefined;
-        throw error;
-      });
-      return closed;
-    };
-  }
-
   async #close(timeoutMs: number): Promise<void> {
     try {
-      await this.#calls.call<void>((callId) => this.#native.close(callId, timeoutMs));
+      await this.#pending.call<void>((callId) => this.#native.close(callId, timeoutMs));
     } finally {
-      this.#calls.rejectAll(new KvError("KV_AGENT_CLOSED", `the agent ${this.name} is closed`));
+      this.#pending.rejectAll(new KvError("KV_AGENT_CLOSED", `the agent ${this.name} is closed`));
       this.#notifications.close();
       this.#dropped.close();
-      for (const release of this.#externalHolds) release();
+      this.#registrations.onClose();
       this.#native.detach();
       this.#options.onClose();
     }
-  }
-
-  #requireOpen(): void {
-    if (this.#closing === undefined) return;
-    throw new KvError("KV_AGENT_CLOSED", `the agent ${this.name} is closed`);
   }
 }

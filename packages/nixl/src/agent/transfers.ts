@@ -4,14 +4,39 @@ import {
   type PreparedList,
   type Timer,
   type Transfer,
+  type TransferOrder,
   type TransferRequest,
   type TransferResult,
 } from "@kv/interface";
-import type { NativeAgent, NativeOutcome } from "../addon/native.js";
-import { fromNative } from "../addon/native-errors.js";
+import type { NativeAgent, NativeMoves, NativeOutcome, NativePost } from "../addon/native.js";
+import { callNative } from "../addon/native-errors.js";
 import type { RefCount } from "../ref-count.js";
 import { formatValue, requireObject } from "../validate.js";
 import type { PendingCalls } from "./pending-calls.js";
+
+/** A transfer of an agent of NIXL. */
+export interface NixlTransfer extends Transfer {
+  /** As in `Transfer`, with NIXL's own measurements where the agent captures them. */
+  readonly done: Promise<NixlTransferResult>;
+}
+
+/** Measurements of a transfer that succeeded. */
+export interface NixlTransferResult extends TransferResult {
+  /** What NIXL itself measured (`getXferTelemetry`), for an agent with `captureTelemetry`. */
+  readonly nixl?: NixlTransferTelemetry | undefined;
+}
+
+/** NIXL's own measurements of the requests of one transfer (NIXL: `nixl_xfer_telem_t`), summed over its slices. */
+export interface NixlTransferTelemetry {
+  /** Bytes moved. */
+  readonly lengthBytes: number;
+  /** Descriptors after NIXL has merged adjacent ones. */
+  readonly descriptorCount: number;
+  /** Microseconds inside NIXL's posts. */
+  readonly postUs: number;
+  /** Microseconds from the first post to the end of the last request, as NIXL saw it. */
+  readonly transferUs: number;
+}
 
 /** Options of `Transfers`. */
 export interface TransfersOptions {
@@ -44,13 +69,41 @@ export class Transfers {
   }
 
   /** Posts a transfer. Throws `KV_TRANSFER_INVALID` or `KV_LIST_CLOSED` for wrong arguments; every other error rejects `done`. */
-  start(request: TransferRequest): Transfer {
-    const [seconds, nanoseconds] = process.hrtime();
+  start(request: TransferRequest): NixlTransfer {
+    const askedMs = now();
+    const moves = this.moves(request);
+    return this.#post(request, { ...moves, askedMs });
+  }
+
+  /** Posts the requests that the call `prepared` made. Throws as `start`. */
+  post(prepared: number, order: TransferOrder): NixlTransfer {
+    const askedMs = now();
+    requireValid(order);
+    return this.#post(order, { prepared, askedMs });
+  }
+
+  /** What a transfer moves, for the addon. Throws `KV_TRANSFER_INVALID` for wrong arguments. */
+  moves(request: TransferRequest): NativeMoves {
     requireValid(request);
-    const { operation, local, remote, notification, signal, timeoutMs } = request;
-    const { native, calls, keepAlive, clock, listId } = this.#options;
-    const localList = listId(local);
-    const remoteList = listId(remote);
+    const { operation, local, remote, localIds, remoteIds, runs, offsets } = request;
+    const { listId } = this.#options;
+    return {
+      isWrite: operation === "WRITE",
+      local: listId(local),
+      remote: listId(remote),
+      localIds,
+      remoteIds,
+      runs,
+      offsets,
+    };
+  }
+
+  #post(
+    order: TransferOrder,
+    options: (NativeMoves | { readonly prepared: number }) & Pick<NativePost, "askedMs">,
+  ): NixlTransfer {
+    const { operation, remote, notification, signal, timeoutMs } = order;
+    const { native, calls, keepAlive, clock } = this.#options;
     if (notification !== undefined && (remote.memoryType === "FILE" || remote.memoryType === "OBJ")) {
       throw invalid(
         "the transfer has a notification, but its remote side is storage: there is no peer to notify",
@@ -62,25 +115,10 @@ export class Transfers {
       return { done: withoutUnhandledRejection(done), released: Promise.resolve() };
     }
     const id = calls.nextId();
-    try {
-      native.transfer(
-        id,
-        operation === "WRITE",
-        localList,
-        remoteList,
-        request.localIds,
-        request.remoteIds,
-        request.runs,
-        request.offsets,
-        notification,
-        signal !== undefined || timeoutMs !== undefined,
-        seconds * 1e3 + nanoseconds / 1e6,
-      );
-    } catch (error) {
-      throw fromNative(error);
-    }
+    const abortable = signal !== undefined || timeoutMs !== undefined;
+    callNative(() => native.transfer(id, { ...options, notification, abortable }));
     keepAlive.acquire();
-    const transfer = new RunningTransfer(request, () => native.abort(id));
+    const transfer = new RunningTransfer(order, () => native.abort(id));
     if (timeoutMs !== undefined) transfer.rejectAfter(timeoutMs, clock);
     if (signal !== undefined) transfer.rejectOnAbort(signal);
     this.#running.set(id, transfer);
@@ -111,24 +149,24 @@ export class Transfers {
 
 /** The promises of one transfer, and the timer and the signal that abort it. */
 class RunningTransfer {
-  readonly done: Promise<TransferResult>;
+  readonly done: Promise<NixlTransferResult>;
   readonly released: Promise<void>;
-  readonly #request: TransferRequest;
+  readonly #request: TransferOrder;
   readonly #abortNative: () => boolean;
-  #resolve: (result: TransferResult) => void = () => {};
+  #resolve: (result: NixlTransferResult) => void = () => {};
   #reject: (error: KvError) => void = () => {};
   #resolveReleased: () => void = () => {};
   #timer: Timer | undefined;
   #stopListening: (() => void) | undefined;
 
   /** `abortNative` is false when the outcome is decided already. */
-  constructor(request: TransferRequest, abortNative: () => boolean) {
+  constructor(request: TransferOrder, abortNative: () => boolean) {
     this.#request = request;
     this.#abortNative = abortNative;
     this.released = new Promise((resolve) => {
       this.#resolveReleased = resolve;
     });
-    const done = new Promise<TransferResult>((resolve, reject) => {
+    const done = new Promise<NixlTransferResult>((resolve, reject) => {
       this.#resolve = resolve;
       this.#reject = reject;
     });
@@ -145,7 +183,7 @@ class RunningTransfer {
     this.#stopListening = () => signal.removeEventListener("abort", onAbort);
   }
 
-  succeed(result: TransferResult): void {
+  succeed(result: NixlTransferResult): void {
     this.#stopWaiting();
     this.#resolve(result);
   }
@@ -178,7 +216,7 @@ class RunningTransfer {
 }
 
 /** Checks what the addon does not check itself, before anything is posted: a transfer that cannot be reported would never be released. */
-function requireValid(request: TransferRequest): void {
+function requireValid(request: TransferOrder): void {
   requireObject(request, "KV_TRANSFER_INVALID", "a transfer");
   const { operation, notification, signal, timeoutMs } = request;
   if (operation !== "READ" && operation !== "WRITE") {
@@ -208,9 +246,20 @@ function isSignal(value: unknown): value is AbortSignal {
   );
 }
 
-function resultOf(outcome: NativeOutcome): TransferResult {
-  const [lengthBytes, descriptorCount, mergedCount, prepareMs, makeMs, postMs, transferMs] = outcome;
-  return { lengthBytes, descriptorCount, mergedCount, prepareMs, makeMs, postMs, transferMs };
+function resultOf(outcome: NativeOutcome): NixlTransferResult {
+  const [lengthBytes, descriptorCount, mergedCount, prepareMs, makeMs, postMs, transferMs, ...measured] =
+    outcome;
+  const result = { lengthBytes, descriptorCount, mergedCount, prepareMs, makeMs, postMs, transferMs };
+  if (measured.length === 0) return result;
+  const [nixlBytes, nixlDescriptors, postUs, transferUs] = measured;
+  const nixl = { lengthBytes: nixlBytes, descriptorCount: nixlDescriptors, postUs, transferUs };
+  return { ...result, nixl };
+}
+
+/** Milliseconds of the clock that the addon reads. */
+function now(): number {
+  const [seconds, nanoseconds] = process.hrtime();
+  return seconds * 1e3 + nanoseconds / 1e6;
 }
 
 function abortedError(operation: string, signal: AbortSignal): KvError {

@@ -79,7 +79,7 @@ function select(
  * Validates the backends of an agent's own options. Throws `KV_BACKEND_UNAVAILABLE` for an empty list and for names that cannot be a
  * backend's, `KV_AGENT_INVALID` for parameters that are not strings.
  */
-export function validateAgentBackends(backends: readonly BackendSpec[]): BackendSpec[] {
+export function validateAgentBackends(backends: readonly (BackendSpec | string)[]): BackendSpec[] {
   const specs = specsOf(backends, "the agent's backends");
   if (specs.length > 0) return specs;
   throw new KvError("KV_BACKEND_UNAVAILABLE", "the agent's list of backends is empty", {

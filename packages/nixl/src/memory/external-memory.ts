@@ -1,7 +1,8 @@
 import { KvError, type Memory } from "@kv/interface";
 import { RefCount } from "../ref-count.js";
+import { formatValue } from "../validate.js";
 
-/** Registration details of memory that the addon does not own: a file, an object, or memory of a device. */
+/** Registration details of memory that the addon does not own: a file, an object, or memory of a device or of the caller. */
 export interface ExternalMemory {
   /** Whether `register` asks the CUDA driver if the address belongs to the device. */
   readonly checkWithCuda: boolean;
@@ -14,13 +15,17 @@ export interface ExternalMemory {
 /** How external memory is described. */
 export interface ExternalMemoryOptions extends Pick<Memory, "address" | "lengthBytes" | "deviceId"> {
   /** The kind of memory. */
-  readonly memoryType: "VRAM" | "FILE" | "OBJ";
+  readonly memoryType: "DRAM" | "VRAM" | "FILE" | "OBJ";
   /** Names the memory in error messages, such as by its path. */
   readonly subject: string;
   /** As in `ExternalMemory`; false by default. */
   readonly checkWithCuda?: boolean | undefined;
   /** As in `ExternalMemory`. */
   readonly key?: string | undefined;
+  /** The bytes, where JavaScript can access them. */
+  readonly bytes?: Uint8Array | undefined;
+  /** Stays referenced until the memory is closed. */
+  readonly owner?: object | undefined;
   /** Called once when the memory is closed. */
   readonly onClose?: (() => void) | undefined;
 }
@@ -31,14 +36,15 @@ const externals = new WeakMap<Memory, ExternalMemory>();
 export const externalMemoryOf = (memory: Memory): ExternalMemory | undefined => externals.get(memory);
 
 /**
- * A `Memory` whose bytes JavaScript cannot access: `bytes` is empty, `view` throws `KV_MEMORY_INVALID`, and `gather` and `scatter` reject with
- * `KV_TRANSPORT_UNSUPPORTED`. `close` throws `KV_MEMORY_IN_USE` while it is registered.
+ * A `Memory` that the addon does not own. `gather` and `scatter` reject with `KV_TRANSPORT_UNSUPPORTED`. Without `options.bytes` JavaScript cannot access
+ * it: `bytes` is empty and `view` throws `KV_MEMORY_INVALID`. `close` throws `KV_MEMORY_IN_USE` while it is registered.
  */
 export function externalMemory(options: ExternalMemoryOptions): Memory & Disposable {
   const { memoryType, address, lengthBytes, deviceId, subject } = options;
   const { checkWithCuda = false, key = "", onClose } = options;
   const registrations = new RefCount();
   let closed = false;
+  const held = { bytes: options.bytes, owner: options.owner };
   const unsupported = async (): Promise<never> => {
     throw new KvError("KV_TRANSPORT_UNSUPPORTED", `only transfers move the bytes of ${subject}`);
   };
@@ -50,6 +56,8 @@ export function externalMemory(options: ExternalMemoryOptions): Memory & Disposa
       });
     }
     closed = true;
+    held.bytes = undefined;
+    held.owner = undefined;
     onClose?.();
   };
   const memory: Memory & Disposable = Object.freeze({
@@ -57,11 +65,17 @@ export function externalMemory(options: ExternalMemoryOptions): Memory & Disposa
     lengthBytes,
     memoryType,
     deviceId,
-    bytes: new Uint8Array(0),
-    view() {
-      throw new KvError("KV_MEMORY_INVALID", `this process cannot address ${subject}`, {
-        hint: "transfer its bytes to memory of allocate()",
-      });
+    get bytes() {
+      return held.bytes ?? new Uint8Array(0);
+    },
+    view(offsetBytes: number, viewBytes: number) {
+      if (closed) throw new KvError("KV_MEMORY_INVALID", `${subject} is closed`);
+      if (held.bytes === undefined) {
+        throw new KvError("KV_MEMORY_INVALID", `this process cannot address ${subject}`, {
+          hint: "transfer its bytes to memory of allocate()",
+        });
+      }
+      return partOf(held.bytes, offsetBytes, viewBytes);
     },
     gather: unsupported,
     scatter: unsupported,
@@ -77,4 +91,22 @@ export function externalMemory(options: ExternalMemoryOptions): Memory & Disposa
     },
   });
   return memory;
+}
+
+/** A view of a part. Throws `KV_MEMORY_INVALID` for a part that does not lie in the bytes. */
+function partOf(bytes: Uint8Array, offsetBytes: number, lengthBytes: number): Uint8Array {
+  const end = offsetBytes + lengthBytes;
+  if (
+    Number.isSafeInteger(offsetBytes) &&
+    Number.isSafeInteger(lengthBytes) &&
+    offsetBytes >= 0 &&
+    lengthBytes >= 0 &&
+    end <= bytes.length
+  ) {
+    return bytes.subarray(offsetBytes, end);
+  }
+  throw new KvError(
+    "KV_MEMORY_INVALID",
+    `a view of ${formatValue(lengthBytes)} bytes from ${formatValue(offsetBytes)} on does not lie in a memory of ${bytes.length} bytes`,
+  );
 }

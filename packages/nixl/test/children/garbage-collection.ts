@@ -1,6 +1,6 @@
 // Drops objects without closing them and collects garbage: nothing that NIXL or a view can reach may be freed.
 import { setImmediate as turn } from "node:timers/promises";
-import { nixlTransport } from "@kv/nixl";
+import { hostMemory, nixlTransport, sharedMemory } from "@kv/nixl";
 
 const LENGTH = 8 << 20;
 const collect = async () => {
@@ -46,6 +46,30 @@ const taking = reader.prepareRemote(owner.name, { memoryType: "DRAM", rows, take
 await collect();
 if ((await taking).count !== 1_000_000) throw new Error("the rows are not those that were given");
 if (!bytes.every((byte) => byte === 42)) throw new Error("the bytes are not those that were sent");
+
+// Memory of the caller: its owner stays while it is registered, and is collected once nobody has it.
+let owners = 0;
+const ended = new FinalizationRegistry(() => {
+  owners -= 1;
+});
+const registration = await (async () => {
+  const shared = new SharedArrayBuffer(LENGTH);
+  const owner = { memory: transport.allocate(LENGTH) };
+  for (const object of [shared, owner]) ended.register(object, 0);
+  owners = 2;
+  const memory = hostMemory({ address: owner.memory.address, lengthBytes: LENGTH, owner });
+  return [await reader.register(sharedMemory(shared)), await reader.register(memory)] as const;
+})();
+await collect();
+if (owners !== 2) throw new Error("memory that is registered was collected");
+await (async () => {
+  for (const { memory, close } of registration) {
+    await close();
+    memory.close();
+  }
+})();
+await collect();
+if (owners !== 0) throw new Error(`${owners} owners of closed memory were not collected`);
 
 // Unreferenced memory is freed: 40 allocations of 32 MiB do not add up.
 const before = process.memoryUsage().rss;

@@ -1,4 +1,4 @@
-#include "transfer/request_factory.h"
+#include "request/request_factory.h"
 
 #include <utility>
 

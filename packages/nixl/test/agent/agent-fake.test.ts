@@ -1,0 +1,4 @@
+import { FAKE } from "../support/libraries.js";
+import { agentCases } from "./agent-cases.js";
+
+agentCases(FAKE);

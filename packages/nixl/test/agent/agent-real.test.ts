@@ -1,0 +1,4 @@
+import { REAL } from "../support/libraries.js";
+import { agentCases } from "./agent-cases.js";
+
+agentCases(REAL);
