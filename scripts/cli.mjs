@@ -1,6 +1,7 @@
 // npm run kv-proxy, kv-peer, kv-nixl, kv-plan, kv-neuron: sets up what is missing, then runs that program. Only the program writes to stdout.
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
+import { selftest } from "./nixl-selftest.mjs";
 import { root, setup } from "./setup.mjs";
 
 /** The native code that each program needs. */
@@ -12,6 +13,14 @@ try {
 } catch (error) {
   process.stderr.write(`set-up failed: ${error.message}\n`);
   process.exit(1);
+}
+// A test of what is published, which only a checkout can pack.
+if (name === "nixl" && process.argv[2] === "selftest") {
+  await selftest().catch((error) => {
+    process.stderr.write(`selftest: ${error.message}\n${error.stderr ?? ""}`);
+    process.exit(1);
+  });
+  process.exit(0);
 }
 // npm runs scripts in the root; paths are relative to the folder of the command.
 process.chdir(process.env.INIT_CWD ?? process.cwd());

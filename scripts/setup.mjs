@@ -138,7 +138,8 @@ async function nixl(withLibfabric, native) {
       pathToFileURL(join(root, "packages/nixl/dist/index.js")).href
     );
     try {
-      await findLibrary();
+      // The package of libraries, when it is built, has not all plugins that tests need.
+      if ((await findLibrary()).startsWith(join(root, "native/npm"))) throw new Error("not the whole wheel");
     } catch {
       say("fetch NIXL …");
       await installNixl({ onProgress: say });

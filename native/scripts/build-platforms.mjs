@@ -43,10 +43,10 @@ async function build(platform, { compiler, env }) {
 function pack() {
   const root = join(nativeRoot, "..");
   const into = join(nativeRoot, "build", "packages");
-  rmSync(into, { recursive: true, force: true });
   mkdirSync(into, { recursive: true });
   const { packageManager } = JSON.parse(readFileSync(join(root, "package.json"), "utf8"));
-  const places = ["./native/npm/*", "@kv/nixl", "@kv/interface"].flatMap((place) => ["--filter", place]);
+  const packages = PLATFORMS.map(({ name }) => `@kv/nixl-${name}`);
+  const places = [...packages, "@kv/nixl", "@kv/interface"].flatMap((place) => ["--filter", place]);
   const args = ["--yes", packageManager, "--recursive", ...places, "pack", "--pack-destination", into];
   const { status } = spawnSync("npx", args, { cwd: root, stdio: ["ignore", "inherit", "inherit"] });
   if (status !== 0) throw new Error(`packing ended with ${status}`);

@@ -1,8 +1,13 @@
 // What a shared library requires of the system that loads it, read with readelf (binutils).
 import { spawnSync } from "node:child_process";
 
+const MAX_OUTPUT_BYTES = 64 << 20;
+
 function readelf(option, file) {
-  const { status, stdout, error } = spawnSync("readelf", ["--wide", option, file], { encoding: "utf8" });
+  const { status, stdout, error } = spawnSync("readelf", ["--wide", option, file], {
+    encoding: "utf8",
+    maxBuffer: MAX_OUTPUT_BYTES,
+  });
   if (status === 0) return stdout;
   throw new Error(
     `readelf ${option} ${file} ended with ${error?.message ?? status}; it is part of binutils: apt-get install binutils`,
@@ -11,18 +16,24 @@ function readelf(option, file) {
 
 const unique = (values) => [...new Set(values)].sort();
 
-/** The libraries that it needs, the symbol versions that it needs (such as GLIBC_2.17), and the symbols that it imports and exports. */
+const all = (text, pattern) => unique(Array.from(text.matchAll(pattern), ([, found]) => found));
+
+/** The libraries that it needs, and the symbol versions that it needs, such as GLIBC_2.17. */
+export const neededLibraries = (file) => ({
+  libraries: all(readelf("--dynamic", file), /\(NEEDED\).*\[(.*)\]/g),
+  versions: all(readelf("--version-info", file), /\bName: (\w+_[\w.]+)/g),
+});
+
+/** What `neededLibraries` returns, and the symbols that it imports and exports. */
 export function elfNeeds(file) {
-  const all = (text, pattern) => unique(Array.from(text.matchAll(pattern), ([, found]) => found));
   return {
-    libraries: all(readelf("--dynamic", file), /\(NEEDED\).*\[(.*)\]/g),
-    versions: all(readelf("--version-info", file), /\bName: (\w+_[\w.]+)/g),
+    ...neededLibraries(file),
     imports: all(readelf("--dyn-syms", file), /\b(?:GLOBAL|WEAK)\s+DEFAULT\s+UND\s+([^\s@]+)/g),
     exports: all(readelf("--dyn-syms", file), /\b(?:GLOBAL|WEAK)\s+DEFAULT\s+(?!UND)\d+\s+([^\s@]+)/g),
   };
 }
 
-const isNewer = (version, than) => {
+export const isNewer = (version, than) => {
   const [a, b] = [version, than].map((text) => text.split(".").map(Number));
   for (let part = 0; part < Math.max(a.length, b.length); part++) {
     if ((a[part] ?? 0) !== (b[part] ?? 0)) return (a[part] ?? 0) > (b[part] ?? 0);

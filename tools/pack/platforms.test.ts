@@ -6,6 +6,7 @@ import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { elfNeeds, violations } from "../../native/scripts/elf-needs.mjs";
 import { addonOf, EXPORTS, GLIBC, isCurrent, PLATFORMS } from "../../native/scripts/platform-packages.mjs";
+import { addonPath, loadAddon } from "../../packages/nixl/src/addon/load-addon.js";
 import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
 import { npmProject } from "./outside.js";
 import { isForPlatform, manifests, packAll, pnpm, root, run } from "./tarballs.js";
@@ -15,7 +16,7 @@ const promised = { glibc: GLIBC, exported: EXPORTS };
 
 test("every platform has a package that declares its platform and has no install script", () => {
   const nixl = manifests.get("@kv/nixl");
-  const named = PLATFORMS.map(({ name }) => `@kv/nixl-${name}`);
+  const named = [...PLATFORMS.map(({ name }) => `@kv/nixl-${name}`), "@kv/nixl-libs-linux-x64-gnu"];
   expect([...manifests.keys()].filter(isForPlatform).sort()).toEqual([...named].sort());
   expect(Object.keys(nixl?.optionalDependencies ?? {}).sort()).toEqual([...named].sort());
   for (const name of named) {
@@ -54,6 +55,16 @@ describe.each(PLATFORMS)("$name", (platform) => {
       expect(violations(elfNeeds(addonOf(platform)), promised)).toEqual([]);
     },
   );
+});
+
+// In CI `npm test` builds the platform packages first, so every suite runs with the addon that is published.
+test.runIf(process.env.CI === "true")("CI runs with the addon of the platform package", () => {
+  const platform = PLATFORMS.find(({ name }) => name === `linux-${process.arch}-gnu`);
+  if (platform === undefined) throw new Error(`no platform package for ${process.arch}`);
+  expect(isCurrent(platform)).toBe(true);
+  if (process.env.KV_NIXL_ADDON) return;
+  loadAddon();
+  expect(addonPath()).toBe(addonOf(platform));
 });
 
 const here = PLATFORMS.find(({ name }) => name === `${process.platform}-${process.arch}-gnu`);

@@ -6,6 +6,15 @@ import { installNixl, PLUGIN_DEPENDENCIES, type PluginDependency } from "./insta
 import { type Cuda, DEFAULT_VERSION } from "./install/wheels.js";
 import { findLibrary } from "./library/find-library.js";
 
+/** As commander parses them. */
+interface InstallCommandOptions {
+  readonly version: string;
+  readonly cuda: Cuda;
+  readonly wheel?: string;
+  readonly with: PluginDependency[];
+  readonly force?: true;
+}
+
 const program = new Command("kv-nixl")
   .description("NVIDIA NIXL for @kv/nixl.")
   .version(packageVersion(import.meta.url))
@@ -15,17 +24,20 @@ const program = new Command("kv-nixl")
 
 program
   .command("install")
-  .description("download the pinned NIXL wheel with pip and unpack its libraries into the user's cache")
+  .description(
+    "download the pinned NIXL wheel with pip, or take --wheel, and unpack its libraries into the user's cache",
+  )
   .option("--version <version>", "version of NIXL", DEFAULT_VERSION)
   .option("--cuda <major>", "major version of CUDA that the wheel is built for: 12 or 13", readCuda, 12)
+  .option("--wheel <file>", "the wheel, on a machine without a package index; its SHA-256 is checked")
   .option(
     "--with <name>",
     "also install libraries that a plugin needs from outside the wheel: libfabric (downloads 135 MB, keeps 2 MB; Intel's and NVIDIA's licences)",
     readDependency,
     [],
   )
-  .option("--force", "download NIXL again and replace the installation, such as when a file is damaged")
-  .action(async (options: { version: string; cuda: Cuda; with: PluginDependency[]; force?: true }) => {
+  .option("--force", "install NIXL again and replace the installation, such as when a file is damaged")
+  .action(async (options: InstallCommandOptions) => {
     const onProgress = (line: string) => process.stderr.write(`${line}\n`);
     const { library, existed } = await installNixl({ ...options, onProgress });
     if (existed)

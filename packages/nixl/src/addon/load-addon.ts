@@ -2,6 +2,7 @@ import { createRequire } from "node:module";
 import { fileURLToPath } from "node:url";
 import { isMainThread } from "node:worker_threads";
 import { KvError } from "@kv/interface";
+import { cLibraryProblem, glibcVersion } from "../library/c-library.js";
 import type { NativeAddon } from "./native.js";
 
 const require = createRequire(import.meta.url);
@@ -30,11 +31,6 @@ export function loadAddon(): NativeAddon {
   ];
   const places = named.length > 0 ? named : usual;
   const attempts: string[] = [];
-  if (process.platform !== "linux") {
-    throw new KvError("KV_ADDON_NOT_FOUND", `@kv/nixl has no addon for ${platform}: NIXL runs on Linux`, {
-      hint: "use @kv/transport-memory here",
-    });
-  }
   for (const place of places) {
     try {
       const addon = require(place) as NativeAddon;
@@ -47,11 +43,15 @@ export function loadAddon(): NativeAddon {
       attempts.push(`${place}: ${error instanceof Error ? error.message.split("\n")[0] : String(error)}`);
     }
   }
+  // A package manager leaves out the platform packages on a machine that they do not run on.
+  const problem = cLibraryProblem(process.platform, glibcVersion());
   throw new KvError(
     "KV_ADDON_NOT_FOUND",
-    `the addon of @kv/nixl does not load on ${platform}; tried ${attempts.join("; ")}`,
+    `the addon of @kv/nixl does not load on ${platform}${problem ? ` with ${problem.found}` : ""}; tried ${attempts.join("; ")}`,
     {
-      hint: `install @kv/nixl-${platform}-gnu, or build it in the repository: node native/build.mjs`,
+      hint:
+        problem?.fix ??
+        `install @kv/nixl-${platform}-gnu, or build it in the repository: node native/build.mjs`,
       details: { attempts },
     },
   );

@@ -1,9 +1,12 @@
 import { type BackendSpec, KvError } from "@kv/interface";
 import type { Environment } from "../environment.js";
-import { nameOfMissing } from "../library/missing-parts.js";
+import { realLibrary } from "../library/cache-folder.js";
+import { wholeWheelHint } from "../library/library-package.js";
+import { missingParts, nameOfMissing } from "../library/missing-parts.js";
+import { reinstallHint } from "../library/reinstall-hint.js";
 import { backendTraits, variablesSet } from "./backend-traits.js";
 import { type FabricDevice, isEfaOnly } from "./efa.js";
-import { describePlugins, type PluginDescription, summaryOf } from "./plugins.js";
+import { describePlugins, type PluginDescription, remedyFor, summaryOf } from "./plugins.js";
 
 /** The agent that could not be started. */
 export interface FailedStart {
@@ -18,10 +21,11 @@ export interface FailedStart {
 }
 
 /**
- * Completes a `KV_BACKEND_UNAVAILABLE` error with every plugin found, what each lacks, and the remedy. Returns other errors
- * unchanged.
+ * Completes a `KV_BACKEND_UNAVAILABLE` error with every plugin found, what each lacks, and the remedy; and the error of a library that the
+ * loader refused with what the library lacks. Returns other errors unchanged.
  */
 export async function explainBackendError(error: unknown, start: FailedStart): Promise<unknown> {
+  if (KvError.is(error, "KV_LIBRARY_INCOMPATIBLE")) return explainRefusedLibrary(error, start);
   if (!KvError.is(error, "KV_BACKEND_UNAVAILABLE")) return error;
   const { backends, source, libraryPath, environment } = start;
   const plugins = await describePlugins({ libraryPath, environment }).catch(() => [] as PluginDescription[]);
@@ -39,7 +43,8 @@ export async function explainBackendError(error: unknown, start: FailedStart): P
       const loadable = plugins.filter(({ loads }) => loads).map((entry) => entry.name);
       return explained(
         `backend ${name}, selected by ${source}, has no plugin`,
-        `ask for one of ${loadable.join(", ")}, or set NIXL_PLUGIN_DIR to another folder of plugins`,
+        wholeWheelHint(libraryPath) ??
+          `ask for one of ${loadable.join(", ")}, or set NIXL_PLUGIN_DIR to another folder of plugins`,
       );
     }
     if (plugin.loads) continue;
@@ -55,6 +60,23 @@ export async function explainBackendError(error: unknown, start: FailedStart): P
   return explained(
     `${error.message} (selected by ${source}), with ${values}`,
     `these variables may leave no route: name transports and devices that this machine has, or unset ${set.join(" and ")}; ${error.hint ?? ""}`,
+  );
+}
+
+/** The loader names only the first library that is missing, and not how to get it. */
+async function explainRefusedLibrary(error: KvError, start: FailedStart): Promise<KvError> {
+  const { libraryPath, environment } = start;
+  const missing = await missingParts(realLibrary(libraryPath), { environment });
+  if (missing.length === 0 || missing.some(({ kind }) => kind === "file")) return error;
+  const reinstall = reinstallHint(libraryPath, environment);
+  return new KvError(
+    "KV_LIBRARY_INCOMPATIBLE",
+    `NIXL does not load on this machine: ${libraryPath} lacks ${missing.map(nameOfMissing).join(", ")}`,
+    {
+      hint: remedyFor("NIXL", missing, { hasDependencies: true, reinstall }),
+      details: { missing },
+      cause: error,
+    },
   );
 }
 

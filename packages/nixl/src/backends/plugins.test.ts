@@ -49,3 +49,12 @@ test("missing libraries of the wheel: reinstall NIXL; others: install the system
   expect(remedy("libcuda.so.1", "libcudart.so.12")).toContain("install CUDA's driver and runtime");
   expect(remedy("libdoca_common.so.2")).toContain("install the system's packages");
 });
+
+test("what NIXL's core needs of the system: OpenSSL 3 and glibc are named with where to get them", () => {
+  const options = { hasDependencies: true, reinstall: "again" };
+  const openSsl = remedyFor("NIXL", [{ kind: "library", name: "libssl.so.3" }], options);
+  expect(openSsl).toContain("apt-get install libssl3");
+  expect(openSsl).toContain("Debian 11 has none");
+  const glibc = remedyFor("NIXL", [{ kind: "version", name: "GLIBC_2.28", library: "libc.so.6" }], options);
+  expect(glibc).toContain("a system with glibc 2.28 or newer");
+});

@@ -1,8 +1,9 @@
 import { readdir } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import type { Environment } from "../environment.js";
-import { realLibrary, reinstallHint } from "../library/cache-folder.js";
+import { realLibrary } from "../library/cache-folder.js";
 import { type MissingPart, missingParts, nameOfMissing } from "../library/missing-parts.js";
+import { reinstallHint } from "../library/reinstall-hint.js";
 import { dependencyFolder } from "./plugin-dependencies.js";
 
 /** A plugin of NIXL, as the loader sees it. None of its code has run. */
@@ -86,6 +87,11 @@ export function librariesOf(missing: readonly MissingPart[]): string[] {
 /** Names of libraries that come with the wheel: its build tool puts a digest into those that it bundles. */
 const OF_THE_WHEEL = /-[0-9a-f]{8}\.so|^libnixl/;
 
+/** NIXL's core is linked to OpenSSL 3 (through gRPC). */
+const OPENSSL = /^lib(ssl|crypto)\.so\./;
+const OPENSSL_REMEDY =
+  "install OpenSSL 3: apt-get install libssl3 (Debian 12, Ubuntu 22.04, or later), dnf install openssl-libs (RHEL 9, Fedora, Amazon Linux 2023), dnf install openssl3-libs (RHEL 8 with EPEL); Debian 11 has none: use a newer image, such as node:22-bookworm";
+
 /**
  * What helps when a plugin, or NIXL's library, lacks these parts. `reinstall` says how to install NIXL again; `hasDependencies` says that
  * `kv-nixl install --with` has been run for it.
@@ -97,7 +103,11 @@ export function remedyFor(
 ): string {
   const libraries = librariesOf(missing);
   if (libraries.some((library) => OF_THE_WHEEL.test(library))) return reinstall;
+  if (libraries.some((library) => OPENSSL.test(library))) return OPENSSL_REMEDY;
   const version = missing.find((part) => part.kind === "version");
+  if (version?.name.startsWith("GLIBC_")) {
+    return `a system with ${version.name.replace("_", " ").toLowerCase()} or newer; NIXL's own wheels need glibc 2.28`;
+  }
   if (version !== undefined) {
     return `a newer ${version.library}, or the NIXL that is known to work with it: npx --no-install kv-nixl install`;
   }

@@ -97,7 +97,9 @@ async function pluginChecks(
   const hasEfa = rdmaDevices(host).some(({ efa }) => efa);
   const absent = selected
     .filter((name) => !names.includes(name))
-    .map((name) => noPluginCheck(name, pluginFolder(libraryPath, environment), names));
+    .map((name) =>
+      noPluginCheck(name, { libraryPath, folder: pluginFolder(libraryPath, environment), found: names }),
+    );
   const found = plugins.map((plugin) =>
     pluginCheck(plugin, {
       selected: selected.includes(plugin.name),

@@ -1,5 +1,6 @@
 import { accessSync, constants, readdirSync, readFileSync, readlinkSync, statfsSync } from "node:fs";
 import { basename } from "node:path";
+import { glibcVersion } from "../library/c-library.js";
 
 /** The machine's properties that the checks read. Tests use fake machines. */
 export interface Host {
@@ -32,12 +33,11 @@ export function realHost(): Host {
       return undefined;
     }
   };
-  const report = process.platform === "linux" ? process.report.getReport() : undefined;
   return {
     platform: process.platform,
     arch: process.arch,
     nodeVersion: process.versions.node,
-    glibc: (report as { header?: { glibcVersionRuntime?: string } } | undefined)?.header?.glibcVersionRuntime,
+    glibc: glibcVersion(),
     text: (path) => attempt(() => readFileSync(path, "utf8").trim()),
     names: (folder) => attempt(() => readdirSync(folder).sort()) ?? [],
     linkName: (path) => attempt(() => basename(readlinkSync(path))),

@@ -19,7 +19,7 @@ export async function downloadWheel(
 ): Promise<string> {
   await mkdir(into, { recursive: true });
   const file = await download(wheel, into, environment, onProgress);
-  await verify(file, wheel);
+  await requireDigest(file, wheel, "check which index pip uses: python3 -m pip config list");
   return file;
 }
 
@@ -37,16 +37,8 @@ async function download(
       if (bytes > 0) onProgress(`${Math.round(bytes / 1e6)} MB so far`);
     });
   }, PROGRESS_MS);
-  const selection = [
-    "--no-deps",
-    "--only-binary=:all:",
-    "--python-version",
-    PYTHON_VERSION,
-    "--platform",
-    wheel.platform,
-  ];
   try {
-    await pip(["download", ...selection, wheel.requirement], ["--dest", into], {
+    await pip(downloadCommand(wheel), ["--dest", into], {
       environment: { ...environment, TMPDIR: temporary },
       onProgress,
     });
@@ -64,6 +56,12 @@ async function download(
   return join(into, file);
 }
 
+/** pip's arguments that download the wheel into the current folder. */
+export function downloadCommand({ platform, requirement }: PinnedWheel): string[] {
+  const selection = ["--no-deps", "--only-binary=:all:", "--python-version", PYTHON_VERSION];
+  return ["download", ...selection, "--platform", platform, requirement];
+}
+
 async function folderBytes(folder: string): Promise<number> {
   const names = await readdir(folder, { recursive: true }).catch(() => []);
   const sizes = await Promise.all(
@@ -77,14 +75,23 @@ async function folderBytes(folder: string): Promise<number> {
   return sizes.reduce((sum, size) => sum + size, 0);
 }
 
-async function verify(file: string, wheel: PinnedWheel): Promise<void> {
-  const hash = createHash("sha256");
-  await pipeline(createReadStream(file), hash);
-  const actual = hash.digest("hex");
+/** Compares a file's SHA-256 with the pinned one. Rejects with `KV_INSTALL_FAILED`, which names the file and both. */
+export async function requireDigest(file: string, wheel: PinnedWheel, hint: string): Promise<void> {
+  const actual = await digestOf(file);
   if (actual === wheel.sha256) return;
   throw new KvError(
     "KV_INSTALL_FAILED",
-    `the wheel of ${wheel.requirement} has SHA-256 ${actual}, but ${wheel.sha256} is pinned: it is not used`,
-    { hint: "check which index pip uses: python3 -m pip config list" },
+    `${file} is not the wheel of ${wheel.requirement}: it has SHA-256 ${actual}, but ${wheel.sha256} is pinned; it is not used`,
+    { hint },
   );
+}
+
+async function digestOf(file: string): Promise<string> {
+  const hash = createHash("sha256");
+  try {
+    await pipeline(createReadStream(file), hash);
+  } catch (error) {
+    throw new KvError("KV_INSTALL_FAILED", `cannot read the wheel ${file}: ${(error as Error).message}`);
+  }
+  return hash.digest("hex");
 }

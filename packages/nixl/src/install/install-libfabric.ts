@@ -8,7 +8,7 @@ import { makeInCache } from "../library/cache-folder.js";
 import { missingParts, nameOfMissing } from "../library/missing-parts.js";
 import { downloadWheel } from "./download-wheel.js";
 import { compileLibcudaStub } from "./libcuda-stub.js";
-import { extractFiles } from "./python.js";
+import { extractFiles } from "./unpack-wheel.js";
 import type { PinnedWheel } from "./wheels.js";
 
 interface Source extends PinnedWheel {
@@ -107,7 +107,6 @@ export async function installLibfabric(options: InstallLibfabricOptions): Promis
       await extractFiles({
         file,
         members: source.members.map(([member, into]) => [member, join(unpacked, into)] as const),
-        environment,
       });
     }
     if (wanted.includes(DRIVER)) {

@@ -67,6 +67,25 @@ test.runIf(linux)("refuses a wheel with another digest than the pinned one, and 
 });
 
 test.runIf(linux)(
+  "refuses another file than the pinned wheel by its name, and leaves nothing behind",
+  async () => {
+    const environment = await withPython(undefined);
+    const wheel = join(folder, "nixl_cu12-1.4.0.whl");
+    const install = () => installNixl({ environment, wheel }).catch((caught: unknown) => caught as KvError);
+    const absent = await install();
+    expect(absent).toMatchObject({ code: "KV_INSTALL_FAILED", message: expect.stringContaining(wheel) });
+    await writeFile(wheel, "another");
+    const { code, message, hint } = (await install()) as KvError;
+    expect(code).toBe("KV_INSTALL_FAILED");
+    expect(message).toContain(`${wheel} is not the wheel of nixl-cu12==1.5.0`);
+    expect(message).toContain(createHash("sha256").update("another").digest("hex"));
+    expect(message).toContain(wheelFor("1.5.0", 12, "x64").sha256);
+    expect(hint).toContain("python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12");
+    expect(await readdir(join(folder, "cache", "kv-nixl"))).toEqual([]);
+  },
+);
+
+test.runIf(linux)(
   "does not download an existing installation again, and removes the leftovers of a killed run",
   async () => {
     const environment = await withPython("exit 9");

@@ -1,12 +1,13 @@
 import { join } from "node:path";
 import { KvError } from "@kv/interface";
 import type { Environment } from "../environment.js";
+import { cLibraryProblem, glibcVersion } from "../library/c-library.js";
 import { cacheFolder, exists, makeInCache } from "../library/cache-folder.js";
 import { LIBRARY_FILE } from "../library/find-library.js";
-import { downloadWheel } from "./download-wheel.js";
+import { downloadCommand, downloadWheel, requireDigest } from "./download-wheel.js";
 import { installLibfabric } from "./install-libfabric.js";
-import { unpackWheel } from "./python.js";
-import { type Cuda, DEFAULT_VERSION, wheelFor } from "./wheels.js";
+import { unpackWheel } from "./unpack-wheel.js";
+import { type Cuda, DEFAULT_VERSION, type Wheel, wheelFor } from "./wheels.js";
 
 /** Options of `installNixl`. */
 export interface InstallOptions {
@@ -14,9 +15,14 @@ export interface InstallOptions {
   readonly version?: string | undefined;
   /** Major version of CUDA that the wheel is built for; 12 by default. The wheel works without CUDA as well. */
   readonly cuda?: Cuda | undefined;
+  /**
+   * Path of the wheel, when this machine has no package index. Its SHA-256 must be the one that is pinned for `version` and `cuda`. By default
+   * pip downloads the wheel.
+   */
+  readonly wheel?: string | undefined;
   /** Libraries from outside the wheel that a plugin needs: `libfabric` for LIBFABRIC. None by default. */
   readonly with?: readonly PluginDependency[] | undefined;
-  /** Download NIXL and replace an existing installation, such as when a file is damaged. False by default. */
+  /** Replace an existing installation, such as when a file is damaged. False by default. */
   readonly force?: boolean | undefined;
   /** Gets one line for each step. */
   readonly onProgress?: ((line: string) => void) | undefined;
@@ -40,8 +46,8 @@ export const PLUGIN_DEPENDENCIES = ["libfabric"] as const;
 export type PluginDependency = (typeof PLUGIN_DEPENDENCIES)[number];
 
 /**
- * Installs NIXL into the user's cache, where `nixlTransport` finds it: downloads the pinned wheel with pip as the user has configured it, checks
- * its SHA-256, and unpacks its libraries (128 MB). When it is installed already, returns at once without a check of the files, unless `force` is
+ * Installs NIXL into the user's cache, where `nixlTransport` finds it: downloads the pinned wheel with pip as the user has configured it, or
+ * takes the file `wheel`, checks its SHA-256, and unpacks its libraries (128 MB). When it is installed already, returns at once without a check of the files, unless `force` is
  * set. Two processes may do this at the same time. Rejects with `KV_INSTALL_FAILED` and the command that would help.
  */
 export async function installNixl(options: InstallOptions = {}): Promise<Installed> {
@@ -70,11 +76,15 @@ async function installWheel(options: InstallOptions): Promise<Installed> {
   // A folder gets its name only when it is complete.
   if (!force && (await exists(library))) return { library, folder, existed: true };
 
-  const make = async (unpacked: string, work: string) => {
+  const download = (work: string): Promise<string> => {
     onProgress(`downloading ${wheel.requirement} for ${wheel.platform} with pip (69 MB)`);
-    const file = await downloadWheel(wheel, join(work, "wheel"), environment, onProgress);
+    return downloadWheel(wheel, join(work, "wheel"), environment, onProgress);
+  };
+  const make = async (unpacked: string, work: string) => {
+    const file = options.wheel ?? (await download(work));
+    if (options.wheel !== undefined) await requireDigest(file, wheel, otherWheelHint(wheel));
     onProgress("the SHA-256 is correct; unpacking the libraries (133 MB)");
-    await unpackWheel({ file, folders: wheel.folders, into: unpacked, environment });
+    await unpackWheel({ file, folders: wheel.folders, into: unpacked });
     if (!(await exists(join(unpacked, wheel.folders[0] ?? "", LIBRARY_FILE)))) {
       throw new KvError("KV_INSTALL_FAILED", `${wheel.requirement} does not contain ${LIBRARY_FILE}`);
     }
@@ -84,13 +94,14 @@ async function installWheel(options: InstallOptions): Promise<Installed> {
   return { library, folder, existed: false };
 }
 
+/** How to get the wheel on a machine with a package index. */
+const otherWheelHint = (wheel: Wheel): string =>
+  `download it on another machine: python3 -m pip ${downloadCommand(wheel).join(" ")}; --version and --cuda select another pinned wheel`;
+
 function requireGlibcLinux(): void {
-  const report = process.platform === "linux" ? process.report.getReport() : undefined;
-  const header = (report as { header?: { glibcVersionRuntime?: string } } | undefined)?.header;
-  if (header?.glibcVersionRuntime === undefined) {
-    const system = process.platform === "linux" ? "Linux without glibc" : process.platform;
-    throw new KvError("KV_INSTALL_FAILED", `NIXL has no wheels for ${system}: it runs on Linux with glibc`, {
-      hint: "use @kv/transport-memory here",
-    });
-  }
+  const problem = cLibraryProblem(process.platform, glibcVersion());
+  if (problem === undefined) return;
+  throw new KvError("KV_INSTALL_FAILED", `NIXL has no wheels for this machine: it has ${problem.found}`, {
+    hint: problem.fix,
+  });
 }

@@ -43,63 +43,6 @@ export async function pip(
   });
 }
 
-/** Extracts the folders of a wheel, without benchmark tools and libtool files. Rejects with `KV_INSTALL_FAILED`. */
-export async function unpackWheel(options: {
-  file: string;
-  folders: readonly string[];
-  into: string;
-  environment: Environment;
-}): Promise<void> {
-  const { file, folders, into, environment } = options;
-  const script = `
-import sys, zipfile
-file, into, folders = sys.argv[1], sys.argv[2], sys.argv[3:]
-with zipfile.ZipFile(file) as wheel:
-    for member in wheel.infolist():
-        name = member.filename
-        if name.split("/")[0] in folders and "perftest" not in name and not name.endswith(".la"):
-            wheel.extract(member, into)
-`;
-  const { status, lines } = await run(
-    "python3",
-    ["-c", script, file, into, ...folders],
-    environment,
-    () => {},
-  );
-  if (status === 0) return;
-  throw new KvError(
-    "KV_INSTALL_FAILED",
-    `the wheel could not be unpacked into ${into}: ${lines.at(-1) ?? `status ${status}`}`,
-    {
-      hint: "is there room for 200 MB?",
-    },
-  );
-}
-
-/** Extracts single members of a wheel, each into the named file. Rejects with `KV_INSTALL_FAILED`. */
-export async function extractFiles(options: {
-  file: string;
-  members: readonly (readonly [member: string, into: string])[];
-  environment: Environment;
-}): Promise<void> {
-  const { file, members, environment } = options;
-  const script = `
-import sys, zipfile
-with zipfile.ZipFile(sys.argv[1]) as wheel:
-    for pair in sys.argv[2:]:
-        member, into = pair.split("=", 1)
-        with open(into, "wb") as out:
-            out.write(wheel.read(member))
-`;
-  const pairs = members.map(([member, into]) => `${member}=${into}`);
-  const { status, lines } = await run("python3", ["-c", script, file, ...pairs], environment, () => {});
-  if (status === 0) return;
-  throw new KvError(
-    "KV_INSTALL_FAILED",
-    `${file} could not be unpacked: ${lines.at(-1) ?? `status ${status}`}`,
-  );
-}
-
 /** Runs a program to its end. `onLine` gets its output line by line. Never rejects. */
 export function run(
   program: string,

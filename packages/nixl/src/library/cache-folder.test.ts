@@ -2,7 +2,8 @@ import { mkdir, mkdtemp, readdir, readFile, rm, writeFile } from "node:fs/promis
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, expect, test } from "vitest";
-import { makeInCache, reinstallHint } from "./cache-folder.js";
+import { makeInCache } from "./cache-folder.js";
+import { reinstallHint } from "./reinstall-hint.js";
 
 let base = "";
 beforeEach(async () => {

@@ -2,13 +2,11 @@ import { randomUUID } from "node:crypto";
 import { realpathSync } from "node:fs";
 import { access, mkdir, readdir, rename, rm } from "node:fs/promises";
 import { homedir } from "node:os";
-import { basename, dirname, join } from "node:path";
+import { join } from "node:path";
 import { KvError } from "@kv/interface";
 import type { Environment } from "../environment.js";
-import { DEFAULT_VERSION } from "../install/wheels.js";
 
 const WORK_PREFIX = ".installing-";
-const INSTALL = "npx --no-install kv-nixl install";
 
 /** The user's cache, where `kv-nixl install` puts what it installs: `$XDG_CACHE_HOME/kv-nixl`, or `~/.cache/kv-nixl`. */
 export function cacheFolder(environment: Environment = process.env): string {
@@ -29,21 +27,6 @@ export function realLibrary(path: string): string {
 export function parseInstallFolder(name: string): { cuda: string; version: string } | undefined {
   const [, cuda, version] = /^nixl-cu(\d+)-([0-9][0-9.a-z]*)-/.exec(name) ?? [];
   return cuda === undefined || version === undefined ? undefined : { cuda, version };
-}
-
-/** For an error's hint: how to restore an installation of NIXL with damaged or missing files. */
-export function reinstallHint(libraryPath: string, environment: Environment): string {
-  const folder = dirname(dirname(realLibrary(libraryPath)));
-  const installed = parseInstallFolder(basename(folder));
-  if (installed === undefined || dirname(folder) !== realLibrary(cacheFolder(environment))) {
-    return `install NIXL again where it came from, or use kv-nixl's own (${INSTALL} --force; unset KV_NIXL_LIBRARY and NIXL_PREFIX)`;
-  }
-  const { cuda, version } = installed;
-  const options = [
-    ...(version === DEFAULT_VERSION ? [] : ["--version", version]),
-    ...(cuda === "12" ? [] : ["--cuda", cuda]),
-  ];
-  return `install NIXL again: ${[INSTALL, "--force", ...options].join(" ")}`;
 }
 
 /**

@@ -2,13 +2,19 @@ import { chmod, mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { KvError } from "@kv/interface";
-import { afterEach, beforeEach, expect, test } from "vitest";
+import { afterEach, beforeEach, expect, test, vi } from "vitest";
 import { cacheFolder } from "./cache-folder.js";
-import { findLibrary } from "./find-library.js";
+import { findLibrary, locateLibrary } from "./find-library.js";
+import { libraryPackage } from "./library-package.js";
+
+// The repository may have built the package of libraries, which these tests do not depend on.
+vi.mock("./library-package.js");
+const PACKAGE = "@kv/nixl-libs-linux-x64-gnu";
 
 let folder = "";
 beforeEach(async () => {
   folder = await mkdtemp(join(tmpdir(), "kv-nixl-find-"));
+  vi.mocked(libraryPackage).mockReturnValue({ name: PACKAGE, path: undefined });
 });
 afterEach(() => rm(folder, { recursive: true, force: true }));
 
@@ -24,11 +30,13 @@ async function library(...path: string[]): Promise<string> {
 
 const WHEEL = ".nixl_cu12.mesonpy.libs";
 
-test("searches the option, KV_NIXL_LIBRARY, NIXL_PREFIX, the cache and a virtual environment, in this order", async () => {
+test("searches the option, KV_NIXL_LIBRARY, NIXL_PREFIX, the cache, the optional package and a virtual environment, in this order", async () => {
   const option = await library("option");
   const variable = await library("variable");
   const prefix = await library("prefix", "lib64");
   const cache = await library(".cache", "kv-nixl", "nixl-cu12-1.5.0-x86_64", WHEEL);
+  const packaged = await library("node_modules", PACKAGE);
+  vi.mocked(libraryPackage).mockReturnValue({ name: PACKAGE, path: packaged });
   const venv = await library("venv", "lib", "python3.12", "site-packages", WHEEL);
   const environment: Record<string, string> = bare({
     KV_NIXL_LIBRARY: variable,
@@ -42,6 +50,8 @@ test("searches the option, KV_NIXL_LIBRARY, NIXL_PREFIX, the cache and a virtual
   delete environment.NIXL_PREFIX;
   expect(await findLibrary({ environment })).toBe(cache);
   await rm(join(folder, ".cache"), { recursive: true });
+  expect(await locateLibrary({ environment })).toEqual({ path: packaged, source: PACKAGE });
+  vi.mocked(libraryPackage).mockReturnValue({ name: PACKAGE, path: undefined });
   expect(await findLibrary({ environment })).toBe(venv);
 });
 
@@ -84,6 +94,7 @@ test("not found: one error with every place that was tried, the reason, and the 
   for (const place of [
     join(folder, ".cache", "kv-nixl"),
     join(folder, "gone"),
+    `${PACKAGE} (optional package): not installed`,
     "python3's site-packages",
     "/lib-a",
     "/lib-b",

@@ -6,6 +6,7 @@ import { KvError } from "@kv/interface";
 import type { Environment } from "../environment.js";
 import { requireObject } from "../validate.js";
 import { cacheFolder } from "./cache-folder.js";
+import { libraryPackage } from "./library-package.js";
 
 /** The file name of NIXL's C API. */
 export const LIBRARY_FILE = "libnixl_capi.so";
@@ -31,7 +32,7 @@ export interface FindLibraryOptions {
 export interface LocatedLibrary {
   /** Path of `libnixl_capi.so`. */
   readonly path: string;
-  /** The place it was found in, such as `KV_NIXL_LIBRARY` or `kv-nixl install`. */
+  /** The place it was found in, such as `KV_NIXL_LIBRARY`, `kv-nixl install` or a package's name. */
   readonly source: string;
 }
 
@@ -41,8 +42,8 @@ export async function findLibrary(options: FindLibraryOptions = {}): Promise<str
 }
 
 /**
- * Finds `libnixl_capi.so`: the option, `KV_NIXL_LIBRARY`, `NIXL_PREFIX`, the cache of `kv-nixl install`, the pip
- * environments (`VIRTUAL_ENV`, `CONDA_PREFIX`, python3's), then the loader's folders. A place that is named explicitly and has no library is an
+ * Finds `libnixl_capi.so`: the option, `KV_NIXL_LIBRARY`, `NIXL_PREFIX`, the cache of `kv-nixl install`, the optional package
+ * `@kv/nixl-libs-…`, the pip environments (`VIRTUAL_ENV`, `CONDA_PREFIX`, python3's), then the loader's folders. A place that is named explicitly and has no library is an
  * error; the search does not continue. Rejects with `KV_LIBRARY_NOT_FOUND`, with every place that was tried and why it failed.
  */
 export async function locateLibrary(options: FindLibraryOptions = {}): Promise<LocatedLibrary> {
@@ -72,6 +73,9 @@ export async function locateLibrary(options: FindLibraryOptions = {}): Promise<L
   }
   const installed = await found(await installedIn(cacheFolder(environment)), "kv-nixl install");
   if (installed !== undefined) return installed;
+  const { name, path: packaged } = libraryPackage();
+  if (packaged !== undefined) return { path: packaged, source: name };
+  attempts.push(`${name} (optional package): not installed`);
   for (const [folder, source] of await pipFolders(environment, attempts)) {
     const path = await found(below(folder, WHEEL_FOLDERS), source);
     if (path !== undefined) return path;

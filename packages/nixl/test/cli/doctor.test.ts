@@ -8,6 +8,7 @@ import { nixlMissing } from "../support/nixl-available.js";
 import { run } from "../support/run-child.js";
 
 const CLI = fileURLToPath(new URL("../../src/cli.ts", import.meta.url));
+const WITHOUT_LIBRARY_PACKAGE = new URL("../support/without-library-package.mjs", import.meta.url).href;
 const byId = (checks: readonly Check[]) => Object.fromEntries(checks.map((check) => [check.id, check]));
 let empty: string;
 
@@ -109,10 +110,12 @@ describe("doctor without NIXL", () => {
 
   test("the command with an empty cache lists each kind of place and the fix, and exits with 1", async () => {
     const environment = { HOME: empty, XDG_CACHE_HOME: empty, PATH: "", NIXL_BACKEND: "no backend!" };
-    const { code, stdout } = await run(["--import", "tsx", CLI, "doctor"], { only: environment });
+    const args = ["--import", "tsx", "--import", WITHOUT_LIBRARY_PACKAGE, CLI, "doctor"];
+    const { code, stdout } = await run(args, { only: environment });
     expect(code).toBe(1);
     expect(stdout).toMatch(/fail {2}NIXL +NIXL \(libnixl_capi\.so\) was not found.*\[KV_LIBRARY_NOT_FOUND\]/);
     expect(stdout).toContain(`kv-nixl install: ${empty}`);
+    expect(stdout).toContain(`optional package: @kv/nixl-libs-linux-${process.arch}-gnu`);
     expect(stdout).toMatch(/the loader: .* and \d+ other places/);
     expect(stdout).toContain("fix: npx --no-install kv-nixl install");
     expect(stdout).toMatch(/fail {2}selected backend +"no backend!" is not the name of a NIXL backend/);

@@ -1,8 +1,10 @@
 import { mkdtemp, readdir, rm, stat, truncate } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
-import { findLibrary, installNixl } from "@kv/nixl";
+import { describePlugins, findLibrary, installNixl } from "@kv/nixl";
 import { describe, expect, test } from "vitest";
+import { downloadWheel } from "../../src/install/download-wheel.js";
+import { wheelFor } from "../../src/install/wheels.js";
 import { nixlMissing } from "../support/nixl-available.js";
 
 // Needs a package index. A machine with NIXL installed could reach one.
@@ -26,6 +28,23 @@ describe.skipIf(nixlMissing)(`installing NIXL with pip (${nixlMissing ?? "found"
       expect((await stat(plugin)).size).toBe(size);
     } finally {
       await rm(cache, { recursive: true, force: true });
+    }
+  });
+
+  test("--wheel installs a wheel that was downloaded elsewhere, without Python and without a package index", async () => {
+    const folder = await mkdtemp(join(tmpdir(), "kv-nixl-wheel-"));
+    try {
+      const pinned = wheelFor("1.5.0", 12, process.arch);
+      const wheel = await downloadWheel(pinned, join(folder, "elsewhere"), process.env, () => {});
+      // No program is on PATH.
+      const environment = { HOME: folder, PATH: "" };
+      const { library, existed } = await installNixl({ environment, wheel });
+      expect(existed).toBe(false);
+      expect(await findLibrary({ environment })).toBe(library);
+      const [plugin] = await describePlugins({ libraryPath: library, environment, names: ["UCX"] });
+      expect(plugin).toMatchObject({ loads: true });
+    } finally {
+      await rm(folder, { recursive: true, force: true });
     }
   });
 });

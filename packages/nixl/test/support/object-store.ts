@@ -1,4 +1,5 @@
-import { createServer } from "node:http";
+import { createServer, type RequestListener } from "node:http";
+import { createServer as createTlsServer } from "node:https";
 import type { AddressInfo } from "node:net";
 
 export interface ObjectStore {
@@ -8,10 +9,12 @@ export interface ObjectStore {
   close(): Promise<void>;
 }
 
-/** The part of S3 that transfers use: PUT of an object, GET of a range. Signatures are not checked. */
-export async function startObjectStore(): Promise<ObjectStore> {
+/**
+ * The part of S3 that transfers use: PUT of an object, GET of a range. Signatures are not checked. With `tls` it speaks HTTPS only.
+ */
+export async function startObjectStore(tls?: { key: string; cert: string }): Promise<ObjectStore> {
   const objects = new Map<string, Buffer>();
-  const server = createServer(async (request, response) => {
+  const answer: RequestListener = async (request, response) => {
     const path = decodeURIComponent(new URL(request.url ?? "", "http://store").pathname);
     const body = Buffer.concat(await request.toArray());
     if (request.method === "PUT") {
@@ -29,7 +32,8 @@ export async function startObjectStore(): Promise<ObjectStore> {
     const part = object.subarray(Number(first), Number(last) + 1);
     const range = `bytes ${first}-${Number(first) + part.length - 1}/${object.length}`;
     response.writeHead(206, { "content-range": range, "content-length": part.length }).end(part);
-  });
+  };
+  const server = tls === undefined ? createServer(answer) : createTlsServer(tls, answer);
   await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
   return {
     port: (server.address() as AddressInfo).port,

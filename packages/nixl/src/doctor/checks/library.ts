@@ -3,17 +3,18 @@ import { KvError } from "@kv/interface";
 import { remedyFor } from "../../backends/plugins.js";
 import type { ChildOutcome } from "../../child/run-in-child.js";
 import type { Environment } from "../../environment.js";
-import { parseInstallFolder, realLibrary, reinstallHint } from "../../library/cache-folder.js";
+import { cLibraryProblem } from "../../library/c-library.js";
+import { parseInstallFolder, realLibrary } from "../../library/cache-folder.js";
 import { type LocatedLibrary, locateLibrary } from "../../library/find-library.js";
 import { isNixl, lackedBy, libraryFeatures } from "../../library/library-features.js";
 import { missingParts, nameOfMissing } from "../../library/missing-parts.js";
+import { reinstallHint } from "../../library/reinstall-hint.js";
 import type { Host } from "../host.js";
 import type { BackendAnswer, RuntimeAnswer } from "../probes.js";
 import type { Check } from "../report.js";
 import { withStderrTail } from "../stderr-tail.js";
 
 const MIN_NODE_MAJOR = 20;
-const MIN_GLIBC = [2, 28] as const;
 /** Sources that name a library by its path. */
 const EXPLICIT: readonly string[] = ["the option library", "KV_NIXL_LIBRARY", "NIXL_PREFIX"];
 /** Text for a backend without peers. */
@@ -59,25 +60,10 @@ export function runtimeChecks(host: Host, outcome: ChildOutcome): Check[] {
 
 function libc(platform: string, glibc: string | undefined): Check {
   const check = { id: "runtime.libc", area: "runtime", title: "C library" } as const;
-  if (glibc === undefined) {
-    const found =
-      platform === "linux" ? "not glibc (musl?)" : `none that NIXL is built for: NIXL runs on Linux`;
-    return {
-      ...check,
-      status: "fail",
-      found,
-      fix: "a Linux with glibc; or @kv/transport-memory, which runs anywhere",
-    };
-  }
-  const [major = 0, minor = 0] = glibc.split(".").map(Number);
-  const enough = major > MIN_GLIBC[0] || (major === MIN_GLIBC[0] && minor >= MIN_GLIBC[1]);
-  if (enough) return { ...check, status: "ok", found: `glibc ${glibc}` };
-  return {
-    ...check,
-    status: "fail",
-    found: `glibc ${glibc}`,
-    fix: `NIXL's wheels need ${MIN_GLIBC.join(".")} or newer`,
-  };
+  const problem = cLibraryProblem(platform, glibc);
+  return problem === undefined
+    ? { ...check, status: "ok", found: `glibc ${glibc}` }
+    : { ...check, status: "fail", ...problem };
 }
 
 /** Checks which library is used, the setting that selected it, and whether it loads. `located` is undefined when none loads. */

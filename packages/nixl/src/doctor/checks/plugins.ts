@@ -1,4 +1,5 @@
 import type { PluginDescription } from "../../backends/plugins.js";
+import { wholeWheelHint } from "../../library/library-package.js";
 import { nameOfMissing } from "../../library/missing-parts.js";
 import type { Check } from "../report.js";
 
@@ -28,13 +29,16 @@ export function pluginCheck(
 }
 
 /** A selected backend for which NIXL has no plugin. */
-export function noPluginCheck(name: string, folder: string, found: readonly string[]): Check {
+export function noPluginCheck(
+  name: string,
+  { libraryPath, folder, found }: { libraryPath: string; folder: string; found: readonly string[] },
+): Check {
   return {
     id: `plugins.${name}`,
     area: "plugins",
     title: name,
     status: "fail",
     found: `selected, but there is no libplugin_${name}.so in ${folder}; it contains ${found.join(", ") || "no plugin"}`,
-    fix: "select another backend, or use an installation of NIXL that has it",
+    fix: wholeWheelHint(libraryPath) ?? "select another backend, or use an installation of NIXL that has it",
   };
 }

@@ -1,0 +1,1 @@
+export function zig(): Promise<{ readonly compiler: readonly string[]; readonly env: NodeJS.ProcessEnv }>;

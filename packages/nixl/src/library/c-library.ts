@@ -1,0 +1,36 @@
+/** The oldest glibc with which Node 20's builds, NIXL's wheels and the addon run. */
+const MIN_GLIBC = [2, 28] as const;
+
+/** A C library that NIXL and the addon do not run on. */
+export interface CLibraryProblem {
+  /** What this machine has, such as "glibc 2.17". */
+  readonly found: string;
+  /** What helps. */
+  readonly fix: string;
+}
+
+/** The version of glibc that this process runs on, such as "2.36"; undefined with another C library, such as musl. */
+export function glibcVersion(): string | undefined {
+  const report = process.platform === "linux" ? process.report.getReport() : undefined;
+  return (report as { header?: { glibcVersionRuntime?: string } } | undefined)?.header?.glibcVersionRuntime;
+}
+
+/** Why NIXL and the addon cannot run with this C library; undefined when they can. `glibc` is the result of `glibcVersion`. */
+export function cLibraryProblem(platform: string, glibc: string | undefined): CLibraryProblem | undefined {
+  if (platform !== "linux") {
+    return { found: `${platform}: NIXL runs on Linux`, fix: "use @kv/transport-memory, which runs anywhere" };
+  }
+  const wanted = MIN_GLIBC.join(".");
+  if (glibc === undefined) {
+    return {
+      found: "a C library that is not glibc (musl, as on Alpine)",
+      fix: `use a system or an image with glibc ${wanted} or newer, such as node:22-bookworm; or @kv/transport-memory, which runs anywhere`,
+    };
+  }
+  const [major = 0, minor = 0] = glibc.split(".").map(Number);
+  if (major > MIN_GLIBC[0] || (major === MIN_GLIBC[0] && minor >= MIN_GLIBC[1])) return undefined;
+  return {
+    found: `glibc ${glibc}`,
+    fix: `use a system with glibc ${wanted} or newer: Debian 10, Ubuntu 20.04, RHEL 8, Amazon Linux 2023, or later`,
+  };
+}

@@ -1,0 +1,93 @@
+// npm run kv-nixl -- selftest: builds and packs what a user of @kv/nixl installs, installs it into an empty folder, and runs the first example
+// of its README there: with an empty HOME, and with node as the only program on PATH, so without Python, a compiler or NIXL of this machine.
+import { execFileSync } from "node:child_process";
+import {
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { root, run } from "./setup.mjs";
+
+const EXPECTED = ["owner: notified of read", "read 196608 bytes; the last byte is 7"];
+const packed = join(root, "native/build/packages");
+
+/** The tarballs of the packages that npm installs for @kv/nixl on this machine, by package. */
+function tarballs() {
+  const { version } = JSON.parse(readFileSync(join(root, "packages/nixl/package.json"), "utf8"));
+  const platform = `${process.platform}-${process.arch}-gnu`;
+  const names = ["nixl", "interface", `nixl-${platform}`, `nixl-libs-${platform}`];
+  const there = readdirSync(packed);
+  return names.map((name) => {
+    const file = `kv-${name}-${version}.tgz`;
+    if (!there.includes(file))
+      throw new Error(`${packed} has no ${file}: there is no package for ${platform}`);
+    return [`@kv/${name}`, `file:${join(packed, file)}`];
+  });
+}
+
+/** Installs the tarballs with npm, and their dependencies as npm is configured on this machine. */
+function install(folder, home) {
+  const files = Object.fromEntries(tarballs());
+  const manifest = { name: "selftest", private: true, type: "module", dependencies: files, overrides: files };
+  writeFileSync(join(folder, "package.json"), JSON.stringify(manifest));
+  const configured = (key) =>
+    execFileSync("npm", ["config", "get", key], { cwd: root, encoding: "utf8" }).trim();
+  const env = {
+    ...process.env,
+    HOME: home,
+    npm_config_userconfig: configured("userconfig"),
+    npm_config_cache: configured("cache"),
+    npm_config_prefer_offline: "true",
+  };
+  execFileSync("npm", ["install", "--ignore-scripts", "--no-audit", "--no-fund"], {
+    cwd: folder,
+    env,
+    stdio: "pipe",
+  });
+}
+
+/** Runs `node` with a HOME that is empty and nothing else on PATH. Returns its output. */
+function node(args, { folder, home, bin }) {
+  const options = { cwd: folder, env: { HOME: home, PATH: bin }, encoding: "utf8", timeout: 120_000 };
+  return execFileSync(join(bin, "node"), args, options).trim();
+}
+
+export async function selftest() {
+  for (const script of ["build-platforms.mjs", "build-libs.mjs"]) {
+    await run(process.execPath, [join(root, "native/scripts", script)], { show: true });
+  }
+  const work = mkdtempSync(join(tmpdir(), "kv-nixl-selftest-"));
+  try {
+    const [folder, home, bin] = ["user", "home", "bin"].map((name) => join(work, name));
+    for (const path of [folder, home, bin]) mkdirSync(path);
+    symlinkSync(process.execPath, join(bin, "node"));
+    install(folder, home);
+    const place = { folder, home, bin };
+
+    const cli = "node_modules/@kv/nixl/bin/kv-nixl.js";
+    const library = node([cli, "where"], place);
+    if (!library.startsWith(join(folder, "node_modules/@kv/nixl-libs-"))) {
+      throw new Error(`NIXL was loaded from ${library}, not from the package of libraries`);
+    }
+    process.stdout.write(`ok    NIXL is ${library.slice(folder.length + 1)}\n`);
+
+    const readme = readFileSync(join(root, "packages/nixl/README.md"), "utf8");
+    const [, example = ""] = /^```ts\n([\s\S]*?)^```$/m.exec(readme) ?? [];
+    writeFileSync(join(folder, "two.mjs"), example);
+    const lines = node(["two.mjs"], place).split("\n").sort();
+    if (lines.join() !== EXPECTED.join())
+      throw new Error(`the README's example printed:\n${lines.join("\n")}`);
+    for (const line of lines) process.stdout.write(`ok    ${line}\n`);
+
+    const left = readdirSync(home);
+    if (left.length > 0) throw new Error(`the example wrote into HOME: ${left.join(", ")}`);
+  } finally {
+    rmSync(work, { recursive: true, force: true });
+  }
+}
