@@ -1,5 +1,6 @@
 // npm run bench [-- NAME… [--only PART,…] [--json]]: every ratio compares two measurements taken in turn, in one run, on this machine.
 import { parseArgs } from "node:util";
+import { disaggregation } from "./disaggregation.js";
 import { mapping } from "./mapping.js";
 import { metadata } from "./metadata.js";
 import { neuron } from "./neuron.js";
@@ -28,6 +29,7 @@ const BENCHMARKS: Readonly<Record<string, (only: readonly string[] | undefined) 
     "pull-hops": pullHops,
     "push-vs-pull": pushVsPull,
     "push-vs-pull-links": pushVsPullLinks,
+    disaggregation,
   };
 
 const { positionals: names, values } = parseArgs({
