@@ -204,11 +204,8 @@ export function agentCases({ options, missing }: Library): void {
     test("partial metadata names only some memory, and further parts are added later", async () => {
       const reader = await transport.createAgent();
       const owner = await transport.createAgent();
-      const [mine, one, two] = [0, 1, 2].map(() => transport.allocate(BLOCK * COUNT)) as [
-        Memory,
-        Memory,
-        Memory,
-      ];
+      const allocate = () => transport.allocate(BLOCK * COUNT);
+      const [mine, one, two] = [allocate(), allocate(), allocate()];
       await reader.register(mine);
       const registrations = [await owner.register(one), await owner.register(two)] as const;
       const name = await reader.addRemote(await owner.localMetadata({ registrations: [registrations[0]] }));

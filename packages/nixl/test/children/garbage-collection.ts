@@ -48,20 +48,19 @@ if ((await taking).count !== 1_000_000) throw new Error("the rows are not those 
 if (!bytes.every((byte) => byte === 42)) throw new Error("the bytes are not those that were sent");
 
 // Memory of the caller: its owner stays while it is registered, and is collected once nobody has it.
-let owners = 0;
+const left = { owners: 2 };
 const ended = new FinalizationRegistry(() => {
-  owners -= 1;
+  left.owners -= 1;
 });
 const registration = await (async () => {
   const shared = new SharedArrayBuffer(LENGTH);
   const owner = { memory: transport.allocate(LENGTH) };
   for (const object of [shared, owner]) ended.register(object, 0);
-  owners = 2;
   const memory = hostMemory({ address: owner.memory.address, lengthBytes: LENGTH, owner });
   return [await reader.register(sharedMemory(shared)), await reader.register(memory)] as const;
 })();
 await collect();
-if (owners !== 2) throw new Error("memory that is registered was collected");
+if (left.owners !== 2) throw new Error("memory that is registered was collected");
 await (async () => {
   for (const { memory, close } of registration) {
     await close();
@@ -69,7 +68,7 @@ await (async () => {
   }
 })();
 await collect();
-if (owners !== 0) throw new Error(`${owners} owners of closed memory were not collected`);
+if (left.owners !== 0) throw new Error(`${left.owners} owners of closed memory were not collected`);
 
 // Unreferenced memory is freed: 40 allocations of 32 MiB do not add up.
 const before = process.memoryUsage().rss;
