@@ -2,10 +2,12 @@
 // of its README there: with an empty HOME, and with node as the only program on PATH, so without Python, a compiler or NIXL of this machine.
 import { execFileSync } from "node:child_process";
 import {
+  existsSync,
   mkdirSync,
   mkdtempSync,
   readdirSync,
   readFileSync,
+  realpathSync,
   rmSync,
   symlinkSync,
   writeFileSync,
@@ -31,25 +33,31 @@ function tarballs() {
   });
 }
 
-/** Installs the tarballs with npm, and their dependencies as npm is configured on this machine. */
-function install(folder, home) {
+/** npm's program, which `node` runs. */
+function npmProgram() {
+  const folders = (process.env.PATH ?? "").split(":");
+  const found = folders.map((folder) => join(folder, "npm")).find((path) => existsSync(path));
+  if (found === undefined) throw new Error("npm is not on PATH");
+  return realpathSync(found);
+}
+
+/** Installs the tarballs with npm, and their dependencies from where npm of this machine takes them. */
+function install({ folder, home, bin }) {
   const files = Object.fromEntries(tarballs());
   const manifest = { name: "selftest", private: true, type: "module", dependencies: files, overrides: files };
   writeFileSync(join(folder, "package.json"), JSON.stringify(manifest));
-  const configured = (key) =>
-    execFileSync("npm", ["config", "get", key], { cwd: root, encoding: "utf8" }).trim();
+  const npm = (args, options) =>
+    execFileSync(process.execPath, [npmProgram(), ...args], { encoding: "utf8", stdio: "pipe", ...options });
+  const configured = (key) => npm(["config", "get", key], { cwd: root }).trim();
   const env = {
     ...process.env,
     HOME: home,
+    PATH: bin,
     npm_config_userconfig: configured("userconfig"),
     npm_config_cache: configured("cache"),
     npm_config_prefer_offline: "true",
   };
-  execFileSync("npm", ["install", "--ignore-scripts", "--no-audit", "--no-fund"], {
-    cwd: folder,
-    env,
-    stdio: "pipe",
-  });
+  npm(["install", "--ignore-scripts", "--no-audit", "--no-fund"], { cwd: folder, env });
 }
 
 /** Runs `node` with a HOME that is empty and nothing else on PATH. Returns its output. */
@@ -67,8 +75,8 @@ export async function selftest() {
     const [folder, home, bin] = ["user", "home", "bin"].map((name) => join(work, name));
     for (const path of [folder, home, bin]) mkdirSync(path);
     symlinkSync(process.execPath, join(bin, "node"));
-    install(folder, home);
     const place = { folder, home, bin };
+    install(place);
 
     const cli = "node_modules/@kv/nixl/bin/kv-nixl.js";
     const library = node([cli, "where"], place);

@@ -12,7 +12,7 @@ export const LIBS_FOLDER = join(LIBS_PACKAGE, "dist", INSTALLATION);
 export const libsStamp = join(nativeRoot, "build", "libs-linux-x64-gnu.digest");
 
 /** The largest tarball and the largest sum of file lengths, in bytes. */
-export const LIMITS = { packed: 13e6, unpacked: 62e6 };
+export const LIMITS = { packed: 13e6, unpacked: 67e6 };
 
 const NIXL = ".nixl_cu12.mesonpy.libs";
 const BUNDLED = "nixl_cu12.libs";
