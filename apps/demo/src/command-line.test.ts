@@ -36,6 +36,15 @@ describe("the flags of the demo", () => {
     expect(planProxy([], [], flags)).toMatchObject({ mode: "push", pushLegs: "prefill-first" });
   });
 
+  it("give the proxy the side channels of the instances", () => {
+    const sideChannel = { host: "127.0.0.1", port: 5600 };
+    const running = [{ url: "http://127.0.0.1:1", sideChannel }];
+    expect(planProxy(running, running, { connector: "pull" })).toMatchObject({
+      prefillers: [{ url: "http://127.0.0.1:1", kv: sideChannel }],
+      decoders: [{ url: "http://127.0.0.1:1", kv: sideChannel }],
+    });
+  });
+
   it("select pull by default, and the proxy's pull order for the connector auto", async () => {
     expect(planProxy([], [], await parsed()).mode).toBe("pull");
     expect(planProxy([], [], await parsed("--connector", "auto")).mode).toBe("pull");

@@ -1,6 +1,8 @@
 import { KvError, silentLog } from "@kv/interface";
+import { createProxy } from "@kv/proxy";
 import { afterEach, describe, expect, it } from "vitest";
 import { type Cluster, startCluster } from "../src/cluster/cluster.js";
+import { planProxy } from "../src/cluster/cluster-plan.js";
 import { sameTokens } from "../src/run/check-run.js";
 import { compareKv, fetchRecords } from "../src/run/compare-kv.js";
 import { complete } from "../src/run/completion-client.js";
@@ -62,6 +64,15 @@ async function sendTraffic(url: string, name: string) {
   };
 }
 
+/** How a proxy with the cluster's settings pairs both instances before it has sent a request. */
+async function pairingStates({ prefills, decodes }: Cluster) {
+  const settings = planProxy(prefills, decodes, PAIR);
+  await using proxy = createProxy({ ...settings, pairing: { mode: "strict" } });
+  await proxy.listen({ port: 0 });
+  const { prefillers, decoders } = proxy.status();
+  return [...prefillers, ...decoders].map(({ pairing }) => pairing?.state);
+}
+
 describe.skipIf(absence !== undefined)(
   `an instance killed under traffic over NIXL${absence === undefined ? "" : ` (${absence})`}`,
   () => {
@@ -78,6 +89,7 @@ describe.skipIf(absence !== undefined)(
           role === "prefill" ? [up.prefills[0], up.decodes[0]] : [up.decodes[0], up.prefills[0]];
         if (victim?.process === undefined || other?.process === undefined)
           throw new Error("no processes were started");
+        expect(await pairingStates(up)).toEqual(["paired", "paired"]);
         const otherPid = other.process.pid;
         const load = await sendTraffic(up.proxy.url, role);
         await load.until(() => load.ended.length >= 8);
@@ -106,6 +118,8 @@ describe.skipIf(absence !== undefined)(
         expect(since.some(({ requestId }) => compareKv(requestId, sent, received).equal)).toBe(true);
         await expectIdle(victim);
         await expectIdle(other);
+        // The restarted instance answers handshakes where the proxy was started to read them.
+        expect(await pairingStates(up)).toEqual(["paired", "paired"]);
       },
       300_000,
     );

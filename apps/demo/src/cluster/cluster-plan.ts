@@ -1,6 +1,7 @@
 import type { ProxySettingsInput } from "@kv/proxy";
 import { PUSH_CONNECTOR_NAMES } from "@kv/push";
 import type { InstanceConfigInput } from "../instance/instance-config.js";
+import type { SideChannelAddress } from "../instance/observed-side-channel.js";
 
 /** The instances to run and their settings. */
 export interface ClusterOptions {
@@ -112,15 +113,26 @@ function withoutUndefined(settings: Record<string, unknown>): Record<string, unk
   return Object.fromEntries(Object.entries(settings).filter(([, value]) => value !== undefined));
 }
 
+/** An instance that runs, for the proxy's settings. */
+interface ProxiedInstance {
+  readonly url: string;
+  readonly sideChannel?: SideChannelAddress | null | undefined;
+}
+
+/** With the address of its side channel, the proxy verifies that an instance fits before the first request. */
+function instanceSpec({ url, sideChannel }: ProxiedInstance) {
+  return sideChannel == null ? url : { url, kv: { host: sideChannel.host, port: sideChannel.port } };
+}
+
 /** Plans the settings of the proxy. */
 export function planProxy(
-  prefillers: readonly string[],
-  decoders: readonly string[],
+  prefillers: readonly ProxiedInstance[],
+  decoders: readonly ProxiedInstance[],
   { connector, pushLegs, adminPort }: Pick<ClusterOptions, "connector" | "pushLegs" | "adminPort">,
 ): ProxySettingsInput {
   return {
-    prefillers: [...prefillers],
-    decoders: [...decoders],
+    prefillers: prefillers.map(instanceSpec),
+    decoders: decoders.map(instanceSpec),
     timeouts: { graceMs: 2000 },
     mode: (PUSH_CONNECTOR_NAMES as readonly string[]).includes(connector) ? "push" : "pull",
     ...(pushLegs === undefined ? {} : { pushLegs }),

@@ -4,7 +4,8 @@ import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport
 import { CloseStack } from "../instance/close-stack.js";
 import { startInstance } from "../instance/instance.js";
 import { readInstanceConfig } from "../instance/instance-config.js";
-import { startChild } from "../processes/child-process.js";
+import type { SideChannelAddress } from "../instance/observed-side-channel.js";
+import { type Child, startChild } from "../processes/child-process.js";
 import type { LogLevel } from "../processes/json-log.js";
 import { SupervisedServer } from "../processes/supervisor.js";
 import { type ClusterOptions, type PlannedInstance, planInstances, planProxy } from "./cluster-plan.js";
@@ -14,6 +15,8 @@ export interface ClusterMember {
   readonly name: string;
   readonly url: string;
   readonly backend: string | null;
+  /** Where it answers handshakes; an instance of the cluster has one. */
+  readonly sideChannel?: SideChannelAddress | null | undefined;
   /** Undefined with the memory transport, where all servers run in this process. */
   readonly process?: Pick<SupervisedServer, "pid" | "replaced"> | undefined;
 }
@@ -83,14 +86,15 @@ async function startInThisProcess(
       sideChannel: memorySideChannel({ network, host: name }),
     });
     closers.add(name, () => instance.drain());
-    return { name, url: instance.url, backend: instance.backend };
+    const { url, backend, sideChannel } = instance;
+    return { name, url, backend, sideChannel };
   };
   const planned = planInstances(options);
   const prefills = await Promise.all(planned.prefills.map(start));
   const decodes = await Promise.all(planned.decodes.map(start));
   // The proxy reads side channels over TCP, and those of the memory network are in this process.
   const pairing = { mode: "off" } as const;
-  const proxy = createProxy({ ...planProxy(urls(prefills), urls(decodes), options), pairing, log });
+  const proxy = createProxy({ ...planProxy(prefills, decodes, options), pairing, log });
   closers.add("proxy", () => proxy.close());
   const { url } = await proxy.listen({ port: proxyPort });
   return { proxy: { name: "proxy", url, backend: null }, prefills, decodes };
@@ -106,17 +110,20 @@ async function startProcesses(
     { name, config }: { name: string; config: object },
     firstPort = 0,
   ): Promise<ClusterMember> => {
-    const argumentsFor = (port: number) => {
-      const settings = JSON.stringify({ ...config, port: port === 0 ? firstPort : port });
+    const argumentsFor = (before?: Pick<Child, "port" | "sideChannel">) => {
+      const port = before?.port ?? firstPort;
+      const sideChannelPort = before?.sideChannel?.port;
+      const settings = JSON.stringify({ sideChannelPort, ...config, port });
       return [role, "--log-level", logLevel, "--config", settings];
     };
     const server = await SupervisedServer.start({
-      start: (port) => startChild({ name, args: argumentsFor(port) }),
+      start: (before) => startChild({ name, args: argumentsFor(before) }),
       restart,
       log,
     });
     closers.add(name, () => server.stop());
-    return { name, url: server.url, backend: server.backend, process: server };
+    const { url, backend, sideChannel } = server;
+    return { name, url, backend, sideChannel, process: server };
   };
   const startAll = (planned: readonly PlannedInstance[]) =>
     Promise.allSettled(planned.map((instance) => start("instance", instance)));
@@ -124,7 +131,7 @@ async function startProcesses(
   // All processes have started or failed before one is stopped, so that none is left behind.
   const settled = await Promise.all([startAll(planned.prefills), startAll(planned.decodes)]);
   const [prefills, decodes] = [fulfilled(settled[0]), fulfilled(settled[1])];
-  const proxyConfig = planProxy(urls(prefills), urls(decodes), options);
+  const proxyConfig = planProxy(prefills, decodes, options);
   const proxy = await start("proxy", { name: "proxy", config: proxyConfig }, proxyPort);
   return { proxy, prefills, decodes };
 }
@@ -134,8 +141,4 @@ function fulfilled(results: readonly PromiseSettledResult<ClusterMember>[]): Clu
     if (result.status === "rejected") throw result.reason;
     return result.value;
   });
-}
-
-function urls(members: readonly ClusterMember[]): string[] {
-  return members.map(({ url }) => url);
 }

@@ -19,6 +19,7 @@ import type { InstanceConfig } from "./instance-config.js";
 import { choosePlatform, type InstancePlatform } from "./instance-platform.js";
 import type { KvJournal } from "./kv-journal.js";
 import { observeKv } from "./observe-kv.js";
+import { observedSideChannel, type SideChannelAddress } from "./observed-side-channel.js";
 import { meterTransfers } from "./transfer-meter.js";
 
 export interface EngineRankOptions {
@@ -52,6 +53,8 @@ export interface EngineRank {
   readonly blocks: BlockPool;
   readonly platform: InstancePlatform;
   readonly workers: readonly WorkerConnector[];
+  /** Where it answers handshakes; undefined for a connector without a side channel. */
+  readonly sideChannel: SideChannelAddress | undefined;
   /** The first backend of its agents. */
   backend(): string;
 }
@@ -80,12 +83,15 @@ export async function startEngineRank(options: EngineRankOptions): Promise<Engin
   });
   pool = kv;
   closers.add(`KV pool ${dpRank}`, async () => kv.close());
+  let sideChannel: SideChannelAddress | undefined;
   const { scheduler, workers } = await openConnector(platform, kv, closers, {
     ...environment,
     config: transferConfig,
     engine: identityOf(options),
     transport: meter.transport,
-    sideChannel: options.sideChannel,
+    sideChannel: observedSideChannel(options.sideChannel, (opened) => {
+      sideChannel ??= opened;
+    }),
   });
   const blocks = new BlockPool({ numBlocks: config.numBlocks, fragmented: config.fragmented });
   const engine = new Engine({
@@ -112,7 +118,7 @@ export async function startEngineRank(options: EngineRankOptions): Promise<Engin
     prefixCaching: platform.prefixCaching,
   });
   return {
-    ...{ dpRank, engineId, maxModelLen, transferConfig, engine, blocks, platform, workers },
+    ...{ dpRank, engineId, maxModelLen, transferConfig, engine, blocks, platform, workers, sideChannel },
     backend: () => meter.backends()[0] ?? "none",
   };
 }

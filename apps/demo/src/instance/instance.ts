@@ -11,6 +11,7 @@ import { CloseStack } from "./close-stack.js";
 import { type EngineRank, startEngineRank } from "./engine-rank.js";
 import type { InstanceConfig } from "./instance-config.js";
 import { createKvJournal, type KvJournal } from "./kv-journal.js";
+import type { SideChannelAddress } from "./observed-side-channel.js";
 import { transferConfigOf } from "./transfer-config.js";
 
 export interface InstanceOptions extends Partial<Omit<Ambient, "metrics">> {
@@ -86,6 +87,11 @@ export class Instance implements ServedInstance {
   /** The engine id of each data-parallel rank, as peers know it. */
   get engineIds(): readonly string[] {
     return this.#parts.ranks.map(({ engineId }) => engineId);
+  }
+
+  /** Where the first data-parallel rank answers handshakes; null for a connector without a side channel. */
+  get sideChannel(): SideChannelAddress | null {
+    return this.#parts.ranks[0]?.sideChannel ?? null;
   }
 
   /** The settings in effect, for the ready line. */

@@ -1,6 +1,7 @@
 import { spawn } from "node:child_process";
 import { fileURLToPath } from "node:url";
 import { KV_ERROR_CODES, KvError, type KvErrorCode } from "@kv/interface";
+import type { SideChannelAddress } from "../instance/observed-side-channel.js";
 
 export interface ChildOptions {
   /** Name in error messages. */
@@ -11,7 +12,13 @@ export interface ChildOptions {
 
 /** A message from a child process to the demo over Node's IPC channel. */
 export type ChildMessage =
-  | { readonly kind: "ready"; readonly url: string; readonly port: number; readonly backend: string | null }
+  | {
+      readonly kind: "ready";
+      readonly url: string;
+      readonly port: number;
+      readonly backend: string | null;
+      readonly sideChannel: SideChannelAddress | null;
+    }
   | {
       readonly kind: "failed";
       /** The fields of a `KvError`. */
@@ -29,6 +36,8 @@ export interface Child {
   readonly url: string;
   readonly port: number;
   readonly backend: string | null;
+  /** Of the first data-parallel rank; null for a proxy. */
+  readonly sideChannel: SideChannelAddress | null;
   /** Resolves with the signal, the exit code or the error when the process has ended. */
   readonly ended: Promise<string>;
   /** Sends SIGTERM, and SIGKILL when the process has not ended after 10 s. */
@@ -59,13 +68,14 @@ export async function startChild({ name, args }: ChildOptions): Promise<Child> {
     void ended.then((how) => fail(`ended before it was ready (${how})`));
   });
   try {
-    const { url, port, backend } = await ready;
+    const { url, port, backend, sideChannel } = await ready;
     return {
       name,
       pid: child.pid ?? 0,
       url,
       port,
       backend,
+      sideChannel,
       ended,
       async stop() {
         child.kill("SIGTERM");

@@ -4,6 +4,7 @@ import { nixlTransport } from "@kv/nixl";
 import { createProxy, type ProxySettingsInput } from "@kv/proxy";
 import { startInstance } from "../instance/instance.js";
 import { readInstanceConfig } from "../instance/instance-config.js";
+import type { SideChannelAddress } from "../instance/observed-side-channel.js";
 import type { ChildMessage } from "./child-process.js";
 import { jsonLog, type LogLevel } from "./json-log.js";
 import { parseJson } from "./parse-json.js";
@@ -46,9 +47,9 @@ export async function runInstance(
       transport: nixlTransport({ log }),
       sideChannel: zmqSideChannel({ log }),
     });
-    const { url, port, backend, engineIds } = instance;
+    const { url, port, backend, engineIds, sideChannel } = instance;
     const shown = { engine_ids: engineIds, config: instance.settings };
-    return { url, port, backend, shown, drain: () => instance.drain() };
+    return { url, port, backend, sideChannel, shown, drain: () => instance.drain() };
   });
 }
 
@@ -102,7 +103,7 @@ export async function runProxy(flags: ProxyFlags): Promise<void> {
     const proxy = createProxy({ ...resolved, log });
     const address = await proxy.listen({ port });
     const shown = { config: { ...resolved, port: address.port } };
-    return { ...address, backend: null, shown, drain: () => proxy.close() };
+    return { ...address, backend: null, sideChannel: null, shown, drain: () => proxy.close() };
   });
 }
 
@@ -110,6 +111,8 @@ interface Server {
   readonly url: string;
   readonly port: number;
   readonly backend: string | null;
+  /** Null for a proxy. */
+  readonly sideChannel: SideChannelAddress | null;
   /** Further fields of the ready line, with the settings in effect. */
   readonly shown: object;
   /** Finishes running requests and closes the server. */
@@ -155,8 +158,8 @@ async function runServer(
     exit(1);
     return;
   }
-  const { url, port, backend, shown } = server;
-  if (isChild) await sendToParent({ kind: "ready", url, port, backend });
+  const { url, port, backend, sideChannel, shown } = server;
+  if (isChild) await sendToParent({ kind: "ready", url, port, backend, sideChannel });
   else process.stdout.write(`${JSON.stringify({ ready: true, url, port, backend, ...shown })}\n`);
 }
 

@@ -1,9 +1,10 @@
 import type { Log } from "@kv/interface";
+import type { SideChannelAddress } from "../instance/observed-side-channel.js";
 import type { Child } from "./child-process.js";
 
 export interface SupervisorOptions {
-  /** Starts the server on a port; 0 takes a free one. */
-  readonly start: (port: number) => Promise<Child>;
+  /** Starts the server: anew, or at the addresses of a child that ended. */
+  readonly start: (before?: Pick<Child, "port" | "sideChannel">) => Promise<Child>;
   /** Restart the server when it ends. False: its end is only logged. */
   readonly restart: boolean;
   readonly log: Log;
@@ -17,8 +18,8 @@ export class SupervisedServer {
   readonly name: string;
   readonly url: string;
   readonly backend: string | null;
+  readonly sideChannel: SideChannelAddress | null;
   readonly #options: SupervisorOptions;
-  readonly #port: number;
   readonly #restartListeners: (() => void)[] = [];
   readonly #watching: Promise<void>;
   #child: Child;
@@ -28,15 +29,15 @@ export class SupervisedServer {
     this.name = child.name;
     this.url = child.url;
     this.backend = child.backend;
+    this.sideChannel = child.sideChannel;
     this.#options = options;
-    this.#port = child.port;
     this.#child = child;
     this.#watching = this.#watch();
   }
 
   /** Starts the server. Errors: those of `start`. */
   static async start(options: SupervisorOptions): Promise<SupervisedServer> {
-    return new SupervisedServer(options, await options.start(0));
+    return new SupervisedServer(options, await options.start());
   }
 
   /** The process id of the current process. */
@@ -77,7 +78,7 @@ export class SupervisedServer {
       await new Promise((resolve) => setTimeout(resolve, RESTART_PAUSE_MS));
       if (this.#isStopping) return this.#child;
       try {
-        return await start(this.#port);
+        return await start(this.#child);
       } catch (error) {
         log.warn("restart-failed", { name: this.name, error: String(error) });
       }
