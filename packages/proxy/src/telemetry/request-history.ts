@@ -15,9 +15,14 @@ export interface RequestSummary {
   readonly restarts?: number;
   readonly prefill_from_ms?: number;
   readonly prefill_to_ms?: number;
-  /** Begin of the decode leg. From here to the first byte, the request waits in D's queue, the KV is transferred, and the first token is generated. */
+  /**
+   * Begin of the decode leg. From here to the first byte of a streamed answer, the request waits in D's queue, the KV is transferred (without a prefill leg,
+   * the prompt is computed), and the first token is generated.
+   */
   readonly decode_from_ms?: number;
   readonly first_byte_at_ms?: number;
+  /** False: the first byte came with the last token. */
+  readonly streamed?: boolean;
   readonly duration_ms: number;
 }
 
@@ -81,6 +86,7 @@ export class RequestHistory {
       prefill_to_ms: after(prefillFrom, record.prefillMs),
       decode_from_ms: decodeFrom,
       first_byte_at_ms: after(decodeFrom, record.firstByteMs),
+      streamed: record.streamed,
     };
     return {
       request_id: requestId ?? "",

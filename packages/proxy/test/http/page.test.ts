@@ -1,11 +1,35 @@
 import { existsSync } from "node:fs";
 import puppeteer, { type Browser } from "puppeteer-core";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { decodeOk, prefillOk } from "../support/fake-upstream.js";
+import { COMPLETION, decodeOk, prefillOk, STREAM, sendJson, sendStream } from "../support/fake-upstream.js";
 import { post, runProxy, upstream } from "../support/set-up.js";
 import { startSideChannel } from "../support/side-channel.js";
 
 const chromium = process.env.KV_CHROMIUM ?? "/usr/bin/chromium";
+/** A folder for pictures of the page. */
+const screenshots = process.env.KV_SCREENSHOTS;
+
+/** The texts of the page whose contrast with the background is below 4.5 to 1 (WCAG 2.2, 1.4.3). */
+const CONTRASTS = `(() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgb = (color) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = color;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const luminance = (color) => {
+    const [r, g, b] = rgb(color).map((part) => (part / 255 <= 0.03928 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const background = luminance(isDark ? "#121212" : "#ffffff");
+  return [...document.querySelectorAll("h1, h2, p, th, td, i")].filter((one) => one.textContent.trim() !== "").flatMap((one) => {
+    const text = luminance(getComputedStyle(one).color);
+    const ratio = (Math.max(text, background) + 0.05) / (Math.min(text, background) + 0.05);
+    return ratio < 4.5 ? [one.textContent + " " + ratio.toFixed(2)] : [];
+  });
+})()`;
 
 describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromium})`, () => {
   let browser: Browser;
@@ -48,10 +72,59 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
       );
       expect(rows).toEqual([
         ["refused", 0],
-        ["first", 3],
+        ["first", 2],
       ]);
       void proxy.instances.decode.drain(d);
       await page.waitForSelector(`#instances tr[data-url="${d.url}"] .state[data-state=draining]`);
+      expect(complaints).toEqual([]);
+    } finally {
+      await page.close();
+    }
+  });
+
+  test("shows where the time went; an answer that is not streamed counts as its decode leg and not as transfer", async () => {
+    const [p, d] = [
+      await upstream(prefillOk),
+      await upstream(({ json, response }) => {
+        if (json.stream === true) sendStream(response, STREAM);
+        else sendJson(response, COMPLETION);
+      }),
+    ];
+    const { url, adminUrl } = await runProxy({
+      ...{ prefillers: [p.url], decoders: [d.url], admin: { port: 0 }, disaggregateAbove: 8 },
+    });
+    const { page, complaints } = await open(adminUrl);
+    try {
+      await page.waitForSelector("#connection[data-state=live]");
+      const long = "a prompt of more than eight tokens, as its text has more than 32 characters";
+      for (const body of [{ prompt: long }, { prompt: long, stream: true }, { prompt: "short" }])
+        await (await post(`${url}/v1/completions`, body)).text();
+      await page.waitForFunction("document.getElementById('counted').textContent === '3'");
+      const phases = await page.$$eval("#phases tbody tr", (rows) =>
+        rows.map((row) => [row.dataset.phase, row.cells[1]?.textContent]),
+      );
+      expect(Object.fromEntries(phases)).toEqual({
+        prefill: "2",
+        "queue, transfer and first token": "1",
+        decode: "1",
+        "queue, transfer and decode, not streamed": "1",
+        "prompt and decode at one instance, not streamed": "1",
+      });
+      for (const scheme of ["light", "dark"]) {
+        await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
+        for (const width of [390, 1200]) {
+          await page.setViewport({ width, height: 900 });
+          // Nothing is cut off, and no table needs to be scrolled.
+          expect(
+            await page.$$eval(".scroll", (all) => all.map((one) => one.scrollWidth - one.clientWidth)),
+          ).toEqual([0, 0, 0]);
+          expect(await page.evaluate("document.documentElement.scrollWidth")).toBeLessThanOrEqual(width);
+          const contrasts = await page.evaluate(CONTRASTS);
+          expect(contrasts).toEqual([]);
+          if (screenshots !== undefined)
+            await page.screenshot({ path: `${screenshots}/phases-${scheme}-${width}.png` });
+        }
+      }
       expect(complaints).toEqual([]);
     } finally {
       await page.close();
@@ -88,7 +161,11 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
         "1",
       ]);
       expect(await page.evaluate("document.documentElement.scrollWidth")).toBeLessThanOrEqual(390);
-      if (process.env.KV_SCREENSHOT !== undefined) await page.screenshot({ path: process.env.KV_SCREENSHOT });
+      for (const scheme of ["light", "dark"]) {
+        await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
+        expect(await page.evaluate(CONTRASTS)).toEqual([]);
+        if (screenshots !== undefined) await page.screenshot({ path: `${screenshots}/pairs-${scheme}.png` });
+      }
       expect(complaints).toEqual([]);
     } finally {
       await page.close();
