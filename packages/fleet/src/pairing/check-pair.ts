@@ -49,9 +49,11 @@ export function checkPair(prefill: EngineFacts, decode: EngineFacts): PairCheck 
   return check;
 }
 
-/** Whether the factor in which the hashes of two engines differ is known without a search. */
-export function differenceIsKnown(prefill: EngineFacts, decode: EngineFacts): boolean {
-  return knownDifferences(prefill, decode).length > 0;
+/** Whether the hashes of two engines differ, and the factor is not known without a search. */
+export function hashesDifferUnexplained(prefill: EngineFacts, decode: EngineFacts): boolean {
+  return (
+    prefill.compatibilityHash !== decode.compatibilityHash && knownDifferences(prefill, decode).length === 0
+  );
 }
 
 function hashDifferences(prefill: EngineFacts, decode: EngineFacts): readonly PairDifference[] {

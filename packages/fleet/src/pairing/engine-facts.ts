@@ -8,7 +8,8 @@ import {
   encodeHandshakeRequest,
 } from "@kv/protocol";
 import type { Role } from "../instances/instance.js";
-import { requestOverSideChannel, type SideChannelAddress } from "./side-channel-request.js";
+import { requestOverSideChannel, type SideChannelAddress } from "../zmq/zmq-request.js";
+import { hasMla } from "./plan-pair.js";
 
 /** What is known about an instance's engine, as far as it decides which engines it fits. */
 export interface EngineFacts {
@@ -141,4 +142,19 @@ async function getJson(
   } catch {
     return {};
   }
+}
+
+/** Bytes of KV in the blocks that `remote_block_ids` of an answer names, on all ranks of an engine; undefined where they are not known. */
+export function kvBytesOf(facts: EngineFacts, blockIds: unknown): number | undefined {
+  if (!Array.isArray(blockIds)) return undefined;
+  const groups = Array.isArray(blockIds[0]) ? (blockIds as unknown[]) : [blockIds];
+  const counts = groups.map((ids) => (Array.isArray(ids) ? ids.length : 0));
+  const all = counts.reduce((sum, count) => sum + count, 0);
+  const { blockLengthsBytes, regionGroupIds, physicalBlocksPerLogical } = facts.metadata;
+  let bytes = 0;
+  for (const [region, lengthBytes] of blockLengthsBytes.entries())
+    bytes += lengthBytes * (counts[regionGroupIds?.[region] ?? 0] ?? all);
+  // Of MLA each rank holds the same.
+  const ranks = hasMla(facts.metadata) ? 1 : (facts.tpSize ?? 1);
+  return bytes * physicalBlocksPerLogical * ranks;
 }

@@ -1,8 +1,9 @@
 import { KvError, type Timer } from "@kv/interface";
 import type { Instance, Role } from "../instances/instance.js";
-import type { PairCheck } from "./check-pair.js";
+import type { SideChannelAddress } from "../zmq/zmq-request.js";
+import { checkPair, type PairCheck } from "./check-pair.js";
 import type { EngineFacts } from "./engine-facts.js";
-import type { SideChannelAddress } from "./side-channel-request.js";
+import type { PairingSettings } from "./pairing-settings.js";
 
 /** Time until a side channel that could not be read is read again, at first. */
 export const FIRST_RETRY_MS = 1000;
@@ -126,4 +127,29 @@ export function requireAnsweredEngine(
       hint: "give each server its own VLLM_NIXL_SIDE_CHANNEL_PORT, and each instance the address of its own side channel",
     },
   );
+}
+
+/** Whether two instances are a pair: by their engines, or by `mode` where one is not read. */
+export function checkEntries(p: Entry, d: Entry, mode: PairingSettings["mode"]): PairCheck {
+  if (p.facts !== undefined && d.facts !== undefined) return checkFacts(p.facts, d.facts);
+  const [ours, theirs] = [p.instance.label, d.instance.label];
+  if (mode !== "strict" && ours !== undefined && theirs !== undefined) {
+    if (ours === theirs) return { fits: true, basis: "label" };
+    return { fits: false, differences: [{ factor: "label", prefill: ours, decode: theirs }] };
+  }
+  if (mode === "lenient") return { fits: true, basis: "unverified" };
+  const side = (entry: Entry) => {
+    if (entry.facts !== undefined) return "read";
+    return mode === "label" && entry.instance.label === undefined ? "not read, without a label" : "not read";
+  };
+  return { fits: false, differences: [{ factor: "side_channel", prefill: side(p), decode: side(d) }] };
+}
+
+function checkFacts(prefill: EngineFacts, decode: EngineFacts): PairCheck {
+  try {
+    return checkPair(prefill, decode);
+  } catch (thrown) {
+    const note = thrown instanceof Error ? thrown.message : String(thrown);
+    return { fits: false, differences: [{ factor: "plan", prefill: note, decode: note }], note };
+  }
 }

@@ -15,7 +15,8 @@ import { Router } from "zeromq";
 import type { InstanceSpec, Role } from "../instances/instance.js";
 import { InstancePool } from "../instances/instance-pool.js";
 import { roundRobin } from "../routing/routing.js";
-import { Pairing, type PairingSettings } from "./pairing.js";
+import { Pairing } from "./pairing.js";
+import type { PairingSettings } from "./pairing-settings.js";
 
 const fixture = (name: string) =>
   new Uint8Array(

@@ -1,39 +1,21 @@
 import { type Clock, KvError, type Log } from "@kv/interface";
-import { formatValue, searchHashFactors } from "@kv/protocol";
 import { type Instance, instanceName, type PairingStatus, type Role } from "../instances/instance.js";
-import { checkPair, differenceIsKnown, type PairCheck, type PairDifference } from "./check-pair.js";
-import { type EngineFacts, type InstanceGet, modeIn, readEngineFacts } from "./engine-facts.js";
+import { hashesDifferUnexplained, type PairCheck } from "./check-pair.js";
+import { type EngineFacts, type InstanceGet, kvBytesOf, modeIn, readEngineFacts } from "./engine-facts.js";
+import { findFactors, mayFindFactors } from "./find-factors.js";
 import {
   type AnsweredEngine,
   addressUnknown,
+  checkEntries,
   Entry,
   FIRST_RETRY_MS,
   isReady,
-  nearest,
   type PairedInstance,
   requireAnsweredEngine,
   sameEngine,
 } from "./pairing-entry.js";
-import { hasMla } from "./plan-pair.js";
-
-/**
- * What pairs with an instance whose side channel was never read, because its address is not known or it cannot be reached. `lenient`: every
- * instance, as without pairing; it is logged. `label`: instances with its label. `strict`: none. With `off`, no side channel is read
- * and all instances pair.
- */
-export const PAIRING_MODES = ["lenient", "label", "strict", "off"] as const;
-/** One of `PAIRING_MODES`. */
-export type PairingMode = (typeof PAIRING_MODES)[number];
-
-/** How instances are paired. */
-export interface PairingSettings {
-  /** What pairs with an instance whose side channel cannot be read. */
-  readonly mode: Exclude<PairingMode, "off">;
-  /** Time limit of one reading of a side channel, in milliseconds. */
-  readonly timeoutMs: number;
-  /** Between two readings of an engine that shows no sign of a restart, in milliseconds. */
-  readonly refreshMs: number;
-}
+import type { PairingSettings } from "./pairing-settings.js";
+import { differencesText, pairingStatus } from "./pairing-status.js";
 
 /** What `Pairing` gets from its user. */
 export interface PairingOptions extends PairingSettings {
@@ -224,7 +206,7 @@ export class Pairing {
         if (other.instance.draining) continue;
         if (!("avoiding" in partner) && other.instance !== partner) continue;
         if (check.fits) return undefined;
-        texts.add(textOf(check));
+        texts.add(differencesText(check));
       }
     }
     if (texts.size === 0) return undefined;
@@ -238,61 +220,14 @@ export class Pairing {
    */
   kvBytes(instance: Instance, blockIds: unknown): number | undefined {
     const facts = this.#entryOf(instance)?.facts;
-    if (facts === undefined || !Array.isArray(blockIds)) return undefined;
-    const groups = Array.isArray(blockIds[0]) ? (blockIds as unknown[]) : [blockIds];
-    const counts = groups.map((ids) => (Array.isArray(ids) ? ids.length : 0));
-    const all = counts.reduce((sum, count) => sum + count, 0);
-    const { blockLengthsBytes, regionGroupIds, physicalBlocksPerLogical } = facts.metadata;
-    let bytes = 0;
-    for (const [region, lengthBytes] of blockLengthsBytes.entries())
-      bytes += lengthBytes * (counts[regionGroupIds?.[region] ?? 0] ?? all);
-    // Of MLA each rank holds the same.
-    const ranks = hasMla(facts.metadata) ? 1 : (facts.tpSize ?? 1);
-    return bytes * physicalBlocksPerLogical * ranks;
+    return facts === undefined ? undefined : kvBytesOf(facts, blockIds);
   }
 
   /** How an instance is paired. */
   status(instance: Instance): PairingStatus | null {
     this.#update();
     const entry = this.#entryOf(instance);
-    if (entry === undefined) return null;
-    const { facts, error, address, stale } = entry;
-    const fits = [...entry.checks.values()].filter((check) => check.fits);
-    const near = nearest(entry);
-    const unverified = facts === undefined && fits.length > 0;
-    const state =
-      entry.checks.size === 0
-        ? "alone"
-        : fits.length === 0
-          ? "unpaired"
-          : unverified
-            ? "unverified"
-            : "paired";
-    const reason =
-      near !== undefined
-        ? textOf(near) + (facts === undefined && error !== undefined ? ` (${error.message})` : "")
-        : unverified
-          ? (error?.message ?? "its side channel is being read")
-          : (fits.find((check) => check.note !== undefined)?.note ?? null);
-    return {
-      state,
-      partners: fits.length,
-      reason,
-      differences: (near?.differences ?? []).map(({ factor, prefill, decode }) => ({
-        factor,
-        prefill: shown(prefill),
-        decode: shown(decode),
-      })),
-      side_channel: address === undefined ? null : `${address.host}:${address.port}`,
-      engine_id: facts?.engineId ?? null,
-      compatibility_hash: facts?.compatibilityHash ?? null,
-      vllm_version: facts?.vllmVersion ?? null,
-      tp_size: facts?.tpSize ?? null,
-      block_size: facts?.metadata.blockSize ?? null,
-      kv_cache_layout: facts?.metadata.kvCacheLayout ?? null,
-      transfer_mode: facts?.mode ?? null,
-      stale,
-    };
+    return entry === undefined ? null : pairingStatus(entry);
   }
 
   /** Ends all readings. */
@@ -414,59 +349,28 @@ export class Pairing {
   }
 
   #check(p: Entry, d: Entry): PairCheck {
-    if (p.facts !== undefined && d.facts !== undefined) {
-      const check = checkFacts(p.facts, d.facts);
-      if (
-        !check.fits &&
-        p.facts.compatibilityHash !== d.facts.compatibilityHash &&
-        !differenceIsKnown(p.facts, d.facts)
-      )
-        for (const entry of [p, d]) void this.#searchFactors(entry);
-      return check;
-    }
-    const [ours, theirs] = [p.instance.label, d.instance.label];
-    const { mode } = this.#options;
-    if (mode !== "strict" && ours !== undefined && theirs !== undefined) {
-      if (ours === theirs) return { fits: true, basis: "label" };
-      return { fits: false, differences: [{ factor: "label", prefill: ours, decode: theirs }] };
-    }
-    if (mode === "lenient") return { fits: true, basis: "unverified" };
-    const side = (entry: Entry) => {
-      if (entry.facts !== undefined) return "read";
-      return mode === "label" && entry.instance.label === undefined
-        ? "not read, without a label"
-        : "not read";
-    };
-    return { fits: false, differences: [{ factor: "side_channel", prefill: side(p), decode: side(d) }] };
+    const check = checkEntries(p, d, this.#options.mode);
+    if (
+      !check.fits &&
+      p.facts !== undefined &&
+      d.facts !== undefined &&
+      hashesDifferUnexplained(p.facts, d.facts)
+    )
+      for (const entry of [p, d]) void this.#searchFactors(entry);
+    return check;
   }
 
-  /** Finds the factors of a hash in steps, between which requests are served. */
+  /** Finds the factors of a hash, so that the one that differs can be named. */
   async #searchFactors(entry: Entry): Promise<void> {
     const { facts } = entry;
-    if (facts === undefined || facts.factors !== undefined || entry.searching || searched.has(facts)) return;
+    const { signal } = this.#closing;
+    if (facts === undefined || entry.searching || signal.aborted || !mayFindFactors(facts)) return;
     entry.searching = true;
     try {
-      const search = searchHashFactors(facts.compatibilityHash, {
-        vllmVersion: facts.vllmVersion,
-        models: facts.models,
-        metadata: facts.metadata,
-        tpSize: facts.tpSize ?? 1,
-        cacheDtype: undefined,
-        transferMode: facts.mode,
-        knownFactors: {},
-      });
-      let step = search.next();
-      for (; step.done !== true; step = search.next()) {
-        await new Promise((resolve) => setImmediate(resolve));
-        if (this.#closing.signal.aborted) return;
-      }
-      const { factors } = step.value;
-      searched.add(facts);
-      if (entry.facts === facts && factors !== undefined) {
-        const found = { ...facts, factors, mode: modeIn(factors) ?? facts.mode };
-        entry.facts = found;
-        entry.engines.set(facts.engineId, found);
-      }
+      const found = await findFactors(facts, signal);
+      if (found === undefined || entry.facts !== facts) return;
+      entry.facts = found;
+      entry.engines.set(facts.engineId, found);
     } finally {
       entry.searching = false;
       this.#changed();
@@ -490,38 +394,4 @@ export class Pairing {
     else if (state === "paired" && before !== "")
       log.info("instance-paired", { ...fields, partners: status.partners });
   }
-}
-
-/** Facts whose factors were searched for. */
-const searched = new WeakSet<EngineFacts>();
-
-function checkFacts(prefill: EngineFacts, decode: EngineFacts): PairCheck {
-  try {
-    return checkPair(prefill, decode);
-  } catch (thrown) {
-    const note = thrown instanceof Error ? thrown.message : String(thrown);
-    return { fits: false, differences: [{ factor: "plan", prefill: note, decode: note }], note };
-  }
-}
-
-function textOf({
-  differences,
-  note,
-}: {
-  readonly differences: readonly PairDifference[];
-  readonly note?: string | undefined;
-}) {
-  const text = differences
-    .slice(0, 4)
-    .map(
-      ({ factor, prefill, decode }) =>
-        `${factor} is ${shown(prefill)} at prefill and ${shown(decode)} at decode`,
-    )
-    .join("; ");
-  return note === undefined ? text : `${text} (${note.slice(0, 300)})`;
-}
-
-function shown(value: unknown): string {
-  const text = typeof value === "string" ? value.slice(0, 200) : formatValue(value);
-  return text;
 }

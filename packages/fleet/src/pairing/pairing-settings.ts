@@ -1,0 +1,18 @@
+/**
+ * What pairs with an instance whose side channel was never read, because its address is not known or it cannot be reached. `lenient`: every
+ * instance, as without pairing; it is logged. `label`: instances with its label. `strict`: none. With `off`, no side channel is read
+ * and all instances pair.
+ */
+export const PAIRING_MODES = ["lenient", "label", "strict", "off"] as const;
+/** One of `PAIRING_MODES`. */
+export type PairingMode = (typeof PAIRING_MODES)[number];
+
+/** How instances are paired. */
+export interface PairingSettings {
+  /** What pairs with an instance whose side channel cannot be read. */
+  readonly mode: Exclude<PairingMode, "off">;
+  /** Time limit of one reading of a side channel, in milliseconds. */
+  readonly timeoutMs: number;
+  /** Between two readings of an engine that shows no sign of a restart, in milliseconds. */
+  readonly refreshMs: number;
+}

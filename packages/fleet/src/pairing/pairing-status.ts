@@ -1,0 +1,62 @@
+import { formatValue } from "@kv/protocol";
+import type { PairingStatus } from "../instances/instance.js";
+import type { PairDifference } from "./check-pair.js";
+import { type Entry, nearest } from "./pairing-entry.js";
+
+/** How an instance is paired, as JSON for status pages. */
+export function pairingStatus(entry: Entry): PairingStatus {
+  const { facts, error, address, stale } = entry;
+  const fits = [...entry.checks.values()].filter((check) => check.fits);
+  const near = nearest(entry);
+  const unverified = facts === undefined && fits.length > 0;
+  const state =
+    entry.checks.size === 0 ? "alone" : fits.length === 0 ? "unpaired" : unverified ? "unverified" : "paired";
+  const reason =
+    near !== undefined
+      ? differencesText(near) + (facts === undefined && error !== undefined ? ` (${error.message})` : "")
+      : unverified
+        ? (error?.message ?? "its side channel is being read")
+        : (fits.find((check) => check.note !== undefined)?.note ?? null);
+  return {
+    state,
+    partners: fits.length,
+    reason,
+    differences: (near?.differences ?? []).map(({ factor, prefill, decode }) => ({
+      factor,
+      prefill: shown(prefill),
+      decode: shown(decode),
+    })),
+    side_channel: address === undefined ? null : `${address.host}:${address.port}`,
+    engine_id: facts?.engineId ?? null,
+    compatibility_hash: facts?.compatibilityHash ?? null,
+    vllm_version: facts?.vllmVersion ?? null,
+    tp_size: facts?.tpSize ?? null,
+    block_size: facts?.metadata.blockSize ?? null,
+    kv_cache_layout: facts?.metadata.kvCacheLayout ?? null,
+    transfer_mode: facts?.mode ?? null,
+    stale,
+  };
+}
+
+/** The values that differ, in words. */
+export function differencesText({
+  differences,
+  note,
+}: {
+  readonly differences: readonly PairDifference[];
+  readonly note?: string | undefined;
+}) {
+  const text = differences
+    .slice(0, 4)
+    .map(
+      ({ factor, prefill, decode }) =>
+        `${factor} is ${shown(prefill)} at prefill and ${shown(decode)} at decode`,
+    )
+    .join("; ");
+  return note === undefined ? text : `${text} (${note.slice(0, 300)})`;
+}
+
+function shown(value: unknown): string {
+  const text = typeof value === "string" ? value.slice(0, 200) : formatValue(value);
+  return text;
+}
