@@ -41,8 +41,12 @@ const CALL_WORDS = [
 ];
 const FIRST_CALL_WORD = 1014;
 
-/** Starts both servers before the tests of a suite and stops them after it. */
-export function proxyPair(kind: PeerKind, base: Partial<ProxyOptions> = {}): ProxyPair {
+/** Starts both servers, with `more` arguments, before the tests of a suite and stops them after it. */
+export function proxyPair(
+  kind: PeerKind,
+  base: Partial<ProxyOptions> = {},
+  more: readonly string[] = [],
+): ProxyPair {
   const folder = mkdtempSync(join(tmpdir(), "kv-proxy-live-"));
   const open: { close(): Promise<void> }[] = [];
   let p: VllmServer | undefined;
@@ -84,7 +88,8 @@ export function proxyPair(kind: PeerKind, base: Partial<ProxyOptions> = {}): Pro
   };
 
   beforeAll(async () => {
-    const common = { kind, blocks: BLOCKS, leaseSeconds: LEASE_SECONDS, args: argumentsOf(folder) };
+    const args = [...argumentsOf(folder), ...more];
+    const common = { kind, blocks: BLOCKS, leaseSeconds: LEASE_SECONDS, args };
     const name = (role: string) => `proxy-${kind.mode}-${kind.version}-${role}`;
     // In parallel, because most of the start is spent in Python imports.
     [p, d] = await Promise.all([

@@ -1,5 +1,6 @@
 import { describe } from "vitest";
 import { boundarySuite } from "./boundary-suite.js";
+import { KV_EVENTS_ARGUMENTS, kvEventsSuite } from "./kv-events-suite.js";
 import { proxyFaultSuite } from "./proxy-fault-suite.js";
 import { proxyPair } from "./proxy-pair.js";
 import { proxyShortSuite } from "./proxy-short-suite.js";
@@ -10,6 +11,10 @@ describe("0.33, pull", () => {
   const pair = proxyPair({ version: "0.33", mode: "pull" });
   boundarySuite(pair);
   proxyFaultSuite(pair);
+});
+
+describe("0.33, pull, with KV events", () => {
+  kvEventsSuite(proxyPair({ version: "0.33", mode: "pull" }, {}, KV_EVENTS_ARGUMENTS));
 });
 
 describe("0.33, push", () => {

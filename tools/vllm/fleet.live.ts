@@ -1,0 +1,135 @@
+import { type LogFields, silentLog } from "@kv/interface";
+import { createProxy } from "@kv/proxy";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { words } from "./boundary-cases.js";
+import { freePorts } from "./free-ports.js";
+import { ask } from "./proxy-pair.js";
+import { startVllm, type VllmOptions, type VllmServer } from "./server.js";
+import { until } from "./until.js";
+
+const REQUESTS = 1000;
+const CLIENTS = 3;
+/** P of 0.32 is restarted as 0.33 when so many requests have ended. */
+const RESTART_AFTER = 300;
+/** So many are left for the time after the restart. */
+const AFTER_RESTART = 300;
+
+/** One P and one D of vLLM 0.32 and of 0.33 behind one proxy; then P of 0.32 comes back as 0.33. */
+describe("a mixed fleet", () => {
+  const servers = new Map<string, VllmServer>();
+  let ports: Record<string, readonly [number, number]> = {};
+  const start = async (name: string, version: VllmOptions["kind"]["version"]) => {
+    const own = ports[name];
+    const options = { kind: { version, mode: "pull" }, name: `fleet-${name}`, blocks: 200 } as const;
+    servers.set(name, await startVllm({ ...options, ...(own === undefined ? {} : { ports: own }) }));
+  };
+  const of = (name: string) => {
+    const found = servers.get(name);
+    if (found === undefined) throw new Error(`${name} was not started`);
+    return found;
+  };
+  const spec = (name: string) => ({
+    url: of(name).url,
+    kv: { host: "127.0.0.1", port: of(name).sideChannelPort },
+  });
+
+  beforeAll(async () => {
+    const [a = 0, b = 0, c = 0, d = 0, e = 0, f = 0, g = 0, h = 0] = await freePorts(8);
+    ports = { p32: [a, b], d32: [c, d], p33: [e, f], d33: [g, h] };
+    await Promise.all([start("p32", "0.32"), start("d32", "0.32")]);
+    await Promise.all([start("p33", "0.33"), start("d33", "0.33")]);
+  });
+  afterAll(async () => {
+    await Promise.all([...servers.values()].map((server) => server.stop()));
+  });
+
+  test("1,000 requests: none on a pair that does not fit, none lost, and every unpaired instance is named with its factor", async () => {
+    const records: LogFields[] = [];
+    const unpaired: LogFields[] = [];
+    /** The version of each URL now. While P restarts it may be the old one or the new one; its D would refuse what does not fit. */
+    const versions = new Map([...servers].map(([name, server]) => [server.url, name.slice(1)]));
+    let again = 0;
+    const log = {
+      ...silentLog,
+      info(event: string, fields: LogFields = {}) {
+        if (event !== "request-done") return;
+        const { prefill, decode } = fields;
+        records.push({ ...fields, versions: [versions.get(String(prefill)), versions.get(String(decode))] });
+      },
+      warn(event: string, fields: LogFields = {}) {
+        if (event === "instance-unpaired") unpaired.push(fields);
+        if (event === "began-again" || event === "leg-failed") again += 1;
+      },
+    };
+    const proxy = createProxy({
+      ...{ prefillers: [spec("p32"), spec("p33")], decoders: [spec("d32"), spec("d33")], log },
+      health: { intervalMs: 1000 },
+      routing: { prefill: "prefix-aware", decode: "prefix-aware" },
+      disaggregateAbove: 40,
+    });
+    const { url } = await proxy.listen({ port: 0 });
+    const states = () => {
+      const { prefillers, decoders } = proxy.status();
+      return [...prefillers, ...decoders].map(({ pairing }) => pairing);
+    };
+    expect(states().map((pairing) => [pairing?.state, pairing?.partners])).toEqual(
+      Array(4).fill(["paired", 1]),
+    );
+
+    const outcomes: { status: number; text: string; at: number }[] = [];
+    const misfits: string[] = [];
+    let sent = 0;
+    let isRestarted = false;
+    async function client(): Promise<void> {
+      while (sent < REQUESTS) {
+        if (!isRestarted && sent >= REQUESTS - AFTER_RESTART) {
+          await new Promise((resolve) => setTimeout(resolve, 500));
+          continue;
+        }
+        sent += 1;
+        // Most have two legs; the prompts are new, or continue others.
+        const prompt = words(20 + (sent % 90), sent % 400);
+        const answer = await ask(`${url}/v1/completions`, { model: "tiny", prompt, max_tokens: 3 });
+        outcomes.push({ status: answer.status, text: await answer.text(), at: sent });
+      }
+    }
+    const clients = Promise.all(Array.from({ length: CLIENTS }, client));
+
+    await until(() => outcomes.length >= RESTART_AFTER, "the first requests", { timeoutMs: 400_000 });
+    const p32 = of("p32").url;
+    versions.set(p32, "restarting");
+    const restartedAt = records.length;
+    await of("p32").stop();
+    await start("p32", "0.33");
+    versions.set(p32, "33");
+    await until(() => states()[0]?.vllm_version === "0.33.0", "the restarted P is read", {
+      timeoutMs: 60_000,
+    });
+    isRestarted = true;
+    await clients;
+
+    const lost = outcomes.filter(({ status }) => status !== 200);
+    for (const { prefill, decode, versions: both } of records) {
+      const [p, d] = both as readonly (string | undefined)[];
+      if (prefill !== undefined && p !== "restarting" && p !== d)
+        misfits.push(`${prefill} (${p}), ${decode} (${d})`);
+    }
+    const twoLegs = records.filter(({ prefill }) => prefill !== undefined).length;
+    process.stdout.write(
+      `mixed fleet: ${outcomes.length} requests, ${twoLegs} with two legs, lost ${lost.length}, misfits ${misfits.length}, failed legs ${again}; unpaired: ${JSON.stringify(unpaired)}\n`,
+    );
+    expect(lost.slice(0, 3)).toEqual([]);
+    expect(misfits).toEqual([]);
+    expect(outcomes).toHaveLength(REQUESTS);
+    expect(twoLegs).toBeGreaterThan(REQUESTS / 2);
+    // P of 0.33 took part after its restart.
+    expect(records.slice(restartedAt).some(({ prefill }) => prefill === p32)).toBe(true);
+    expect(states()[2]).toMatchObject({
+      state: "unpaired",
+      differences: [{ factor: "vllm_version", decode: "0.32.0" }],
+    });
+    expect(unpaired.map(({ instance }) => instance)).toEqual([of("d32").url]);
+    expect(unpaired[0]?.["reason"]).toContain("vllm_version");
+    await proxy.close({ graceMs: 0 });
+  });
+});
