@@ -1,5 +1,6 @@
 // npm run bench [-- NAME… [--only PART,…] [--json]]: every ratio compares two measurements taken in turn, in one run, on this machine.
 import { parseArgs } from "node:util";
+import { disaggregation } from "./disaggregation.js";
 import { mapping } from "./mapping.js";
 import { metadata } from "./metadata.js";
 import { neuron } from "./neuron.js";
@@ -24,6 +25,7 @@ const BENCHMARKS: Readonly<Record<string, (only: readonly string[] | undefined) 
     metadata,
     neuron,
     "push-vs-pull": pushVsPull,
+    disaggregation,
   };
 
 const { positionals: names, values } = parseArgs({

@@ -1,5 +1,6 @@
-// npm run soak:proxy [-- --minutes 30 --clients 16 --every-s 5]: requests through kv-proxy while its instances are killed and started again.
-// A request that fails before its client has received a byte could have been retried, so there must be none. Memory must not grow.
+// npm run soak:proxy [-- --minutes 30 --clients 16 --every-s 20]: requests through kv-proxy, with pairing, KV events, token ids and the disaggregation
+// rule, while its instances are killed and started again, each time as the other of two versions that do not fit. A request that fails before its
+// client has received a byte could have been retried, so there must be none; nor may one go to a pair that does not fit. Memory must not grow.
 import { type ChildProcess, spawn } from "node:child_process";
 import { once } from "node:events";
 import { readFileSync } from "node:fs";
@@ -12,7 +13,7 @@ const { values } = parseArgs({
   options: {
     minutes: { type: "string", default: "30" },
     clients: { type: "string", default: "16" },
-    "every-s": { type: "string", default: "5" },
+    "every-s": { type: "string", default: "20" },
   },
 });
 const durationMs = Number(values.minutes) * 60_000;
@@ -21,18 +22,22 @@ const GROWTH_LIMIT = 1.25;
 const PAIRS = 3;
 
 interface Pair {
-  child: ChildProcess;
-  readonly ports: readonly [number, number];
+  readonly child: ChildProcess;
+  /** Of prefill, decode and the side channel. */
+  readonly ports: readonly [number, number, number];
+  readonly version: number;
 }
 
 const upstreamScript = fileURLToPath(new URL("./proxy-upstream.ts", import.meta.url));
 const cli = fileURLToPath(new URL("../packages/proxy/src/cli.ts", import.meta.url));
 
-async function startUpstream(ports: readonly [number, number]): Promise<Pair> {
-  const args = ["--import", "tsx", upstreamScript, ...ports.map(String)];
+const VERSIONS = ["0.32.0", "0.33.0"];
+
+async function startUpstream(ports: Pair["ports"], version: number): Promise<Pair> {
+  const args = ["--import", "tsx", upstreamScript, ...ports.map(String), VERSIONS[version] ?? ""];
   const child = spawn(process.execPath, args, { stdio: ["pipe", "pipe", "inherit"] });
-  const { prefill, decode } = JSON.parse(await firstLine(child)) as { prefill: number; decode: number };
-  return { child, ports: [prefill, decode] };
+  const { prefill, decode, sideChannel } = JSON.parse(await firstLine(child)) as Record<string, number>;
+  return { child, ports: [prefill ?? 0, decode ?? 0, sideChannel ?? 0], version };
 }
 
 async function firstLine(child: ChildProcess): Promise<string> {
@@ -47,8 +52,9 @@ async function firstLine(child: ChildProcess): Promise<string> {
 const residentMebibytes = (pid: number) =>
   Number(/VmRSS:\s+(\d+)/.exec(readFileSync(`/proc/${pid}/status`, "utf8"))?.[1]) / 1024;
 
-const pairs = await Promise.all(Array.from({ length: PAIRS }, () => startUpstream([0, 0])));
+const pairs = await Promise.all(Array.from({ length: PAIRS }, (_, at) => startUpstream([0, 0, 0], at % 2)));
 const urls = (at: 0 | 1) => pairs.map(({ ports }) => `127.0.0.1:${ports[at]}`);
+const sideChannels = pairs.map(({ ports }) => String(ports[2]));
 const proxy = spawn(
   process.execPath,
   [
@@ -61,6 +67,11 @@ const proxy = spawn(
     ...urls(0),
     "--decode",
     ...urls(1),
+    "--prefill-side-channel-port",
+    ...sideChannels,
+    "--decode-side-channel-port",
+    ...sideChannels,
+    ...["--routing", "prefix-aware", "--disaggregate-above", "0"],
     "--log-level",
     "error",
   ],
@@ -123,7 +134,7 @@ async function chaos(): Promise<void> {
     if (pair === undefined) return;
     pair.child.kill("SIGKILL");
     await once(pair.child, "close");
-    pair.child = (await startUpstream(pair.ports)).child;
+    pairs[turn % PAIRS] = await startUpstream(pair.ports, 1 - pair.version);
     counts.restarts += 1;
   }
 }

@@ -44,11 +44,18 @@ export async function proxy(): Promise<readonly Row[]> {
   try {
     const upstreamScript = fileURLToPath(new URL("./proxy-upstream.ts", import.meta.url));
     const upstream = start(OTHER_CORE, process.execPath, ["--import", "tsx", upstreamScript]);
-    const ports = JSON.parse(await line(upstream)) as { prefill: number; decode: number };
+    const ports = JSON.parse(await line(upstream)) as Record<"prefill" | "decode" | "sideChannel", number>;
     const [p, d] = [`http://127.0.0.1:${ports.prefill}`, `http://127.0.0.1:${ports.decode}`];
 
     const cli = fileURLToPath(new URL("../packages/proxy/dist/cli.js", import.meta.url));
-    const flags = ["--prefill", p, "--decode", d, "--port", "0", "--log-level", "error"];
+    // Pairing, KV events, token ids and the disaggregation rule are on; the prompt is long enough for two legs.
+    const side = String(ports.sideChannel);
+    const flags = [
+      ...["--prefill", p, "--decode", d, "--port", "0", "--log-level", "error"],
+      ...["--prefill-side-channel-port", side, "--decode-side-channel-port", side],
+      ...["--prefill-routing", "prefix-aware", "--decode-routing", "prefix-aware"],
+      ...["--disaggregate-above", "0"],
+    ];
     const own = start(PROXY_CORE, process.execPath, [cli, ...flags], {
       ...process.env,
       NODE_ENV: "production",
