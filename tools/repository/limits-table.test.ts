@@ -3,7 +3,7 @@ import { join } from "node:path";
 import { describe, expect, it } from "vitest";
 import { httpLimits } from "../../apps/demo/src/http/limits.js";
 import { sideChannelLimits } from "../../packages/connector/src/side-channel/limits.js";
-import { SUBSCRIPTION_LIMITS } from "../../packages/fleet/src/kv-events/zmq-subscription.js";
+import { SUBSCRIPTION_LIMITS } from "../../packages/fleet/src/zmq/zmq-subscription.js";
 import { DEFAULT_TARGET_LIMITS } from "../../packages/nixl/src/bench/target.js";
 import { PROXY_LIMITS } from "../../packages/proxy/src/index.js";
 
@@ -67,7 +67,7 @@ const LISTENERS: readonly Listener[] = [
     heading: "Subscription to KV events",
     limits: rowsOf(SUBSCRIPTION_LIMITS),
     files: [
-      "packages/fleet/src/kv-events/zmq-subscription.test.ts",
+      "packages/fleet/src/zmq/zmq-subscription.test.ts",
       "packages/fleet/src/kv-events/kv-events.test.ts",
     ],
   },

@@ -28,17 +28,17 @@ export {
 export { InstancePool, type InstancePoolOptions } from "./instances/instance-pool.js";
 export { type InstanceSpecInput, instanceSpecSchema, parseInstanceSpec } from "./instances/instance-spec.js";
 export type { InstanceTimes, PooledInstance, PooledInstanceOptions } from "./instances/pooled-instance.js";
+export type { KvEventStatus } from "./kv-events/kv-event-stream.js";
+export { KvEventSubscriber, type KvEventSubscriberOptions } from "./kv-events/kv-event-subscriber.js";
 export type { InstanceGet, InstanceGetRequest } from "./pairing/engine-facts.js";
 export {
   type AnyPartner,
-  PAIRING_MODES,
   Pairing,
-  type PairingMode,
   type PairingOptions,
-  type PairingSettings,
   type Partner,
 } from "./pairing/pairing.js";
 export type { AnsweredEngine, PairedInstance } from "./pairing/pairing-entry.js";
+export { PAIRING_MODES, type PairingMode, type PairingSettings } from "./pairing/pairing-settings.js";
 export {
   assumedGroups,
   CONVERSIONS,

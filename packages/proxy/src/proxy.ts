@@ -6,6 +6,7 @@ import {
   dnsDiscovery,
   fileDiscovery,
   HealthChecks,
+  type InstanceGet,
   InstancePool,
   type InstanceStatus,
   Pairing,
@@ -164,14 +165,16 @@ class PrefillDecodeProxy implements Proxy {
     if (createRouting === undefined)
       for (const unused of unusedSettings(input, settings)) own.log.warn("setting-unused", { ...unused });
 
-    const routing = (role: Role) => createRouting?.(role) ?? builtInRouting(settings.routing[role], own.log);
-    this.#routings = { prefill: routing("prefill"), decode: routing("decode") };
     const upstream = new Upstream({
       connectMs: timeouts.connectMs,
       onClosed: (origin) => this.#pairing?.closed(origin),
     });
     this.#upstream = upstream;
-    const pairing = createPairing(settings.pairing, upstream, own);
+    const get = instanceGet(upstream, own.clock);
+    const routing = (role: Role) =>
+      createRouting?.(role) ?? builtInRouting(settings.routing[role], { ...own, get });
+    this.#routings = { prefill: routing("prefill"), decode: routing("decode") };
+    const pairing = createPairing(settings.pairing, get, own);
     this.#pairing = pairing;
     const pool = (role: Role, instances: ProxySettings["prefillers"]) =>
       new InstancePool({
@@ -387,7 +390,7 @@ function createTwoLegs({ mode, pushLegs }: ProxySettings, legs: Legs): Disaggreg
 
 function createPairing(
   { mode, timeoutMs, refreshMs }: ProxySettings["pairing"],
-  upstream: Upstream,
+  get: InstanceGet,
   { clock, log }: Pick<Ambient, "clock" | "log">,
 ): Pairing | undefined {
   if (mode === "off") {
@@ -396,7 +399,6 @@ function createPairing(
     });
     return undefined;
   }
-  const get = instanceGet(upstream, clock);
   return new Pairing({ mode, timeoutMs, refreshMs, get, clock, log });
 }
 

@@ -70,9 +70,14 @@ export class InstancePool {
     return this.choose(context, excluding, partner)?.begin();
   }
 
-  /** As `Routing.cachedTokens`. */
-  cachedTokens(instance: Instance, context: RoutingContext, charactersPerToken: number): number {
-    return this.#routing.cachedTokens?.(instance, context, charactersPerToken) ?? 0;
+  /** As `Routing.cachedTokens`; undefined where the strategy knows nothing of caches. */
+  cachedTokens(instance: Instance, context: RoutingContext, charactersPerToken: number): number | undefined {
+    return this.#routing.cachedTokens?.(instance, context, charactersPerToken);
+  }
+
+  /** As `Routing.readsTokenIds`. */
+  readsTokenIds(): boolean {
+    return this.#routing.readsTokenIds?.() ?? false;
   }
 
   /** Why no instance of the pool is a pair of `partner`; undefined where one is. */
@@ -91,6 +96,7 @@ export class InstancePool {
     return this.#instances.map((instance) => ({
       ...instance.status(),
       pairing: pairing?.status(instance) ?? null,
+      kv_events: this.#routing.kvEvents?.(instance) ?? null,
     }));
   }
 

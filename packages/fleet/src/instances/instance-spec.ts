@@ -2,16 +2,16 @@ import { KvError } from "@kv/interface";
 import { z } from "zod";
 import type { InstanceSpec } from "./instance.js";
 
+const zmqEndpoint = z.string().regex(/^tcp:\/\/.+:[0-9]+$/);
+
 /** An instance as a configuration names it: text (`host:port`, a URL, either with `@RANK`), or an object. */
 export const instanceSpecSchema = z.union([
   z.string(),
   z.strictObject({
     url: z.string(),
     dataParallelRank: z.number().int().nonnegative().optional(),
-    kvEvents: z
-      .string()
-      .regex(/^tcp:\/\/.+:[0-9]+$/)
-      .optional(),
+    kvEvents: zmqEndpoint.optional(),
+    kvEventsReplay: zmqEndpoint.optional(),
     kv: z
       .strictObject({
         engineId: z.string().min(1).max(512).optional(),

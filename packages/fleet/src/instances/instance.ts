@@ -1,4 +1,5 @@
 import { KvError } from "@kv/interface";
+import type { KvEventStatus } from "../kv-events/kv-event-stream.js";
 
 /** What an instance does for a request: compute the prompt's KV cache, or generate from it. */
 export type Role = "prefill" | "decode";
@@ -35,6 +36,8 @@ export interface InstanceKv {
 export interface InstanceSpec extends InstanceId {
   /** ZMQ endpoint of the instance's KV events, `tcp://host:port`. */
   readonly kvEvents?: string | undefined;
+  /** ZMQ endpoint of the replay socket of its KV events, `tcp://host:port`. */
+  readonly kvEventsReplay?: string | undefined;
   /** The id, TP size and side-channel address of its engine. */
   readonly kv?: InstanceKv | undefined;
   /** Announces which instances it fits, for pairing without its side channel: those with the same label. */
@@ -74,6 +77,8 @@ export interface InstanceStatus {
   readonly last_error: { readonly code: string; readonly message: string } | null;
   /** Which instances of the other role it fits; null without pairing. */
   readonly pairing: PairingStatus | null;
+  /** How much is known of its prefix cache; null where it publishes no KV events, or the routing does not use them. */
+  readonly kv_events: KvEventStatus | null;
 }
 
 /** How an instance is paired, as JSON for status pages. A fact that is not known is null. */

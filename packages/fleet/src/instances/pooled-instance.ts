@@ -42,6 +42,8 @@ export class PooledInstance implements Instance {
   readonly dataParallelRank: number | undefined;
   /** ZMQ endpoint of its KV events. */
   readonly kvEvents: string | undefined;
+  /** ZMQ endpoint of the replay socket of its KV events. */
+  readonly kvEventsReplay: string | undefined;
   /** The id, TP size and side-channel address of its engine. */
   readonly kv: InstanceKv | undefined;
   /** Announces which instances it fits. */
@@ -70,6 +72,7 @@ export class PooledInstance implements Instance {
     this.url = spec.url;
     this.dataParallelRank = spec.dataParallelRank;
     this.kvEvents = spec.kvEvents;
+    this.kvEventsReplay = spec.kvEventsReplay;
     this.kv = spec.kv;
     this.label = spec.label;
     this.#clock = clock;
@@ -145,8 +148,8 @@ export class PooledInstance implements Instance {
     return new Promise((resolve) => this.#waitingForIdle.push(resolve));
   }
 
-  /** The present state as JSON, without the pairing. */
-  status(): Omit<InstanceStatus, "pairing"> {
+  /** The present state as JSON, without what others know of it. */
+  status(): Omit<InstanceStatus, "pairing" | "kv_events"> {
     const error = this.#lastError;
     return {
       url: this.url,

@@ -1,44 +1,64 @@
-import { type Clock, type Log, type LogFields, systemClock } from "@kv/interface";
-import type { Instance } from "../instances/instance.js";
+import type { Clock, Log, Timer } from "@kv/interface";
+import { z } from "zod";
+import { type Instance, instanceName } from "../instances/instance.js";
+import type { InstanceGet } from "../pairing/engine-facts.js";
 import type { CachedPrefixes } from "../routing/prefix-aware.js";
-import { BlockIndex } from "./block-index.js";
-import { readKvEventBatch } from "./kv-event-batch.js";
-import { ZmqSubscription } from "./zmq-subscription.js";
+import { readTcpEndpoint } from "../zmq/zmq-connection.js";
+import { type KvEventSource, type KvEventStatus, KvEventStream } from "./kv-event-stream.js";
 
-/** Subscribes to the KV events that vLLM publishes over ZMQ (`--kv-events-config`), for each instance that names its endpoint. */
+/** What `KvEventSubscriber` gets from its user. */
+export interface KvEventSubscriberOptions {
+  readonly log: Log;
+  readonly clock: Clock;
+  /** Asks instances where they publish. Without it, only instances whose configuration names the endpoint are followed. */
+  readonly get?: InstanceGet | undefined;
+}
+
+/**
+ * Follows the KV events that vLLM publishes over ZMQ (`--kv-events-config`), of each instance that names its endpoint in its configuration or at
+ * `GET /kv_event_sources` (vLLM 0.33).
+ */
 export class KvEventSubscriber implements CachedPrefixes {
-  readonly #log: Log;
-  readonly #clock: Clock;
-  readonly #subscriptions = new Map<Instance, Subscription>();
+  readonly #options: KvEventSubscriberOptions;
+  readonly #followed = new Map<Instance, FollowedInstance>();
 
-  constructor(log: Log, clock: Clock = systemClock()) {
-    this.#log = log;
-    this.#clock = clock;
+  constructor(options: KvEventSubscriberOptions) {
+    this.#options = options;
   }
 
-  /** The tokens of a prompt that an instance has cached; undefined for an instance without an endpoint. */
+  /** The tokens of a prompt that an instance has cached; undefined for an instance whose events have not come. */
   matchedTokens(instance: Instance, tokens: readonly number[]): number | undefined {
-    return this.#subscriptions.get(instance)?.index.matchedTokens(tokens);
+    const stream = this.#followed.get(instance)?.stream;
+    return stream?.hasStarted === true ? stream.index.matchedTokens(tokens) : undefined;
   }
 
-  /** Subscribes to the instances of the list that name an endpoint, and ends the subscriptions of all others. */
+  /** Whether an instance publishes its events. */
+  get readsTokenIds(): boolean {
+    for (const { stream } of this.#followed.values()) if (stream?.hasStarted === true) return true;
+    return false;
+  }
+
+  /** How much is known of an instance's cache; null for an instance that publishes nothing. */
+  status(instance: Instance): KvEventStatus | null {
+    return this.#followed.get(instance)?.stream?.status() ?? null;
+  }
+
+  /** Follows the instances of the list, and no others. */
   follow(instances: readonly Instance[]): void {
-    for (const instance of instances) {
-      const { kvEvents } = instance;
-      if (kvEvents !== undefined && !this.#subscriptions.has(instance))
-        this.#subscriptions.set(instance, new Subscription(kvEvents, this.#log, this.#clock));
-    }
-    for (const [instance, subscription] of this.#subscriptions) {
+    for (const instance of instances)
+      if (!this.#followed.has(instance))
+        this.#followed.set(instance, new FollowedInstance(instance, this.#options));
+    for (const [instance, followed] of this.#followed) {
       if (instances.includes(instance)) continue;
-      subscription.close();
-      this.#subscriptions.delete(instance);
+      followed.close();
+      this.#followed.delete(instance);
     }
   }
 
   /** Ends all subscriptions. */
   close(): void {
-    for (const subscription of this.#subscriptions.values()) subscription.close();
-    this.#subscriptions.clear();
+    for (const followed of this.#followed.values()) followed.close();
+    this.#followed.clear();
   }
 
   [Symbol.dispose](): void {
@@ -46,67 +66,111 @@ export class KvEventSubscriber implements CachedPrefixes {
   }
 }
 
-const WARNING_INTERVAL_MS = 10_000;
+const ASK_TIMEOUT_MS = 3000;
+const ASK_AGAIN_MS = 30_000;
+/** By data-parallel rank (vLLM 0.32 and 0.33). */
+const sourcesSchema = z.record(
+  z.string(),
+  z
+    .object({
+      publisher: z.string().nullish(),
+      endpoint: z.string().max(512),
+      replay_endpoint: z.string().max(512).nullish(),
+    })
+    .nullable(),
+);
 
-/** The subscription to one instance, and the index that its events build. */
-class Subscription {
-  readonly index = new BlockIndex();
-  readonly #endpoint: string;
-  readonly #log: Log;
-  readonly #clock: Clock;
-  readonly #socket: ZmqSubscription;
-  #nextSequence: bigint | undefined = undefined;
-  #warnedAtMs = Number.NEGATIVE_INFINITY;
-  #suppressed = 0;
+/** One instance: where it publishes, and the stream of its events. */
+class FollowedInstance {
+  stream: KvEventStream | undefined;
+  readonly #instance: Instance;
+  readonly #options: KvEventSubscriberOptions;
+  #source: KvEventSource | undefined;
+  #timer: Timer | undefined;
+  #isAsking = false;
+  #isClosed = false;
+  #warned = false;
 
-  constructor(endpoint: string, log: Log, clock: Clock) {
-    this.#endpoint = endpoint;
-    this.#log = log;
-    this.#clock = clock;
-    this.#socket = new ZmqSubscription({
-      endpoint,
-      clock,
-      message: ([, sequence, payload]) => {
-        if (sequence?.byteLength !== 8 || payload === undefined) return;
-        const view = new DataView(sequence.buffer, sequence.byteOffset, sequence.byteLength);
-        this.#apply(view.getBigUint64(0), payload);
-      },
-      lost: (reason) => this.#warn("kv-events-lost", { reason }),
-    });
+  constructor(instance: Instance, options: KvEventSubscriberOptions) {
+    this.#instance = instance;
+    this.#options = options;
+    const { kvEvents, kvEventsReplay } = instance;
+    if (kvEvents !== undefined) this.#open({ endpoint: kvEvents, replayEndpoint: kvEventsReplay });
+    else void this.#ask();
   }
 
   close(): void {
-    this.#socket.close();
+    this.#isClosed = true;
+    this.#timer?.cancel();
+    this.stream?.close();
   }
 
-  /** Logs at most once in ten seconds what an instance can cause as often as it likes. */
-  #warn(event: string, fields: LogFields): void {
-    if (this.#clock.now() - this.#warnedAtMs < WARNING_INTERVAL_MS) {
-      this.#suppressed += 1;
-      return;
-    }
-    this.#log.warn(event, { endpoint: this.#endpoint, ...fields, suppressed: this.#suppressed });
-    this.#warnedAtMs = this.#clock.now();
-    this.#suppressed = 0;
+  #open(source: KvEventSource): void {
+    this.stream?.close();
+    this.#source = source;
+    const { log, clock } = this.#options;
+    this.stream = new KvEventStream(source, log, clock, () => void this.#ask());
   }
 
-  #apply(sequence: bigint, payload: Uint8Array): void {
-    const expected = this.#nextSequence;
-    const endpoint = this.#endpoint;
-    // Batches were missed, or the server has restarted: blocks of the index may have been evicted.
-    if (expected !== undefined && sequence !== expected) {
-      this.#log.info("kv-events-missed", { endpoint, expected: String(expected), at: String(sequence) });
-      this.index.cleared();
-    }
-    this.#nextSequence = sequence + 1n;
+  /** Asks the instance where it publishes, again until it says so, and after its publisher was lost. */
+  async #ask(): Promise<void> {
+    const { get, clock } = this.#options;
+    const { role, url, kvEvents } = this.#instance;
+    if (get === undefined || kvEvents !== undefined || this.#isAsking) return;
+    this.#isAsking = true;
+    this.#timer?.cancel();
+    let source: KvEventSource | undefined;
     try {
-      for (const event of readKvEventBatch(payload)) {
-        if (event.type === "stored") this.index.stored(event);
-        else if (event.type === "removed") this.index.removed(event.hashes);
-        else this.index.cleared();
-      }
-    } catch (error) {
-      this.#warn("kv-events-malformed", { error });
+      const { status, body } = await get({
+        ...{ role, url, path: "/kv_event_sources", timeoutMs: ASK_TIMEOUT_MS },
+      });
+      if (status === 200) source = this.#sourceIn(JSON.parse(body));
+    } catch {
+      // An instance that is not up, or has another answer under this path, publishes nothing.
     }
+    this.#isAsking = false;
+    if (this.#isClosed) return;
+    if (
+      source !== undefined &&
+      (source.endpoint !== this.#source?.endpoint || source.replayEndpoint !== this.#source.replayEndpoint)
+    )
+      this.#open(source);
+    if (source === undefined) this.#timer = clock.setTimer(() => void this.#ask(), ASK_AGAIN_MS);
   }
+
+  #sourceIn(answer: unknown): KvEventSource | undefined {
+    const sources = sourcesSchema.parse(answer);
+    const { dataParallelRank: rank, url } = this.#instance;
+    const ranks = Object.keys(sources).length;
+    if (rank === undefined && ranks > 1) {
+      this.#warnOnce(
+        `it has ${ranks} data-parallel ranks with a cache each: name each rank as an instance (URL@RANK)`,
+      );
+      return undefined;
+    }
+    const found = sources[rank ?? 0];
+    if (found == null || found.publisher !== "zmq") return undefined;
+    const host = new URL(url).hostname;
+    const endpoint = reachable(found.endpoint, host);
+    if (endpoint === undefined) this.#warnOnce(`its endpoint ${found.endpoint} is not TCP`);
+    return endpoint === undefined
+      ? undefined
+      : { endpoint, replayEndpoint: reachable(found.replay_endpoint ?? "", host) };
+  }
+
+  #warnOnce(reason: string): void {
+    if (this.#warned) return;
+    this.#warned = true;
+    const { log } = this.#options;
+    log.warn("kv-events-not-followed", { instance: instanceName(this.#instance), reason });
+  }
+}
+
+/** An endpoint as this host reaches it: what a server calls all of its addresses, or itself, is the host of its URL. */
+function reachable(endpoint: string, host: string): string | undefined {
+  const own = endpoint.replace(
+    /^tcp:\/\/(\*|0\.0\.0\.0|\[::\]|localhost|127\.[\d.]+|\[::1\])(?=:\d+$)/,
+    `tcp://${host}`,
+  );
+  return readTcpEndpoint(own) === undefined ? undefined : own;
 }

@@ -1,5 +1,4 @@
-import type { Log } from "@kv/interface";
-import { KvEventSubscriber } from "../kv-events/kv-event-subscriber.js";
+import { KvEventSubscriber, type KvEventSubscriberOptions } from "../kv-events/kv-event-subscriber.js";
 import { prefixAware } from "./prefix-aware.js";
 import { leastLoad, type Routing, roundRobin } from "./routing.js";
 import { sessionAffinity } from "./session-affinity.js";
@@ -10,14 +9,14 @@ export const ROUTING_NAMES = ["round-robin", "least-load", "session-affinity", "
 /** The name of a built-in routing strategy. */
 export type RoutingName = (typeof ROUTING_NAMES)[number];
 
-const CREATE: Readonly<Record<RoutingName, (log: Log) => Routing>> = {
+const CREATE: Readonly<Record<RoutingName, (options: KvEventSubscriberOptions) => Routing>> = {
   "round-robin": () => roundRobin(),
   "least-load": () => leastLoad(),
   "session-affinity": () => sessionAffinity(),
-  "prefix-aware": (log) => prefixAware({ cached: new KvEventSubscriber(log) }),
+  "prefix-aware": (options) => prefixAware({ cached: new KvEventSubscriber(options) }),
 };
 
 /** A built-in routing strategy by name. `prefix-aware` subscribes to the KV events of instances that publish them. */
-export function builtInRouting(name: RoutingName, log: Log): Routing {
-  return CREATE[name](log);
+export function builtInRouting(name: RoutingName, options: KvEventSubscriberOptions): Routing {
+  return CREATE[name](options);
 }

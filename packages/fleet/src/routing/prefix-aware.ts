@@ -1,5 +1,6 @@
 import { createHash } from "node:crypto";
 import type { Instance } from "../instances/instance.js";
+import type { KvEventStatus } from "../kv-events/kv-event-stream.js";
 import { leastLoad, type Routing, type RoutingContext } from "./routing.js";
 
 /** The prefixes that instances report to have in their caches. */
@@ -8,6 +9,10 @@ export interface CachedPrefixes {
   matchedTokens(instance: Instance, tokens: readonly number[]): number | undefined;
   /** Called with all instances of the pool after each change. */
   follow(instances: readonly Instance[]): void;
+  /** Whether an instance reports its cache, so that token ids are worth having. */
+  readonly readsTokenIds?: boolean | undefined;
+  /** How much is known of an instance's cache; null for an instance that reports nothing. */
+  status?(instance: Instance): KvEventStatus | null;
   /** Ends all subscriptions. */
   close(): void;
 }
@@ -100,7 +105,7 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
       const found = before?.instance === instance ? before : find(instance, context);
       if (found.tokens !== undefined) return found.tokens;
       // The text of a list of token ids has no fixed number of characters per token.
-      const ids = tokensOf(context);
+      const ids = listedIds(context);
       return Math.floor(
         found.characters / (ids === undefined ? charactersPerToken : textOf(ids).length / ids.length),
       );
@@ -113,11 +118,20 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
       }
       cached?.follow(instances);
     },
+    readsTokenIds: () => cached?.readsTokenIds === true,
+    kvEvents: (instance) => cached?.status?.(instance) ?? null,
     close: () => cached?.close(),
   };
 }
 
+/** Undefined also for a prompt with a salt: its blocks have hashes of their own, which the index leaves out. */
 function tokensOf({ request }: RoutingContext): readonly number[] | undefined {
+  if (request === undefined || request.fields.cache_salt != null) return undefined;
+  return listedIds({ request }) ?? request.tokenIds;
+}
+
+/** The prompt where the client has sent it as token ids. */
+function listedIds({ request }: Pick<RoutingContext, "request">): readonly number[] | undefined {
   const prompt = request?.fields.prompt;
   return Array.isArray(prompt) && typeof prompt[0] === "number" ? (prompt as number[]) : undefined;
 }

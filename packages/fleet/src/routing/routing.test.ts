@@ -49,7 +49,8 @@ test("prefixAware sends a prompt where its prefix went before, unless that insta
 
 test("prefixAware uses the instances' KV events for prompts of token ids", () => {
   const index = new BlockIndex();
-  index.stored({ hashes: ["h1", "h2"], parent: undefined, tokens: [1, 2, 3, 4], blockSize: 2 });
+  const group = { index: 0, needs: "all" } as const;
+  index.stored({ hashes: ["h1", "h2"], parent: undefined, tokens: [1, 2, 3, 4], blockSize: 2, group });
   const cached = {
     matchedTokens: (one: Instance, tokens: readonly number[]) =>
       one.url === "b" ? index.matchedTokens(tokens) : 0,
@@ -61,18 +62,4 @@ test("prefixAware uses the instances' KV events for prompts of token ids", () =>
   for (let round = 0; round < 4; round += 1) {
     expect(routing.choose(all, asking({ prompt: [1, 2, 9, 9] }))?.url).toBe("b");
   }
-});
-
-test("BlockIndex matches blocks by parent hash, and forgets removed blocks", () => {
-  const index = new BlockIndex();
-  index.stored({ hashes: ["h1", "h2"], parent: undefined, tokens: [1, 2, 3, 4], blockSize: 2 });
-  index.stored({ hashes: ["h3"], parent: "h2", tokens: [5, 6], blockSize: 2 });
-  index.stored({ hashes: ["x3"], parent: "other", tokens: [7, 8], blockSize: 2 });
-  expect(index.matchedTokens([1, 2, 3, 4, 5, 6, 7, 8])).toBe(6);
-  expect(index.matchedTokens([1, 2, 3])).toBe(2);
-  expect(index.matchedTokens([3, 4])).toBe(0);
-  index.removed(["h2", "unknown"]);
-  expect(index.matchedTokens([1, 2, 3, 4, 5, 6])).toBe(2);
-  index.cleared();
-  expect([index.matchedTokens([1, 2]), index.size]).toEqual([0, 0]);
 });

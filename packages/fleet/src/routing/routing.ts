@@ -1,9 +1,12 @@
 import type { Instance } from "../instances/instance.js";
+import type { KvEventStatus } from "../kv-events/kv-event-stream.js";
 
 /** The part of a client's request that routing strategies read. */
 export interface RoutedRequest {
   /** The top-level members of the request's JSON body. */
   readonly fields: Readonly<Record<string, unknown>>;
+  /** The token ids of the prompt, where an instance has rendered it. A prompt of token ids needs none. */
+  readonly tokenIds?: readonly number[] | undefined;
 }
 
 /** The request that an instance is chosen for. */
@@ -31,6 +34,10 @@ export interface Routing {
    * and instances that publish KV events, else estimated with `charactersPerToken`. 0 where nothing is known.
    */
   cachedTokens?(instance: Instance, context: RoutingContext, charactersPerToken: number): number;
+  /** Whether the strategy would choose better with the token ids of a chat (`RoutedRequest.tokenIds`). */
+  readsTokenIds?(): boolean;
+  /** How much the strategy knows of an instance's prefix cache by its KV events; null for an instance that publishes none. */
+  kvEvents?(instance: Instance): KvEventStatus | null;
   /** Called with all instances of the pool after each change. */
   instancesChanged?(instances: readonly Instance[]): void;
   /** Releases the strategy's resources. */

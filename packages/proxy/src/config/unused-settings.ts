@@ -12,7 +12,7 @@ export function unusedSettings(
   input: ProxySettingsInput,
   { mode, pushLegs, routing, health, limits, pairing }: ProxySettings,
 ): UnusedSetting[] {
-  const has = (role: "prefillers" | "decoders", member: "kv" | "kvEvents" | "label") =>
+  const has = (role: "prefillers" | "decoders", member: "kv" | "kvEvents" | "kvEventsReplay" | "label") =>
     (input[role] ?? []).some((one) => typeof one !== "string" && one[member] !== undefined);
   const sequential =
     mode === "pull" ? "mode is pull" : pushLegs === "prefill-first" && `pushLegs is ${pushLegs}`;
@@ -39,6 +39,8 @@ export function unusedSettings(
     ["pairing.refreshMs", input.pairing?.refreshMs !== undefined, unpaired],
     ["prefillers.kvEvents", has("prefillers", "kvEvents"), notPrefixAware("prefill")],
     ["decoders.kvEvents", has("decoders", "kvEvents"), notPrefixAware("decode")],
+    ["prefillers.kvEventsReplay", has("prefillers", "kvEventsReplay"), notPrefixAware("prefill")],
+    ["decoders.kvEventsReplay", has("decoders", "kvEventsReplay"), notPrefixAware("decode")],
     ["health.path", input.health?.path !== undefined, noChecks],
     ["health.timeoutMs", input.health?.timeoutMs !== undefined, noChecks],
     ["health.failures", input.health?.failures !== undefined, noChecks],

@@ -37,7 +37,7 @@ export class ClientRequest implements Part {
 
   constructor(
     readonly requestId: string,
-    readonly request: GenerationRequest,
+    public request: GenerationRequest,
     readonly headers: IncomingHttpHeaders,
     readonly response: ServerResponse,
     readonly deadline: Deadline,

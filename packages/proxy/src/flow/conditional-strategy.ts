@@ -26,7 +26,7 @@ export class ConditionalStrategy implements DisaggregationStrategy {
     if (decode === undefined) return this.#twoLegs.run(part);
     const { charactersPerToken, msPerToken } = prefillCosts;
     const promptTokens = prefillCosts.promptTokens(part.request);
-    const decodeCachedTokens = decoders.cachedTokens(decode, part, charactersPerToken);
+    const decodeCachedTokens = decoders.cachedTokens(decode, part, charactersPerToken) ?? 0;
     const inputs = {
       promptTokens,
       decodeCachedTokens,

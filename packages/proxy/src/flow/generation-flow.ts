@@ -29,6 +29,7 @@ export class GenerationFlow {
    * left is the caller's to write.
    */
   async run(client: ClientRequest): Promise<KvError | undefined> {
+    if (this.#legs.readsTokenIds) client.request = await this.#legs.withTokenIds(client);
     const { request } = client;
     const { settings } = this.#legs;
     if (request.disaggregationLimit !== undefined) {

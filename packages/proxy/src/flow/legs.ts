@@ -9,6 +9,7 @@ import {
 import { type Ambient, KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { forwardedHeaders, legHeaders } from "../http/headers.js";
+import type { GenerationRequest } from "../request/generation-request.js";
 import { decodeBody, prefillBody, singleInstanceBody } from "../request/leg-bodies.js";
 import { firstEventIsKnown, isEventStream } from "../response/event-stream.js";
 import { endedVisit, type LegAnswer, readLegAnswer } from "../response/leg-answer.js";
@@ -16,10 +17,11 @@ import { type PrefillOutcome, readPrefillAnswer } from "../response/prefill-answ
 import type { AutoscalingSignals } from "../telemetry/autoscaling-signals.js";
 import type { Disaggregation } from "../telemetry/request-record.js";
 import { type LegSpan, NO_SPAN, type Tracing } from "../telemetry/tracing.js";
+import { PromptRenderer } from "../upstream/prompt-renderer.js";
 import type { Upstream, UpstreamAnswer } from "../upstream/upstream.js";
 import { badAnswer, badStatus, isServerFailure } from "../upstream/upstream-errors.js";
 import { tryInstances } from "./attempts.js";
-import type { Part } from "./client-request.js";
+import type { ClientRequest, Part } from "./client-request.js";
 import { PrefillCosts, usageOf } from "./prefill-costs.js";
 import { releaseBlocks } from "./release-blocks.js";
 
@@ -66,6 +68,7 @@ export class Legs {
   readonly signals: AutoscalingSignals;
   /** What prompts cost at the prefill instances. */
   readonly prefillCosts = new PrefillCosts();
+  readonly #renderer: PromptRenderer;
   readonly #upstream: Upstream;
   readonly #tracing: Tracing;
   readonly #background = new Set<Promise<void>>();
@@ -80,6 +83,18 @@ export class Legs {
     this.#upstream = upstream;
     this.#tracing = tracing;
     this.signals = signals;
+    this.#renderer = new PromptRenderer({ prefillers, upstream, forwarded: this.forwarded, ambient });
+  }
+
+  /** Whether a routing strategy reads the token ids of prompts. */
+  get readsTokenIds(): boolean {
+    return this.prefillers.readsTokenIds() || this.decoders.readsTokenIds();
+  }
+
+  /** The request with the token ids of its prompt, where an instance renders them. */
+  async withTokenIds({ request, headers }: ClientRequest): Promise<GenerationRequest> {
+    const tokenIds = await this.#renderer.tokenIds(request, headers);
+    return tokenIds === undefined ? request : { ...request, tokenIds };
   }
 
   /**
@@ -101,6 +116,9 @@ export class Legs {
       record.prefill = url;
       record.prefillStartedAtMs = startedAtMs;
       const span = this.#startSpan(part, instance);
+      const { charactersPerToken } = this.prefillCosts;
+      const expected = this.prefillers.cachedTokens(instance, part, charactersPerToken);
+      record.expectedCachedTokens = expected;
       try {
         const answer = await this.#send(part, instance, span, body);
         const limitBytes = limits.prefillAnswerLengthBytes;
@@ -122,7 +140,9 @@ export class Legs {
           const { usage } = outcome.fields;
           const durationMs = nowMs - startedAtMs;
           this.prefillCosts.ended({ request: part.request, usage, durationMs, wasAlone });
-          this.#signalPrefill(usage, durationMs);
+          record.cachedTokens = usageOf(usage).cachedTokens;
+          span.set({ "kv.cached_tokens": record.cachedTokens });
+          this.#signalPrefill(usage, durationMs, expected);
         }
         part.onPrefilled?.(instance);
         span.set({ "http.response.status_code": answer.status });
@@ -242,8 +262,10 @@ export class Legs {
         const expected = { onePart: !whole, streamed: request.fields.stream === true };
         const legAnswer = readLegAnswer(request.endpoint, withSpan(visit, span), begin, expected);
         const firstByteMs = clock.now() - startedAtMs;
-        if (decoding) record.firstByteMs = firstByteMs;
-        else record.prefillMs = firstByteMs;
+        if (decoding) {
+          record.firstByteMs = firstByteMs;
+          record.streamed = eventStream;
+        } else record.prefillMs = firstByteMs;
         span.set({ "http.response.status_code": answer.status, "kv.first_byte_ms": firstByteMs });
         if (!alone || !isServerFailure(legAnswer.status) || legAnswer.rest !== undefined) return legAnswer;
         serverFailure = { ...legAnswer, visit: endedVisit(instance) };
@@ -307,7 +329,7 @@ export class Legs {
   }
 
   /** A leg that waited behind others took longer than its prompt kept the instance busy. */
-  #signalPrefill(usage: unknown, durationMs: number): void {
+  #signalPrefill(usage: unknown, durationMs: number, expectedCachedTokens = 0): void {
     const { promptTokens = 0, cachedTokens } = usageOf(usage);
     const { msPerToken } = this.prefillCosts;
     const { metrics } = this.ambient;
@@ -316,6 +338,8 @@ export class Legs {
     this.signals.prefilled(promptTokens, cachedTokens, Math.min(durationMs, estimatedMs));
     if (promptTokens > 0) metrics.count("kv_proxy_prompt_tokens_total", promptTokens);
     if (cachedTokens > 0) metrics.count("kv_proxy_cached_prompt_tokens_total", cachedTokens);
+    if (expectedCachedTokens > 0)
+      metrics.count("kv_proxy_expected_cached_prompt_tokens_total", expectedCachedTokens);
   }
 
   #countDecodeAlone(part: Part, reason: string): void {

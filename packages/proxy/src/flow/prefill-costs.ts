@@ -52,7 +52,7 @@ export class PrefillCosts {
     const { promptTokens, cachedTokens } = usageOf(usage);
     if (wasAlone) this.#msPerLeg = average(this.#msPerLeg, durationMs);
     if (promptTokens === undefined || promptTokens === 0) return;
-    if (tokenIds(request) === undefined)
+    if (!Array.isArray(request.fields.prompt))
       this.#charactersPerToken = average(this.#charactersPerToken, request.text.length / promptTokens);
     const computed = promptTokens - cachedTokens;
     if (wasAlone && computed > 0) this.#msPerToken = average(this.#msPerToken, durationMs / computed);
@@ -82,9 +82,10 @@ export function usageOf(usage: unknown): {
   };
 }
 
-function tokenIds({ fields }: GenerationRequest): readonly unknown[] | undefined {
+/** The prompt as the client has sent it, or as an instance has rendered it. */
+function tokenIds({ fields, tokenIds: rendered }: GenerationRequest): readonly unknown[] | undefined {
   const { prompt } = fields;
-  return Array.isArray(prompt) && typeof prompt[0] === "number" ? prompt : undefined;
+  return Array.isArray(prompt) && typeof prompt[0] === "number" ? prompt : rendered;
 }
 
 function average(before: number | undefined, value: number): number {

@@ -161,7 +161,7 @@ export class GenerationRoute {
     metrics.observe("kv_proxy_request_duration_seconds", durationMs / 1000, { endpoint });
     if (record.prefillMs !== undefined)
       metrics.observe("kv_proxy_prefill_duration_seconds", record.prefillMs / 1000);
-    if (record.firstByteMs !== undefined)
+    if (record.firstByteMs !== undefined && record.streamed === true)
       metrics.observe("kv_proxy_first_byte_seconds", record.firstByteMs / 1000);
     if (record.parts !== undefined) metrics.count("kv_proxy_parts_total", record.parts);
     history.add({ requestId, endpoint, startedAtMs, durationMs, outcome, record });

@@ -21,6 +21,8 @@ export interface GenerationRequest {
   /** The body's top-level members. */
   readonly fields: Readonly<Record<string, unknown>>;
   readonly promptFields: PromptFields;
+  /** The token ids of the prompt, where an instance has rendered it. */
+  readonly tokenIds?: readonly number[] | undefined;
   /** Why prefill and decode cannot run on two instances without a wrong answer; undefined where they can. */
   readonly disaggregationLimit: string | undefined;
 }

@@ -11,7 +11,8 @@ const HELP: Readonly<Record<string, string>> = {
     "Requests of clients that have ended, by endpoint and outcome (a status or a KvError code)",
   kv_proxy_request_duration_seconds: "Duration of a request, to the last byte, by endpoint",
   kv_proxy_prefill_duration_seconds: "Duration of the prefill leg",
-  kv_proxy_first_byte_seconds: "From the begin of the decode leg to the first byte of its answer",
+  kv_proxy_first_byte_seconds:
+    "From the begin of the decode leg to the first byte of its answer, of streamed answers",
   kv_proxy_restarts_total: "Parts of requests that began again with the prefill leg",
   kv_proxy_refused_total: "Connections and requests that were refused at a limit, by limit",
   kv_proxy_released_total: "Blocks of prefill workers that were freed without being read, by outcome",
@@ -19,6 +20,9 @@ const HELP: Readonly<Record<string, string>> = {
   kv_proxy_disaggregation_total: "Parts by the number of legs that a rule chose, and its reason",
   kv_proxy_prompt_tokens_total: "Tokens of the prompts that prefill instances answered",
   kv_proxy_cached_prompt_tokens_total: "Tokens of these prompts that the prefill instances had cached",
+  kv_proxy_expected_cached_prompt_tokens_total:
+    "Tokens of these prompts that the routing expected the prefill instances to have cached",
+  kv_proxy_rendered_total: "Prompts whose token ids were needed for routing, by outcome",
   kv_proxy_parts_total: "Parts that requests with several prompts or copies were split into",
 };
 
@@ -31,6 +35,10 @@ const FROM_THE_START: readonly (readonly [name: string, labels?: Labels])[] = [
   ["kv_proxy_parts_total"],
   ["kv_proxy_prompt_tokens_total"],
   ["kv_proxy_cached_prompt_tokens_total"],
+  ["kv_proxy_expected_cached_prompt_tokens_total"],
+  ...["rendered", "remembered", "unsupported", "failed"].map(
+    (outcome) => ["kv_proxy_rendered_total", { outcome }] as const,
+  ),
   ...["sent", "refused", "failed"].map((outcome) => ["kv_proxy_released_total", { outcome }] as const),
 ];
 
@@ -60,6 +68,18 @@ const INSTANCE_METRICS: readonly (readonly [
     "kv_proxy_instance_pairs",
     "Instances of the other role that an instance fits",
     ({ pairing }) => (pairing === null ? undefined : pairing.partners),
+  ],
+  [
+    Gauge,
+    "kv_proxy_instance_cached_blocks",
+    "Blocks of an instance's prefix cache that its KV events have announced",
+    ({ kv_events: events }) => events?.blocks,
+  ],
+  [
+    Gauge,
+    "kv_proxy_instance_kv_events_complete",
+    "1 while these are all blocks of the cache",
+    ({ kv_events: events }) => (events === null ? undefined : Number(events.complete)),
   ],
 ];
 

@@ -18,6 +18,12 @@ export class RequestRecord {
   decodeStartedAtMs: number | undefined = undefined;
   /** From the begin of the decode leg to the first byte of its answer. */
   firstByteMs: number | undefined = undefined;
+  /** Whether the decode leg's answer is an event stream: the first byte of any other answer comes with its last token. */
+  streamed: boolean | undefined = undefined;
+  /** Tokens of the prompt that the prefill instance was expected to have cached; undefined where the routing does not know. */
+  expectedCachedTokens: number | undefined = undefined;
+  /** Tokens of the prompt that it had cached, by its answer. */
+  cachedTokens: number | undefined = undefined;
   /** Bytes of the answer's body that left for the client. */
   answerLengthBytes: number | undefined = undefined;
   /** HTTP status of the client's answer. */
@@ -51,6 +57,8 @@ const LOGGED = [
   "decode",
   "prefillMs",
   "firstByteMs",
+  "expectedCachedTokens",
+  "cachedTokens",
   "answerLengthBytes",
   "status",
   "parts",

@@ -22,7 +22,8 @@ async function start(options: ProxyOptions, prefill = prefillOk) {
 }
 
 const ids = (count: number, from = 0) => Array.from({ length: count }, (_, at) => from + at);
-const prompts = (one: { seen: readonly { json: Record<string, unknown> }[] }) => one.seen.length;
+const prompts = (one: { seen: readonly { method: string }[] }) =>
+  one.seen.filter(({ method }) => method === "POST").length;
 
 test("a short prompt goes to a decode instance alone, a long one has two legs; the reason is in the metric", async () => {
   const { p, d1, d2, url, reasons } = await start({ disaggregateAbove: 100 });

@@ -6,7 +6,7 @@ import {
   SimpleSpanProcessor,
 } from "@opentelemetry/sdk-trace-base";
 import { afterEach, expect, test } from "vitest";
-import { decodeOk, prefillOk, sendJson } from "../support/fake-upstream.js";
+import { decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "../support/fake-upstream.js";
 import { post, runProxy, upstream } from "../support/set-up.js";
 
 afterEach(() => {
@@ -56,6 +56,41 @@ test("each leg has a span in the client's trace, and its instance gets that span
   await expect.poll(() => exporter.getFinishedSpans().length).toBe(3);
   const traces = new Set(exporter.getFinishedSpans().map((span) => span.spanContext().traceId));
   expect([traces.size, traces.has(traceId)]).toEqual([1, false]);
+});
+
+test("the inputs and the reason of the rule about one leg or two are on the spans of all legs", async () => {
+  const exporter = new InMemorySpanExporter();
+  trace.setGlobalTracerProvider(
+    new BasicTracerProvider({ spanProcessors: [new SimpleSpanProcessor(exporter)] }),
+  );
+  const usage = { prompt_tokens: 20, prompt_tokens_details: { cached_tokens: 4 } };
+  const p = await upstream(({ response }) =>
+    sendJson(response, { choices: [], usage, kv_transfer_params: JSON.parse(KV_PARAMS_TEXT) }),
+  );
+  const d = await upstream(decodeOk);
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], disaggregateAbove: 10 });
+  const prompts = [
+    { length: 20, reason: "long-suffix", legs: ["kv_proxy.prefill", "kv_proxy.decode"] },
+    { length: 5, reason: "short-suffix", legs: ["kv_proxy.decode"] },
+  ];
+  for (const [at, { length, reason, legs }] of prompts.entries()) {
+    exporter.reset();
+    await post(`${url}/v1/completions`, { prompt: Array.from({ length }, (_, id) => id) });
+    await expect.poll(() => exporter.getFinishedSpans().length).toBe(legs.length + 1);
+    const spans = exporter.getFinishedSpans().filter(({ name }) => name !== "kv_proxy.request");
+    expect(spans.map(({ name }) => name)).toEqual(legs);
+    for (const { attributes } of spans) {
+      expect(attributes).toMatchObject({
+        "kv.disaggregation.reason": reason,
+        "kv.disaggregation.prompt_tokens": length,
+        "kv.disaggregation.decode_cached_tokens": 0,
+      });
+      // What prefill costs is measured by the first leg.
+      const measured = ["kv.disaggregation.prefill_wait_ms", "kv.disaggregation.decode_compute_ms"];
+      for (const name of measured) expect(typeof attributes[name]).toBe(at === 0 ? "undefined" : "number");
+    }
+    if (at === 0) expect(spans[0]?.attributes["kv.cached_tokens"]).toBe(4);
+  }
 });
 
 test("without a tracer, the client's trace headers reach both instances unchanged", async () => {

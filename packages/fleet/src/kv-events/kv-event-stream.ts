@@ -1,0 +1,294 @@
+import { createHash } from "node:crypto";
+import type { Clock, Log, LogFields, Timer } from "@kv/interface";
+import { ZmqSubscription } from "../zmq/zmq-subscription.js";
+import { BlockIndex } from "./block-index.js";
+import { readKvEventBatch } from "./kv-event-batch.js";
+import { readSequence, replayBatches } from "./kv-event-replay.js";
+
+/** Where an instance publishes its KV events. */
+export interface KvEventSource {
+  /** `tcp://host:port` of the publisher. */
+  readonly endpoint: string;
+  /** `tcp://host:port` of its replay socket; undefined where it has none. */
+  readonly replayEndpoint: string | undefined;
+}
+
+/** How much the index of an instance knows of its cache, as JSON for status pages. */
+export interface KvEventStatus {
+  /** `tcp://host:port` of the publisher. */
+  readonly endpoint: string;
+  /** `connecting`: no publisher yet; `replaying`: missed batches are being fetched; `following`: it has all batches that came. */
+  readonly state: "connecting" | "replaying" | "following";
+  /** True where the index has seen each event since the cache was empty. */
+  readonly complete: boolean;
+  /** Batches that the publisher has sent and the index has not seen; null before the first batch. */
+  readonly missed_batches: number | null;
+  /** The number of the next batch. */
+  readonly next_batch: number;
+  /** Blocks in the index. */
+  readonly blocks: number;
+  /** Why it is not complete. */
+  readonly reason: string | null;
+}
+
+/** Between two warnings about one publisher, which can cause as many as it likes. */
+const WARNING_INTERVAL_MS = 600_000;
+/** Batches that wait while missed ones are fetched. More are dropped, and fetched too. */
+const MAX_HELD = 1024;
+const MAX_HELD_BYTES = 32 * 1024 * 1024;
+/** Requests for missed batches in a row: libzmq drops what a publisher sends faster than it leaves. */
+const MAX_ROUNDS = 100;
+/** Between two attempts to fetch missed batches. */
+const MIN_REPLAY_INTERVAL_MS = 1000;
+
+/** One batch as it came. */
+interface Batch {
+  readonly sequence: bigint;
+  readonly payload: Uint8Array;
+}
+
+/**
+ * Follows the KV events of one instance and keeps the index of its cache. Batches that were published before it connected, or that were lost, are
+ * fetched from the replay socket. A publisher that has been restarted is recognized by its last batch being another one.
+ */
+export class KvEventStream {
+  readonly index = new BlockIndex();
+  readonly #source: KvEventSource;
+  readonly #log: Log;
+  readonly #clock: Clock;
+  readonly #socket: ZmqSubscription;
+  readonly #closing = new AbortController();
+  #isConnected = false;
+  /** Missed batches are being fetched, or will be. */
+  #isReplaying = false;
+  #next = 0n;
+  /** The last batch that was applied. */
+  #last: { readonly sequence: bigint; readonly digest: string } | undefined;
+  #missed = 0n;
+  #hasStarted = false;
+  #reason: string | null = "no batch has come yet";
+  readonly #held: Batch[] = [];
+  #heldBytes = 0;
+  #droppedHeld = false;
+  #replayedAtMs = Number.NEGATIVE_INFINITY;
+  #timer: Timer | undefined;
+  #contradictions = 0;
+  #warnedAtMs = Number.NEGATIVE_INFINITY;
+  #suppressed = 0;
+
+  /** Connects, and again whenever the connection is lost, until it is closed. */
+  constructor(source: KvEventSource, log: Log, clock: Clock, onLost: () => void = () => {}) {
+    this.#source = source;
+    this.#log = log;
+    this.#clock = clock;
+    this.#socket = new ZmqSubscription({
+      endpoint: source.endpoint,
+      clock,
+      ready: () => {
+        this.#isConnected = true;
+        this.#catchUp();
+      },
+      message: (frames) => {
+        const [sequence, payload] = [readSequence(frames[1]), frames[2]];
+        if (sequence !== undefined && payload !== undefined) this.#received({ sequence, payload });
+      },
+      lost: (reason) => {
+        this.#isConnected = false;
+        this.#warn("kv-events-lost", { reason });
+        onLost();
+      },
+    });
+  }
+
+  /** Whether a batch or a replay has come. */
+  get hasStarted(): boolean {
+    return this.#hasStarted;
+  }
+
+  /** How much the index knows. */
+  status(): KvEventStatus {
+    const isFull = this.index.refused > 0;
+    const state = this.#isReplaying ? "replaying" : this.#isConnected ? "following" : "connecting";
+    return {
+      endpoint: this.#source.endpoint,
+      state,
+      complete: this.#hasStarted && this.#missed === 0n && !isFull && state === "following",
+      missed_batches: this.#hasStarted ? Number(this.#missed) : null,
+      next_batch: Number(this.#next),
+      blocks: this.index.size,
+      reason: isFull ? `the index is full, and ${this.index.refused} blocks were left out` : this.#reason,
+    };
+  }
+
+  close(): void {
+    this.#closing.abort();
+    this.#timer?.cancel();
+    this.#socket.close();
+  }
+
+  #received(batch: Batch): void {
+    if (!this.#isReplaying && batch.sequence === this.#next) {
+      this.#apply(batch);
+      return;
+    }
+    if (this.#held.length >= MAX_HELD || this.#heldBytes + batch.payload.byteLength > MAX_HELD_BYTES) {
+      this.#droppedHeld = true;
+      return;
+    }
+    this.#held.push(batch);
+    this.#heldBytes += batch.payload.byteLength;
+    if (this.#isReplaying) return;
+    if (this.#hasStarted && batch.sequence < this.#next)
+      this.#warn("kv-events-out-of-order", { expected: String(this.#next), at: String(batch.sequence) });
+    this.#catchUp();
+  }
+
+  /** Fetches what was missed, or begins anew where that cannot be. */
+  #catchUp(): void {
+    if (this.#isReplaying) return;
+    this.#isReplaying = true;
+    const waitMs = this.#replayedAtMs + MIN_REPLAY_INTERVAL_MS - this.#clock.now();
+    this.#timer?.cancel();
+    if (waitMs > 0) this.#timer = this.#clock.setTimer(() => void this.#replay(), waitMs);
+    else void this.#replay();
+  }
+
+  async #replay(): Promise<void> {
+    this.#replayedAtMs = this.#clock.now();
+    const { replayEndpoint } = this.#source;
+    if (replayEndpoint === undefined) this.#startAtHeld("the publisher has no replay socket");
+    else {
+      try {
+        for (let round = 0; round < MAX_ROUNDS; round += 1) {
+          if (!(await this.#replayRound(replayEndpoint))) break;
+        }
+      } catch (error) {
+        if (this.#closing.signal.aborted) return;
+        this.#warn("kv-events-replay-failed", { replayEndpoint, error });
+        this.#startAtHeld("missed batches could not be fetched");
+      }
+    }
+    this.#isReplaying = false;
+    // A publisher may be faster than its replay.
+    if (!this.#applyHeld()) this.#catchUp();
+  }
+
+  /** Asks for missed batches once. Resolves with true where it has to ask again. */
+  async #replayRound(endpoint: string): Promise<boolean> {
+    const known = this.#last;
+    const from = known?.sequence ?? 0n;
+    let isFirst = true;
+    let isOther = false;
+    let hasHole = false;
+    const nextBefore = this.#next;
+    await replayBatches({
+      ...{ endpoint, from, clock: this.#clock, signal: this.#closing.signal },
+      batch: (sequence, payload) => {
+        if (isFirst && known !== undefined && sequence === known.sequence && !isOther) {
+          isFirst = false;
+          isOther = digestOf(payload) !== known.digest;
+          return;
+        }
+        if (isOther || hasHole) return;
+        if (sequence > this.#next) {
+          // Later holes are what libzmq has dropped; before the first batch is what the publisher no longer has.
+          if (!isFirst) {
+            hasHole = true;
+            return;
+          }
+          this.#startAt(sequence, "the publisher no longer has the first batches");
+        }
+        isFirst = false;
+        if (sequence === this.#next) this.#apply({ sequence, payload });
+      },
+    });
+    if (isOther || (isFirst && known !== undefined)) {
+      this.#log.info("kv-events-restarted", { endpoint: this.#source.endpoint });
+      this.#startAt(0n, null);
+      this.#last = undefined;
+      return true;
+    }
+    this.#hasStarted = true;
+    if (this.#missed === 0n) this.#reason = null;
+    return hasHole && this.#next > nextBefore;
+  }
+
+  /** Continues at the first batch that waits, without those before it. */
+  #startAtHeld(why: string): void {
+    const [first] = this.#held;
+    if (first === undefined || first.sequence === this.#next) return;
+    this.#startAt(first.sequence, why);
+  }
+
+  #startAt(sequence: bigint, why: string | null): void {
+    if (this.#hasStarted && sequence > 0n)
+      this.#log.info("kv-events-missed", {
+        endpoint: this.#source.endpoint,
+        expected: String(this.#next),
+        at: String(sequence),
+      });
+    // Blocks of the index may have been evicted.
+    this.index.cleared();
+    this.#missed = sequence;
+    this.#next = sequence;
+    this.#last = undefined;
+    this.#reason = sequence === 0n ? null : why;
+  }
+
+  /** Applies the batches that have waited. False where one of them is missing. */
+  #applyHeld(): boolean {
+    const held = this.#held.splice(0);
+    this.#heldBytes = 0;
+    const dropped = this.#droppedHeld;
+    this.#droppedHeld = false;
+    for (const [at, batch] of held.entries()) {
+      if (batch.sequence < this.#next) continue;
+      if (batch.sequence > this.#next) {
+        this.#held.push(...held.slice(at));
+        return false;
+      }
+      this.#apply(batch);
+    }
+    return !dropped;
+  }
+
+  #apply({ sequence, payload }: Batch): void {
+    this.#hasStarted = true;
+    if (this.#missed === 0n) this.#reason = null;
+    this.#next = sequence + 1n;
+    this.#last = { sequence, digest: digestOf(payload) };
+    try {
+      for (const event of readKvEventBatch(payload)) {
+        if (event.type === "stored") this.index.stored(event);
+        else if (event.type === "removed") this.index.removed(event);
+        else {
+          // What was missed concerned blocks that are gone.
+          this.index.cleared();
+          this.#missed = 0n;
+          this.#reason = null;
+        }
+      }
+    } catch (error) {
+      this.#warn("kv-events-malformed", { error });
+    }
+    const { contradictions } = this.index;
+    if (contradictions > this.#contradictions) this.#warn("kv-events-contradictory", { contradictions });
+    this.#contradictions = contradictions;
+  }
+
+  #warn(event: string, fields: LogFields): void {
+    if (this.#clock.now() - this.#warnedAtMs < WARNING_INTERVAL_MS) {
+      this.#suppressed += 1;
+      return;
+    }
+    const { endpoint } = this.#source;
+    this.#log.warn(event, { endpoint, ...fields, suppressed: this.#suppressed });
+    this.#warnedAtMs = this.#clock.now();
+    this.#suppressed = 0;
+  }
+}
+
+/** Tells two batches apart: each contains the time of its events. */
+function digestOf(payload: Uint8Array): string {
+  return createHash("sha1").update(payload).digest("base64");
+}

@@ -1,0 +1,101 @@
+import type { Routing, RoutingContext } from "@kv/fleet";
+import type { LogFields } from "@kv/interface";
+import { silentLog } from "@kv/interface";
+import { expect, test } from "vitest";
+import { type Answer, decodeOk, prefillOk, sendJson } from "../support/fake-upstream.js";
+import { post, runProxy, upstream } from "../support/set-up.js";
+
+const CHAT = "/v1/chat/completions";
+
+/** A prefill instance that renders prompts with `render`, or does its part. */
+async function rendering(render: Answer) {
+  const started = await upstream((seen) => (seen.path.endsWith("/render") ? render(seen) : prefillOk(seen)));
+  const rendered = () => started.seen.filter(({ path }) => path.endsWith("/render"));
+  return { url: started.url, rendered };
+}
+
+async function proxied(prefill: string, options: { forwardHeaders?: string[] } = {}) {
+  const seen: RoutingContext[] = [];
+  const warnings: [string, LogFields | undefined][] = [];
+  const routing: Routing = {
+    name: "test",
+    choose: ([first], context) => {
+      seen.push(context);
+      return first;
+    },
+    readsTokenIds: () => true,
+  };
+  const decode = await upstream(decodeOk);
+  const { url } = await runProxy({
+    ...{ prefillers: [prefill], decoders: [decode.url], createRouting: () => routing },
+    log: {
+      ...silentLog,
+      warn: (event, fields) => void (event !== "pairing-off" && warnings.push([event, fields])),
+    },
+    ...options,
+  });
+  return { url, warnings, tokenIds: () => seen.map(({ request }) => request?.tokenIds) };
+}
+
+test("both legs are routed by the token ids that an instance has rendered, once for one prompt", async () => {
+  const p = await rendering(({ response }) => sendJson(response, { token_ids: [1, 2, 3] }));
+  const { url, tokenIds } = await proxied(p.url, { forwardHeaders: ["authorization"] });
+  const messages = [{ role: "user", content: "hello" }];
+  const body = { model: "m", messages, temperature: 0.1 };
+  const headers = { authorization: "Bearer key" };
+  const answers = await Promise.all([
+    post(`${url}${CHAT}`, body, { headers }),
+    post(`${url}${CHAT}`, { ...body, temperature: 0.9, max_tokens: 7 }, { headers }),
+  ]);
+  expect(answers.map(({ status }) => status)).toEqual([200, 200]);
+  await post(`${url}${CHAT}`, { ...body, stream: true });
+  expect(tokenIds()).toEqual(Array(6).fill([1, 2, 3]));
+  expect(p.rendered().map(({ path, json }) => [path, json.messages])).toEqual([[`${CHAT}/render`, messages]]);
+  expect(p.rendered()[0]?.headers.authorization).toBe("Bearer key");
+  await post(`${url}${CHAT}`, { ...body, tools: [] });
+  await post(`${url}/v1/messages`, body);
+  expect(p.rendered().map(({ path }) => path)).toEqual([
+    `${CHAT}/render`,
+    `${CHAT}/render`,
+    "/v1/messages/render",
+  ]);
+});
+
+test("a completion's text is rendered, several copies once; a prompt of token ids and a list of prompts are not", async () => {
+  const p = await rendering(({ response }) => sendJson(response, [{ token_ids: [4, 5] }]));
+  const { url, tokenIds } = await proxied(p.url);
+  await post(`${url}/v1/completions`, { prompt: "text", n: 2 });
+  // The second copy goes where the first one was computed, without a choice.
+  expect(tokenIds()).toEqual(Array(3).fill([4, 5]));
+  for (const prompt of [
+    [1, 2],
+    ["a", "b"],
+  ])
+    await post(`${url}/v1/completions`, { prompt });
+  expect(p.rendered()).toHaveLength(1);
+});
+
+test.each<[string, Answer, RegExp]>([
+  ["lacks the route", ({ response }) => sendJson(response, {}, 404), /404 .*since 0.32/],
+  ["fails", ({ response }) => sendJson(response, {}, 500), /500/],
+  [
+    "answers without token ids",
+    ({ response }) => sendJson(response, { token_ids: "1" }),
+    /without token ids/,
+  ],
+  ["answers wrong ids", ({ response }) => sendJson(response, { token_ids: [1.5] }), /without token ids/],
+  ["closes the connection", ({ response }) => void response.destroy(), /closed the connection/],
+])(
+  "where the instance %s, requests go on without token ids, and it is logged once",
+  async (_, render, why) => {
+    const p = await rendering(render);
+    const { url, tokenIds, warnings } = await proxied(p.url);
+    for (const content of ["a", "b", "c"]) {
+      const answer = await post(`${url}${CHAT}`, { messages: [{ role: "user", content }] });
+      expect(answer.status).toBe(200);
+    }
+    expect(tokenIds()).toEqual(Array(6).fill(undefined));
+    expect(warnings).toEqual([["prompt-not-rendered", expect.objectContaining({ instance: p.url })]]);
+    expect(warnings[0]?.[1]?.["reason"]).toMatch(why);
+  },
+);
