@@ -133,7 +133,7 @@ export class BlockIndex {
    * How many tokens of a prompt, from its first, vLLM takes from its cache: the longest begin of which each KV cache group has the blocks that it needs. At
    * least the last token is computed.
    */
-  matchedTokens(tokens: readonly number[]): number {
+  matchedTokens(tokens: ArrayLike<number>): number {
     const groups = [...this.#groups.values()];
     const sizes = [...new Set(groups.map(({ blockSize }) => blockSize))];
     const chains = new Map(sizes.map((size) => [size, this.#chain(tokens, size)]));
@@ -163,7 +163,7 @@ export class BlockIndex {
   }
 
   /** The recorded blocks of a prompt, from its first. */
-  #chain(tokens: readonly number[], blockSize: number): Block[] {
+  #chain(tokens: ArrayLike<number>, blockSize: number): Block[] {
     const chain: Block[] = [];
     let parent = ROOT;
     for (let at = 0; at + blockSize < tokens.length; at += blockSize) {
@@ -234,7 +234,7 @@ export class BlockIndex {
 }
 
 /** The place of a block: its parent's number and a hash of its tokens (FNV-1a over 32 bits each, with a final mix). */
-function keyOf(parent: number, tokens: readonly number[], from: number, to: number): number {
+function keyOf(parent: number, tokens: ArrayLike<number>, from: number, to: number): number {
   let hash = 0x811c9dc5;
   for (let at = from; at < to; at += 1) {
     const token = tokens[at] ?? 0;

@@ -1,7 +1,6 @@
 import { KvError } from "@kv/interface";
 import { checkMsgpackHeaders, type MsgpackLimits } from "@kv/protocol";
 import { decode } from "@msgpack/msgpack";
-import { z } from "zod";
 import type { RemovedBlocks, StoredBlocks } from "./block-index.js";
 
 /** A change of an instance's prefix cache. */
@@ -20,43 +19,12 @@ export interface CacheGroup {
   readonly needs: "all" | number;
 }
 
-type Hash = Uint8Array | number | bigint;
-const isHash = (value: unknown): value is Hash =>
-  value instanceof Uint8Array || typeof value === "number" || typeof value === "bigint";
-const hashText = (value: Hash) =>
-  value instanceof Uint8Array ? Buffer.from(value).toString("base64") : String(value);
-const hash = z.custom<Hash>(isHash).transform(hashText);
-// One check for a whole list: a schema per entry would report each of a million wrong ones.
-const hashes = z
-  .custom<Hash[]>((value) => Array.isArray(value) && value.every(isHash))
-  .transform((list) => list.map(hashText));
-const tokenIds = z.custom<number[]>((value) => Array.isArray(value) && value.every(Number.isSafeInteger));
-const groupIndex = z.number().int().min(0).max(1023).nullish();
-const storedSchema = z.object({
-  type: z.literal("BlockStored"),
-  block_hashes: hashes,
-  parent_block_hash: hash.nullable(),
-  token_ids: tokenIds,
-  block_size: z.number().int().positive(),
-  lora_name: z.string().nullish(),
-  extra_keys: z.array(z.unknown()).nullish(),
-  lookahead_token_ids: z.array(tokenIds).nullish(),
-  medium: z.string().nullish(),
-  group_idx: groupIndex,
-  kv_cache_spec_kind: z.string().nullish(),
-  kv_cache_spec_sliding_window: z.number().int().positive().nullish(),
-});
-const removedSchema = z.object({
-  type: z.literal("BlockRemoved"),
-  block_hashes: hashes,
-  medium: z.string().nullish(),
-  group_idx: groupIndex,
-});
-const clearedSchema = z.object({ type: z.literal("AllBlocksCleared") });
-const batchSchema = z.tuple([z.number(), z.array(z.unknown())], z.unknown());
+type Fields = Readonly<Record<string, unknown>>;
 
 /** Largest batch that is decoded. */
 export const MAX_BATCH_BYTES = 16 * 1024 * 1024;
+/** Largest index of a KV cache group. */
+const MAX_GROUP = 1023;
 /** A few bytes can announce a list of 2^32, for which the decoder would allocate memory. */
 const LIMITS: MsgpackLimits = { maxBytes: MAX_BATCH_BYTES, maxDepth: 8, maxItems: 1_000_000 };
 
@@ -73,50 +41,98 @@ export function readKvEventBatch(payload: Uint8Array): readonly KvEvent[] {
   }
   checkMsgpackHeaders(payload, "a batch of KV events", LIMITS);
   try {
-    const [, events] = batchSchema.parse(decode(payload, { useBigInt64: false }));
-    return events.flatMap(readEvent);
+    const batch = decode(payload, { useBigInt64: false });
+    if (!Array.isArray(batch) || !Array.isArray(batch[1]))
+      throw new Error("it is no list with a list of events");
+    return (batch[1] as unknown[]).flatMap(readEvent);
   } catch (cause) {
-    throw new KvError("KV_WIRE_MALFORMED", "a batch of KV events cannot be decoded", { cause });
+    throw new KvError("KV_WIRE_MALFORMED", `a batch of KV events cannot be decoded: ${reasonOf(cause)}`, {
+      cause,
+    });
   }
 }
 
-function readEvent(event: unknown): KvEvent[] {
-  const { type } = (event ?? {}) as { type?: unknown };
-  if (type === "AllBlocksCleared") return [{ ...clearedSchema.parse(event), type: "cleared" }];
-  if (type === "BlockRemoved") {
-    const removed = removedSchema.parse(event);
-    if (!isOwnMemory(removed.medium)) return [];
-    return [{ type: "removed", hashes: removed.block_hashes, group: removed.group_idx ?? 0 }];
+// Checked by hand and not by schemas: an engine sends a hundred batches a second, and a router follows many engines.
+function readEvent(value: unknown): KvEvent[] {
+  const event = (typeof value === "object" && value !== null ? value : {}) as Fields;
+  if (event["type"] === "AllBlocksCleared") return [{ type: "cleared" }];
+  if (event["type"] === "BlockRemoved") {
+    const removed = { hashes: hashesIn(event), group: groupIn(event) };
+    return isOwnMemory(event["medium"]) ? [{ type: "removed", ...removed }] : [];
   }
-  if (type !== "BlockStored") return [];
-  const stored = storedSchema.parse(event);
-  const keyed = stored.lora_name != null || stored.extra_keys?.some((keys) => keys != null) === true;
-  if (keyed || !isOwnMemory(stored.medium)) return [];
-  const { block_hashes: blocks, token_ids: tokens, block_size: blockSize } = stored;
-  if (tokens.length < blocks.length * blockSize)
-    throw new Error(`${blocks.length} blocks of ${blockSize} tokens have ${tokens.length} tokens`);
+  return event["type"] === "BlockStored" ? readStored(event) : [];
+}
+
+function readStored(event: Fields): KvEvent[] {
+  const hashes = hashesIn(event);
+  const { parent_block_hash: parent, token_ids: tokens, block_size: blockSize, extra_keys: keys } = event;
+  if (parent != null && !isHash(parent)) throw new Error("parent_block_hash is no hash");
+  if (!isTokenIds(tokens)) throw new Error("token_ids are not integers");
+  if (!isCount(blockSize) || blockSize < 1) throw new Error("block_size is not a positive integer");
+  if (tokens.length < hashes.length * blockSize)
+    throw new Error(`${hashes.length} blocks of ${blockSize} tokens have ${tokens.length} tokens`);
+  const lookahead = event["lookahead_token_ids"] ?? undefined;
+  if (lookahead !== undefined && !(Array.isArray(lookahead) && lookahead.every(isTokenIds)))
+    throw new Error("lookahead_token_ids are not lists of integers");
+  const isKeyed = event["lora_name"] != null || (Array.isArray(keys) && keys.some((key) => key != null));
+  const group = { index: groupIn(event), needs: needsOf(event) };
+  if (isKeyed || !isOwnMemory(event["medium"])) return [];
   return [
     {
       type: "stored",
-      hashes: blocks,
-      parent: stored.parent_block_hash ?? undefined,
+      hashes,
+      parent: parent == null ? undefined : hashText(parent),
       tokens,
       blockSize,
-      lookahead: stored.lookahead_token_ids ?? undefined,
-      group: {
-        index: stored.group_idx ?? 0,
-        needs: needsOf(stored.kv_cache_spec_kind, stored.kv_cache_spec_sliding_window),
-      },
+      lookahead,
+      group,
     },
   ];
 }
 
-function isOwnMemory(medium: string | null | undefined): boolean {
+function hashesIn({ block_hashes: hashes }: Fields): string[] {
+  if (!Array.isArray(hashes) || !hashes.every(isHash)) throw new Error("block_hashes is no list of hashes");
+  return hashes.map(hashText);
+}
+
+function groupIn({ group_idx: index }: Fields): number {
+  if (index == null) return 0;
+  if (!isCount(index) || index > MAX_GROUP) throw new Error(`group_idx is not an integer up to ${MAX_GROUP}`);
+  return index;
+}
+
+function isOwnMemory(medium: unknown): boolean {
   return medium == null || medium === "GPU";
 }
 
 /** Kinds that are not known count as full attention, which never promises more than there is. */
-function needsOf(kind: string | null | undefined, window: number | null | undefined): CacheGroup["needs"] {
+function needsOf({
+  kv_cache_spec_kind: kind,
+  kv_cache_spec_sliding_window: window,
+}: Fields): CacheGroup["needs"] {
   if (kind === "mamba") return 1;
-  return kind === "sliding_window" && window != null ? window - 1 : "all";
+  return kind === "sliding_window" && isCount(window) && window > 0 ? window - 1 : "all";
+}
+
+type Hash = Uint8Array | number | bigint;
+
+function isHash(value: unknown): value is Hash {
+  return value instanceof Uint8Array || typeof value === "number" || typeof value === "bigint";
+}
+
+function hashText(hash: Hash): string {
+  if (!(hash instanceof Uint8Array)) return String(hash);
+  return Buffer.from(hash.buffer, hash.byteOffset, hash.byteLength).toString("base64");
+}
+
+function isCount(value: unknown): value is number {
+  return Number.isSafeInteger(value) && (value as number) >= 0;
+}
+
+function isTokenIds(value: unknown): value is number[] {
+  return Array.isArray(value) && value.every(Number.isSafeInteger);
+}
+
+function reasonOf(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
 }

@@ -154,6 +154,7 @@ test("batches with wrong hashes cause one warning that names the source", async 
   const follower = follow(server);
   await follower.reached(3);
   expect(follower.warnings).toMatchObject([["kv-events-contradictory", { endpoint: server.endpoint }]]);
+  expect(follower.status()).toMatchObject({ complete: false, missed_batches: 1 });
   expect([follower.matched(1), follower.matched(3)]).toEqual([2, 2]);
 });
 

@@ -8,7 +8,9 @@ import { type KvEventSource, type KvEventStatus, KvEventStream } from "./kv-even
 
 /** What `KvEventSubscriber` gets from its user. */
 export interface KvEventSubscriberOptions {
+  /** Gets a warning about a publisher at most once in ten minutes. */
   readonly log: Log;
+  /** Times connections, replays and questions. */
   readonly clock: Clock;
   /** Asks instances where they publish. Without it, only instances whose configuration names the endpoint are followed. */
   readonly get?: InstanceGet | undefined;
@@ -27,7 +29,7 @@ export class KvEventSubscriber implements CachedPrefixes {
   }
 
   /** The tokens of a prompt that an instance has cached; undefined for an instance whose events have not come. */
-  matchedTokens(instance: Instance, tokens: readonly number[]): number | undefined {
+  matchedTokens(instance: Instance, tokens: ArrayLike<number>): number | undefined {
     const stream = this.#followed.get(instance)?.stream;
     return stream?.hasStarted === true ? stream.index.matchedTokens(tokens) : undefined;
   }
@@ -61,6 +63,7 @@ export class KvEventSubscriber implements CachedPrefixes {
     this.#followed.clear();
   }
 
+  /** As `close`. */
   [Symbol.dispose](): void {
     this.close();
   }

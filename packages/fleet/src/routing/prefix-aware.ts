@@ -6,7 +6,7 @@ import { leastLoad, type Routing, type RoutingContext } from "./routing.js";
 /** The prefixes that instances report to have in their caches. */
 export interface CachedPrefixes {
   /** How many tokens of a prompt, from its first, an instance has cached; undefined for an instance that reports nothing. */
-  matchedTokens(instance: Instance, tokens: readonly number[]): number | undefined;
+  matchedTokens(instance: Instance, tokens: ArrayLike<number>): number | undefined;
   /** Called with all instances of the pool after each change. */
   follow(instances: readonly Instance[]): void;
   /** Whether an instance reports its cache, so that token ids are worth having. */
@@ -65,44 +65,37 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
     }
   }
 
-  function find(
-    instance: Instance,
-    context: RoutingContext,
-    keys = prefixKeys(context, chunkLength),
-  ): FoundPrefix {
-    const tokens = tokensOf(context);
-    return {
-      instance,
-      tokens: tokens === undefined ? undefined : cached?.matchedTokens(instance, tokens),
-      characters: remembered(keys, instance),
-    };
+  function find(instance: Instance, context: RoutingContext, keys: () => readonly string[]): FoundPrefix {
+    const ids = tokensOf(context);
+    const tokens = ids === undefined ? undefined : cached?.matchedTokens(instance, ids);
+    return { instance, tokens, characters: tokens === undefined ? remembered(keys(), instance) : 0 };
   }
-  /** Of requests whose instance was chosen: what it had cached before. */
-  const foundAtChoice = new WeakMap<RoutingContext, FoundPrefix>();
+  /** The last choice, and what its instance had cached before it; `cachedTokens` follows a choice at once. */
+  let last: { readonly context: RoutingContext; readonly found: FoundPrefix } | undefined;
 
   return {
     name: "prefix-aware",
     choose(candidates, context) {
-      const tokens = tokensOf(context);
-      const keys = prefixKeys(context, chunkLength);
+      const keys = once(() => prefixKeys(context, chunkLength));
       const least = Math.min(...candidates.map(({ inFlight }) => inFlight));
-      const score = (candidate: Instance) =>
-        (tokens === undefined ? undefined : cached?.matchedTokens(candidate, tokens)) ??
-        remembered(keys, candidate);
-      const scored = candidates
+      const found = candidates
         .filter(({ inFlight }) => inFlight - least <= maxImbalance)
-        .map((candidate) => ({ candidate, score: score(candidate) }));
-      const best = Math.max(...scored.map((one) => one.score));
-      const holders = scored.filter((one) => one.score === best).map((one) => one.candidate);
+        .map((candidate) => find(candidate, context, keys));
+      const score = ({ tokens, characters }: FoundPrefix) => tokens ?? characters;
+      const best = Math.max(...found.map(score));
+      const holders = found.filter((one) => score(one) === best).map(({ instance }) => instance);
       const chosen = byLoad.choose(best > 0 ? holders : candidates, context);
       if (chosen === undefined) return undefined;
-      foundAtChoice.set(context, find(chosen, context, keys));
-      remember(keys, chosen);
+      const before = found.find(({ instance }) => instance === chosen) ?? find(chosen, context, keys);
+      last = { context, found: before };
+      // What an instance reports need not be remembered.
+      if (before.tokens === undefined) remember(keys(), chosen);
       return chosen;
     },
     cachedTokens(instance, context, charactersPerToken) {
-      const before = foundAtChoice.get(context);
-      const found = before?.instance === instance ? before : find(instance, context);
+      const keys = () => prefixKeys(context, chunkLength);
+      const isLast = last?.context === context && last.found.instance === instance;
+      const found = isLast && last !== undefined ? last.found : find(instance, context, keys);
       if (found.tokens !== undefined) return found.tokens;
       // The text of a list of token ids has no fixed number of characters per token.
       const ids = listedIds(context);
@@ -125,7 +118,7 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
 }
 
 /** Undefined also for a prompt with a salt: its blocks have hashes of their own, which the index leaves out. */
-function tokensOf({ request }: RoutingContext): readonly number[] | undefined {
+function tokensOf({ request }: RoutingContext): ArrayLike<number> | undefined {
   if (request === undefined || request.fields.cache_salt != null) return undefined;
   return listedIds({ request }) ?? request.tokenIds;
 }
@@ -134,6 +127,14 @@ function tokensOf({ request }: RoutingContext): readonly number[] | undefined {
 function listedIds({ request }: Pick<RoutingContext, "request">): readonly number[] | undefined {
   const prompt = request?.fields.prompt;
   return Array.isArray(prompt) && typeof prompt[0] === "number" ? (prompt as number[]) : undefined;
+}
+
+function once<T>(compute: () => T): () => T {
+  let value: { readonly of: T } | undefined;
+  return () => {
+    value ??= { of: compute() };
+    return value.of;
+  };
 }
 
 function textOf(content: unknown): string {

@@ -6,7 +6,7 @@ export interface RoutedRequest {
   /** The top-level members of the request's JSON body. */
   readonly fields: Readonly<Record<string, unknown>>;
   /** The token ids of the prompt, where an instance has rendered it. A prompt of token ids needs none. */
-  readonly tokenIds?: readonly number[] | undefined;
+  readonly tokenIds?: ArrayLike<number> | undefined;
 }
 
 /** The request that an instance is chosen for. */

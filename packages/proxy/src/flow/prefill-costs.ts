@@ -83,7 +83,7 @@ export function usageOf(usage: unknown): {
 }
 
 /** The prompt as the client has sent it, or as an instance has rendered it. */
-function tokenIds({ fields, tokenIds: rendered }: GenerationRequest): readonly unknown[] | undefined {
+function tokenIds({ fields, tokenIds: rendered }: GenerationRequest): ArrayLike<unknown> | undefined {
   const { prompt } = fields;
   return Array.isArray(prompt) && typeof prompt[0] === "number" ? prompt : rendered;
 }

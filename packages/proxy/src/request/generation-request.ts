@@ -22,7 +22,7 @@ export interface GenerationRequest {
   readonly fields: Readonly<Record<string, unknown>>;
   readonly promptFields: PromptFields;
   /** The token ids of the prompt, where an instance has rendered it. */
-  readonly tokenIds?: readonly number[] | undefined;
+  readonly tokenIds?: ArrayLike<number> | undefined;
   /** Why prefill and decode cannot run on two instances without a wrong answer; undefined where they can. */
   readonly disaggregationLimit: string | undefined;
 }

@@ -53,10 +53,7 @@ export class PromptRenderer {
   }
 
   /** The token ids of a request's prompt; undefined where they are not known, or the body has them itself. Never rejects. */
-  async tokenIds(
-    request: GenerationRequest,
-    headers: IncomingHttpHeaders,
-  ): Promise<readonly number[] | undefined> {
+  async tokenIds(request: GenerationRequest, headers: IncomingHttpHeaders): Promise<Int32Array | undefined> {
     const { prompt } = request.fields;
     if (Array.isArray(prompt) || request.fields.prompt_embeds != null) return undefined;
     const key = keyOf(request);
@@ -65,7 +62,7 @@ export class PromptRenderer {
       this.#known.delete(key);
       this.#known.set(key, known);
       this.#count("remembered");
-      return asList(await known);
+      return known;
     }
     const instance = this.#instance();
     if (instance === undefined) {
@@ -77,7 +74,7 @@ export class PromptRenderer {
     const ids = await rendering;
     this.#known.delete(key);
     if (ids !== undefined) this.#remember(key, ids);
-    return asList(ids);
+    return ids;
   }
 
   #remember(key: string, ids: Int32Array): void {
@@ -191,8 +188,4 @@ function tokenIdsIn(bytes: Uint8Array): Int32Array | undefined {
   return ids.every((id) => Number.isInteger(id) && id >= 0 && id < 2 ** 31)
     ? Int32Array.from(ids as number[])
     : undefined;
-}
-
-function asList(ids: Int32Array | undefined): readonly number[] | undefined {
-  return ids === undefined ? undefined : Array.from(ids);
 }

@@ -34,7 +34,11 @@ async function proxied(prefill: string, options: { forwardHeaders?: string[] } =
     },
     ...options,
   });
-  return { url, warnings, tokenIds: () => seen.map(({ request }) => request?.tokenIds) };
+  return {
+    url,
+    warnings,
+    tokenIds: () => seen.map(({ request }) => request?.tokenIds && Array.from(request.tokenIds)),
+  };
 }
 
 test("both legs are routed by the token ids that an instance has rendered, once for one prompt", async () => {
