@@ -52,7 +52,10 @@ export async function openTree(folder: string, traceFile?: string): Promise<Tree
     const urls = await Promise.all(
       [...prefills, ...decodes].map(({ config }) => start("instance", { ...config, sideChannelPort: 0 })),
     );
-    const url = await start("proxy", planProxy(urls.slice(0, 1), urls.slice(1), options));
+    const [prefill = [], decode = []] = [urls.slice(0, 1), urls.slice(1)].map((of) =>
+      of.map((url) => ({ url })),
+    );
+    const url = await start("proxy", planProxy(prefill, decode, options));
     let made = 0;
     const ttftMs = async (inputTokens: number, id: string) => {
       made += 1;

@@ -113,7 +113,11 @@ export async function openVirtualDeployment(
   const decodes = await Promise.all(planned.decodes.map(start));
   // Pairing reads side channels over TCP.
   const proxy = createProxy({
-    ...planProxy(prefills, decodes, options),
+    ...planProxy(
+      prefills.map((url) => ({ url })),
+      decodes.map((url) => ({ url })),
+      options,
+    ),
     pairing: { mode: "off" },
     log,
     clock,

@@ -8,8 +8,9 @@ import { ask, type ProxyPair } from "./proxy-pair.js";
 import type { VllmServer } from "./server.js";
 import { until } from "./until.js";
 
-/** The publisher and its replay socket take free ports. */
+/** The publisher and its replay socket take free ports. vLLM serves `/render` only with `--enable-scale-out`. */
 export const KV_EVENTS_ARGUMENTS = [
+  "--enable-scale-out",
   "--kv-events-config",
   JSON.stringify({
     ...{ enable_kv_cache_events: true, publisher: "zmq" },

@@ -21,6 +21,8 @@ export interface PromptRendererOptions {
 const TIMEOUT_MS = 2000;
 /** An instance without the route is asked again, as it may have been restarted with another version. */
 const ASK_AGAIN_MS = 60_000;
+/** vLLM answers 403 to the route where it was started without `--enable-scale-out`. */
+const NOT_SERVED: ReadonlySet<number> = new Set([403, 404, 405, 501]);
 const WARNING_INTERVAL_MS = 600_000;
 const MAX_ANSWER_BYTES = 32 * 1024 * 1024;
 /** Tokens of all prompts that are remembered, 4 bytes each. */
@@ -34,7 +36,7 @@ const NOT_OF_THE_PROMPT = new Set(
 );
 
 /**
- * The token ids of prompts, from vLLM's route `/render` (0.32 and 0.33: `POST /v1/chat/completions/render` and so for each endpoint; the server applies its
+ * The token ids of prompts, from vLLM's route `/render` (0.32 and 0.33 with `--enable-scale-out`: `POST /v1/chat/completions/render` and so for each endpoint; the server applies its
  * chat template). What was rendered once is remembered, and not asked for again while it is being rendered. A prompt that cannot be rendered
  * has no token ids, and its request goes on without.
  */
@@ -126,9 +128,10 @@ export class PromptRenderer {
       const { bytes, complete } = await answer.body.readLimited(MAX_ANSWER_BYTES);
       if (!complete) answer.discard();
       const { status } = answer;
-      if (status === 404 || status === 405 || status === 501) {
+      if (NOT_SERVED.has(status)) {
         this.#without.set(instance, clock.now() + ASK_AGAIN_MS);
-        this.#warn(instance, `it answered ${status} to POST ${path}: vLLM has this route since 0.32`);
+        const hint = "vLLM has this route since 0.32, where it is started with --enable-scale-out";
+        this.#warn(instance, `it answered ${status} to POST ${path}: ${hint}`);
         this.#count("unsupported");
         return undefined;
       }

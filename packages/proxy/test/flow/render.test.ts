@@ -81,6 +81,7 @@ test("a completion's text is rendered, several copies once; a prompt of token id
 
 test.each<[string, Answer, RegExp]>([
   ["lacks the route", ({ response }) => sendJson(response, {}, 404), /404 .*since 0.32/],
+  ["does not serve the route", ({ response }) => sendJson(response, {}, 403), /403 .*--enable-scale-out/],
   ["fails", ({ response }) => sendJson(response, {}, 500), /500/],
   [
     "answers without token ids",
