@@ -1,11 +1,20 @@
 import { execFile } from "node:child_process";
-import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import ts from "typescript";
 import { describe, expect, test } from "vitest";
 import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
+import {
+  examplesOf,
+  importsOf,
+  installLine,
+  missingLines,
+  NEED_NIXL,
+  NOT_RUN,
+  published,
+} from "./readme-examples.js";
 
 /**
  * Type-checks and runs the examples of the packages' READMEs. Each must print the output that its comments show (`console.log(…); // output`).
@@ -15,40 +24,9 @@ const run = promisify(execFile);
 const root = fileURLToPath(new URL("../../", import.meta.url));
 const out = join(root, "build/readme");
 
-/** Examples that are only type-checked: the reason, and declarations of the names that the page assumes. */
-const NOT_RUN: Readonly<Record<string, { why: string; declarations?: string }>> = {
-  "conformance-1": { why: "suites run only inside vitest; the packages' tests run them" },
-  "nixl-3": {
-    why: "needs a GPU, and an engine that has allocated on it",
-    declarations: [
-      'declare const agent: import("@kv/interface").Agent;',
-      "declare const BLOCK: number;",
-      "declare const peerName: string;",
-      "declare const peerRows: Float64Array;",
-      "declare const localIds: Int32Array;",
-      "declare const remoteIds: Int32Array;",
-    ].join("\n"),
-  },
-  "plan-1": {
-    why: "its input is the result of a handshake",
-    declarations: [
-      'declare const local: import("@kv/plan").RankGeometry;',
-      'declare const remotes: import("@kv/plan").RankGeometry[];',
-      "declare const regionBytes: readonly Uint8Array[];",
-    ].join("\n"),
-  },
-  "proxy-1": { why: "needs prefill and decode servers" },
-};
-
-const published = readdirSync(join(root, "packages")).filter((name) => {
-  const manifest = readFileSync(join(root, "packages", name, "package.json"), "utf8");
-  return (JSON.parse(manifest) as { private?: boolean }).private !== true;
-});
-
 const examples = published.flatMap((name) => {
   const text = readFileSync(join(root, "packages", name, "README.md"), "utf8");
-  return Array.from(text.matchAll(/^```ts\n([\s\S]*?)^```$/gm), ([, code = ""], index) => {
-    const id = `${name}-${index + 1}`;
+  return examplesOf(name, text).map(({ id, code }) => {
     const declarations = NOT_RUN[id]?.declarations ?? "";
     return { id, code, file: join(out, `${id}.ts`), source: `${declarations}\n${code}\nexport {};\n` };
   });
@@ -61,6 +39,14 @@ test("every published package has a README with an example, and every exception 
   const names = new Set(examples.map(({ id }) => id.replace(/-\d+$/, "")));
   expect(published.filter((name) => !names.has(name))).toEqual([]);
   expect(Object.keys(NOT_RUN).filter((id) => !examples.some((example) => example.id === id))).toEqual([]);
+});
+
+test.each(published)("the install line of @kv/%s names the package and what its examples import", (name) => {
+  const readme = readFileSync(join(root, "packages", name, "README.md"), "utf8");
+  const installed = installLine(readme).map((each) => each.replace(/(?<=.)@.*$/, ""));
+  const needed = examplesOf(name, readme).flatMap(({ code }) => importsOf(code));
+  expect(installed).toEqual(expect.arrayContaining([`@kv/${name}`, ...needed]));
+  expect(readme).toContain("is an ES module");
 });
 
 test("the examples type-check", { timeout: 240_000 }, () => {
@@ -79,15 +65,12 @@ test("the examples type-check", { timeout: 240_000 }, () => {
   expect(errors).toEqual([]);
 });
 
-const NEED_NIXL = ["nixl-1", "nixl-2"];
 const runnable = examples.filter(
   ({ id }) => NOT_RUN[id] === undefined && !(NEED_NIXL.includes(id) && nixlMissing !== undefined),
 );
 describe.each(runnable)("README example $id", ({ file, code }) => {
   test("runs and prints the output that its comments show", async () => {
-    const expected = Array.from(code.matchAll(/\bconsole\.log\(.*\); \/\/ (.*)$/gm), ([, text]) => text);
     const { stdout } = await run(process.execPath, ["--import", "tsx", file], { cwd: root });
-    const printed = stdout.split("\n");
-    for (const line of expected) expect(printed).toContain(line);
+    expect(missingLines(code, stdout)).toEqual([]);
   });
 });

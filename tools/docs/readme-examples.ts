@@ -1,0 +1,79 @@
+import { readdirSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+
+const root = fileURLToPath(new URL("../../", import.meta.url));
+
+/** Examples that are not run as programs: the reason, and declarations of the names that the page assumes. */
+export const NOT_RUN: Readonly<Record<string, { why: string; declarations?: string }>> = {
+  "conformance-1": { why: "suites run only inside vitest; the packages' tests run them" },
+  "nixl-3": {
+    why: "needs a GPU, and an engine that has allocated on it",
+    declarations: [
+      'declare const agent: import("@kv/interface").Agent;',
+      "declare const BLOCK: number;",
+      "declare const peerName: string;",
+      "declare const peerRows: Float64Array;",
+      "declare const localIds: Int32Array;",
+      "declare const remoteIds: Int32Array;",
+    ].join("\n"),
+  },
+  "plan-1": {
+    why: "its input is the result of a handshake",
+    declarations: [
+      'declare const local: import("@kv/plan").RankGeometry;',
+      'declare const remotes: import("@kv/plan").RankGeometry[];',
+      "declare const regionBytes: readonly Uint8Array[];",
+    ].join("\n"),
+  },
+  "proxy-1": { why: "needs prefill and decode servers" },
+};
+
+/** Examples that need NIXL's library. */
+export const NEED_NIXL: readonly string[] = ["nixl-1", "nixl-2"];
+
+/** The folders in `packages/` that are published. */
+export const published = readdirSync(join(root, "packages")).filter((name) => {
+  const manifest = readFileSync(join(root, "packages", name, "package.json"), "utf8");
+  return (JSON.parse(manifest) as { private?: boolean }).private !== true;
+});
+
+export interface ReadmeExample {
+  /** Such as `plan-2`: the second example of packages/plan. */
+  readonly id: string;
+  readonly code: string;
+}
+
+/** A page's examples in TypeScript. */
+export function examplesOf(name: string, readme: string): ReadmeExample[] {
+  return Array.from(readme.matchAll(/^```ts\n([\s\S]*?)^```$/gm), ([, code = ""], index) => ({
+    id: `${name}-${index + 1}`,
+    code,
+  }));
+}
+
+/** The packages of a page's first `npm install` line, such as `["@kv/pull", "vitest@4"]`. */
+export function installLine(readme: string): string[] {
+  const [, packages = ""] = /^ *npm install (?:--save-dev )?((?:(?!--)[^#\n])+)/m.exec(readme) ?? [];
+  return packages
+    .trim()
+    .split(/\s+/)
+    .filter((each) => each !== "");
+}
+
+/** The packages that an example imports. */
+export function importsOf(code: string): string[] {
+  const specifiers = Array.from(
+    code.matchAll(/(?:from |import\()"([^"]+)"/g),
+    ([, specifier = ""]) => specifier,
+  );
+  const packages = specifiers.filter((each) => !/^(node:|\.)/.test(each));
+  return [...new Set(packages.map((each) => /^(@[^/]+\/)?[^/]+/.exec(each)?.[0] ?? each))];
+}
+
+/** The lines that an example prints by its comments (`console.log(…); // line`), and that `stdout` lacks. */
+export function missingLines(code: string, stdout: string): string[] {
+  const printed = stdout.split("\n");
+  const expected = Array.from(code.matchAll(/\bconsole\.log\(.*\); \/\/ (.*)$/gm), ([, text = ""]) => text);
+  return expected.filter((line) => !printed.includes(line));
+}

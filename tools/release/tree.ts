@@ -1,0 +1,56 @@
+import { execFile } from "node:child_process";
+import { cp, mkdir } from "node:fs/promises";
+import { dirname, join } from "node:path";
+import { promisify } from "node:util";
+import { publishedPackages, readManifest, root } from "./packages.js";
+
+const execute = promisify(execFile);
+
+/** Runs a command and returns its stdout. The error of a failure contains both streams. */
+export async function run(
+  command: string,
+  args: readonly string[],
+  { cwd, env }: { readonly cwd: string; readonly env?: NodeJS.ProcessEnv | undefined },
+): Promise<string> {
+  try {
+    const { stdout } = await execute(command, args, {
+      cwd,
+      maxBuffer: 256 << 20,
+      ...(env === undefined ? {} : { env }),
+    });
+    return stdout;
+  } catch (error) {
+    const { stdout = "", stderr = "" } = error as { stdout?: string; stderr?: string };
+    throw new Error(`${command} ${args.join(" ")} failed in ${cwd}\n${stdout}${stderr}`, { cause: error });
+  }
+}
+
+/** The pinned pnpm. */
+export function pnpm(args: readonly string[], cwd: string): Promise<string> {
+  return run("npx", ["--yes", readManifest(root).packageManager ?? "pnpm", ...args], { cwd });
+}
+
+/** Copies what git tracks or would track, with what the build has written for the packages, and installs the dependencies' links. */
+export async function copyTree(tree: string): Promise<void> {
+  const listed = await run("git", ["ls-files", "-z", "--cached", "--others", "--exclude-standard"], {
+    cwd: root,
+  });
+  const built = [...publishedPackages().values()].flatMap(({ folder, manifest }) =>
+    (manifest.files ?? []).map((path) => `${folder}/${path}`),
+  );
+  for (const path of new Set([...listed.split("\0").filter((path) => path !== ""), ...built])) {
+    await mkdir(dirname(join(tree, path)), { recursive: true });
+    await cp(join(root, path), join(tree, path), { recursive: true }).catch(ignoreMissing);
+  }
+  const git = (...args: string[]) =>
+    run("git", ["-c", "user.name=release", "-c", "user.email=release@localhost", ...args], { cwd: tree });
+  await git("init", "--quiet", "--initial-branch", "main");
+  await git("add", "--all");
+  await git("commit", "--quiet", "--message", "the tree that is released");
+  await pnpm(["install", "--frozen-lockfile", "--ignore-scripts", "--prefer-offline"], tree);
+}
+
+/** A file that git still lists may have been deleted. */
+function ignoreMissing(error: NodeJS.ErrnoException): void {
+  if (error.code !== "ENOENT") throw error;
+}

@@ -1,0 +1,42 @@
+import { readFileSync, writeFileSync } from "node:fs";
+import { join, posix } from "node:path";
+import { publishedPackages, readManifest, root } from "./packages.js";
+import { pnpm, run } from "./tree.js";
+
+/** Applies the changesets of a checkout: versions, ranges and CHANGELOGs. Returns the versions by package. */
+export async function applyChangesets(tree: string): Promise<ReadonlyMap<string, string>> {
+  await run(process.execPath, [join(root, "node_modules/@changesets/cli/bin.js"), "version"], { cwd: tree });
+  return versionsOf(tree);
+}
+
+export const versionsOf = (tree: string): ReadonlyMap<string, string> =>
+  new Map([...publishedPackages(tree)].map(([name, { manifest }]) => [name, manifest.version]));
+
+/** Makes links of the packages' READMEs absolute, because a registry's page resolves no link to another folder of the repository. */
+export function makeLinksAbsolute(tree: string): void {
+  const page =
+    readManifest(root)
+      .repository?.url.replace(/^git\+/, "")
+      .replace(/\.git$/, "") ?? "";
+  for (const { folder } of publishedPackages(tree).values()) {
+    const path = join(tree, folder, "README.md");
+    const text = readFileSync(path, "utf8").replace(
+      /\]\((\.\.?\/[^)#]*)(#[^)]*)?\)/g,
+      (_, target: string, fragment = "") =>
+        `](${page}/blob/main/${posix.normalize(posix.join(folder, target))}${fragment})`,
+    );
+    writeFileSync(path, text);
+  }
+}
+
+/** Packs the named packages of a checkout. Returns the paths of the tarballs by package. */
+export async function pack(
+  tree: string,
+  names: readonly string[],
+  into: string,
+): Promise<ReadonlyMap<string, string>> {
+  const filters = names.flatMap((name) => ["--filter", name]);
+  const output = await pnpm(["--recursive", ...filters, "pack", "--json", "--pack-destination", into], tree);
+  const packed = JSON.parse(output) as readonly { readonly name: string; readonly filename: string }[];
+  return new Map(packed.map(({ name, filename }) => [name, filename]));
+}
