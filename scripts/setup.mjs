@@ -95,8 +95,9 @@ const firstLine = (error) => String(error?.message ?? error).split("\n")[0];
  * when the dependencies or the build fail.
  */
 export async function setup({ withLibfabric = process.env.CI === "true", native = "nixl" } = {}) {
-  const [major] = process.versions.node.split(".").map(Number);
-  if (major < 20) throw new Error(`Node ${process.versions.node} is too old: 20 or newer is needed`);
+  const [major, minor] = process.versions.node.split(".").map(Number);
+  if (major < 20 || (major === 20 && minor < 19))
+    throw new Error(`Node ${process.versions.node} is too old: 20.19 or newer is needed`);
   const workspaces = ["packages", "apps", "native", "tools"];
   const manifests = workspaces.flatMap((place) => {
     const names = existsSync(join(root, place)) ? readdirSync(join(root, place)) : [];
@@ -110,7 +111,7 @@ export async function setup({ withLibfabric = process.env.CI === "true", native 
   );
   await step(
     "build",
-    ["packages", "apps", "tsconfig.base.json", "turbo.json", "pnpm-lock.yaml"],
+    ["packages", "apps", "tsconfig.base.json", "tsconfig.package.json", "turbo.json", "pnpm-lock.yaml"],
     ["packages/interface/dist/index.js", "packages/nixl/dist/index.js", "apps/demo/dist/main.js"],
     () => run(pnpm[0], [...pnpm.slice(1), "exec", "turbo", "run", "build", "--filter=!@kv/native"]),
   );

@@ -1,10 +1,11 @@
-// npm run build:platforms: builds the addon for x64 and arm64 with Zig against glibc 2.28, checks what it needs, and packs the platform
-// packages and @kv/nixl into native/build/packages. The result does not depend on the compiler or libraries of this machine.
+// npm run build:platforms: builds the addons of @kv/nixl and @kv/neuron for x64 and arm64 with Zig against glibc 2.28, checks what they need, and
+// packs the platform packages and @kv/nixl into native/build/packages. The result does not depend on the compiler or libraries of this machine.
 import { spawnSync } from "node:child_process";
 import { mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { compile, nativeRoot, run } from "./compile.mjs";
 import { elfNeeds, violations } from "./elf-needs.mjs";
+import { buildNeuronAddon, isNeuronCurrent } from "./neuron-addon.mjs";
 import {
   addonOf,
   digestFor,
@@ -53,8 +54,10 @@ function pack() {
 }
 
 try {
-  const tools = PLATFORMS.every(isCurrent) ? undefined : await zig();
+  const current = (platform) => isCurrent(platform) && isNeuronCurrent(platform);
+  const tools = PLATFORMS.every(current) ? undefined : await zig();
   for (const platform of PLATFORMS) {
+    if (!isNeuronCurrent(platform)) await buildNeuronAddon(platform, tools);
     if (isCurrent(platform)) continue;
     process.stderr.write(`kv_nixl: for ${platform.target}\n`);
     await build(platform, tools);

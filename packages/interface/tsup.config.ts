@@ -4,7 +4,6 @@ export default defineConfig({
   entry: ["src/index.ts", "src/program.ts"],
   format: ["esm"],
   target: "node20",
-  dts: true,
   sourcemap: true,
   clean: true,
 });

@@ -4,7 +4,6 @@ export default defineConfig({
   entry: { index: "src/index.ts", cli: "src/cli.ts", child: "src/child/main.ts" },
   format: ["esm"],
   target: "node20",
-  dts: true,
   sourcemap: true,
   clean: true,
 });

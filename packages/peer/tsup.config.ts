@@ -5,7 +5,6 @@ export default defineConfig({
   entry: { index: "src/index.ts", cli: "src/cli.ts", "probe-child": "src/doctor/memory/probe-child.ts" },
   format: ["esm"],
   target: "node20",
-  dts: { entry: { index: "src/index.ts" } },
   sourcemap: true,
   clean: true,
 });

@@ -1,17 +1,23 @@
-import { defineConfig } from "tsup";
+import { defineConfig, type Options } from "tsup";
 
-export default defineConfig({
-  entry: {
-    index: "src/index.ts",
-    "prove/index": "src/prove/index.ts",
-    "data/index": "src/data/index.ts",
-    "cli/index": "src/cli/index.ts",
-    // The program kv-plan.
-    cli: "src/cli/cli.ts",
+const common: Options = { format: ["esm"], target: "node20", sourcemap: true };
+
+export default defineConfig([
+  {
+    ...common,
+    entry: { index: "src/index.ts", "prove/index": "src/prove/index.ts", "data/index": "src/data/index.ts" },
+    clean: ["!cli/**"],
   },
-  format: ["esm"],
-  target: "node20",
-  dts: true,
-  sourcemap: true,
-  clean: true,
-});
+  {
+    ...common,
+    // The program kv-plan, and its report for other programs. They contain commander and the completion, so that the package installs nothing for them.
+    entry: { index: "src/cli/index.ts", cli: "src/cli/cli.ts" },
+    outDir: "dist/cli",
+    noExternal: ["commander", "@bomb.sh/tab"],
+    // Commander is CommonJS.
+    banner: {
+      js: 'import { createRequire } from "node:module"; const require = createRequire(import.meta.url);',
+    },
+    clean: true,
+  },
+]);

@@ -4,7 +4,6 @@ export default defineConfig({
   entry: ["src/index.ts", "src/cli.ts"],
   format: ["esm"],
   target: "node20",
-  dts: true,
   sourcemap: true,
   clean: true,
 });

@@ -17,8 +17,8 @@ export function tarballLimitBytes({ name, cpu }: PackageManifest): number {
 }
 
 /**
- * What is wrong with an unpacked tarball of a package that lies in `folder` of the repository; empty when nothing is. `addons: false` accepts a
- * package without its addon, which only `npm run build:platforms` makes.
+ * What is wrong with an unpacked tarball of a package that lies in `folder` of the repository; empty when nothing is. `addons: false` leaves
+ * out the addons, which only `npm run build:platforms` makes.
  */
 export function tarballProblems(
   unpacked: string,
@@ -36,7 +36,7 @@ export function tarballProblems(
     ...missing.map((path) => `has no ${path}`),
     ...manifestProblems(manifest, folder),
     ...files
-      .filter((path) => path.endsWith(".node"))
+      .filter((path) => addons && path.endsWith(".node"))
       .flatMap((path) => addonProblems(unpacked, path, manifest)),
     ...files.filter((path) => path.endsWith(".d.ts")).flatMap((path) => declarationProblems(unpacked, path)),
     ...readmeProblems(join(unpacked, "README.md")),
@@ -48,7 +48,8 @@ function requiredFiles({ main, types, bin = {}, exports = {}, files = [] }: Pack
     typeof target === "string" ? [target] : Object.values(target),
   );
   const named = [main, types, ...Object.values(bin), ...exported].filter((path) => path !== undefined);
-  return [...new Set(["LICENSE", "README.md", "CHANGELOG.md", ...files, ...named])];
+  const listed = files.filter((path) => !path.startsWith("!"));
+  return [...new Set(["LICENSE", "README.md", "CHANGELOG.md", ...listed, ...named])];
 }
 
 function manifestProblems(manifest: PackageManifest, folder: string): string[] {

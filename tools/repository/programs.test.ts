@@ -1,5 +1,6 @@
 import { spawn } from "node:child_process";
-import { readFileSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { describe, expect, it } from "vitest";
 
@@ -11,23 +12,61 @@ interface Program {
   readonly cli: string;
   /** A call that ends with a `KvError`; undefined where none does. */
   readonly wrong?: readonly string[];
+  /** What is typed after its name, and what bash completes. */
+  readonly completed: { readonly typed: readonly string[]; readonly found: string };
 }
 
 const PROGRAMS: readonly Program[] = [
-  { name: "kv-plan", folder: "plan", cli: "src/cli/cli.ts", wrong: ["--config", "/nowhere"] },
-  { name: "kv-peer", folder: "peer", cli: "src/cli.ts", wrong: ["diff", "/nowhere", "/nowhere"] },
-  { name: "kv-proxy", folder: "proxy", cli: "src/cli.ts", wrong: ["--prefill", "p:1"] },
-  { name: "kv-nixl", folder: "nixl", cli: "src/cli.ts", wrong: ["bench", "--connect", "127.0.0.1:1"] },
-  { name: "kv-neuron", folder: "neuron", cli: "src/cli.ts" },
+  {
+    name: "kv-plan",
+    folder: "plan",
+    cli: "src/cli/cli.ts",
+    wrong: ["--config", "/nowhere"],
+    completed: { typed: ["--poo"], found: "--pool" },
+  },
+  {
+    name: "kv-peer",
+    folder: "peer",
+    cli: "src/cli.ts",
+    wrong: ["diff", "/nowhere", "/nowhere"],
+    completed: { typed: ["doctor", "--prefi"], found: "--prefill" },
+  },
+  {
+    name: "kv-proxy",
+    folder: "proxy",
+    cli: "src/cli.ts",
+    wrong: ["--prefill", "p:1"],
+    completed: { typed: ["--prefi"], found: "--prefill" },
+  },
+  {
+    name: "kv-nixl",
+    folder: "nixl",
+    cli: "src/cli.ts",
+    wrong: ["bench", "--connect", "127.0.0.1:1"],
+    completed: { typed: ["bench", "--conn"], found: "--connect" },
+  },
+  { name: "kv-neuron", folder: "neuron", cli: "src/cli.ts", completed: { typed: ["doc"], found: "doctor" } },
 ];
+
+/** Prints what bash completes for the words of a command line. The function that the script calls is part of the package bash-completion. */
+const COMPLETE = `
+  source <("$1" complete bash)
+  _get_comp_words_by_ref() { words=("\${COMP_WORDS[@]}"); cur=\${COMP_WORDS[COMP_CWORD]}; }
+  COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+  "__\${1//-/_}_complete"
+  printf '%s\\n' "\${COMPREPLY[@]}"`;
 
 /** Runs a program from its sources. */
 function run({ folder, cli }: Program, args: readonly string[]) {
   return output(process.execPath, ["--import", "tsx", join(root, "packages", folder, cli), ...args]);
 }
 
-function output(command: string, args: readonly string[]) {
-  const child = spawn(command, args, { cwd: root, stdio: ["ignore", "pipe", "pipe"] });
+function output(command: string, args: readonly string[], env: NodeJS.ProcessEnv = {}) {
+  const child = spawn(command, args, {
+    cwd: root,
+    stdio: ["ignore", "pipe", "pipe"],
+    env: { ...process.env, ...env },
+  });
   let stdout = "";
   let stderr = "";
   child.stdout.on("data", (chunk) => {
@@ -42,7 +81,7 @@ function output(command: string, args: readonly string[]) {
 }
 
 describe.each(PROGRAMS)("$name", (program) => {
-  const { name, folder, wrong } = program;
+  const { name, folder, wrong, completed } = program;
 
   it("prints its version and its help on stdout, and exits with 0", async () => {
     const manifest = readFileSync(join(root, "packages", folder, "package.json"), "utf8");
@@ -53,10 +92,31 @@ describe.each(PROGRAMS)("$name", (program) => {
     expect(help.stdout).toContain(`Usage: ${name}`);
   });
 
+  it.each(["bash", "zsh", "fish"])("prints its completion for %s", async (shell) => {
+    const { code, stdout, stderr } = await run(program, ["complete", shell]);
+    expect({ code, stderr }).toEqual({ code: 0, stderr: "" });
+    expect(stdout).toContain(`${shell} completion for ${name}`);
+    expect(stdout).toContain(`${name} complete --`);
+  });
+
   it("exits with 2 for a wrong call, and prints nothing on stdout", async () => {
     const { code, stdout, stderr } = await run(program, ["--no-such-option"]);
     expect({ code, stdout }).toEqual({ code: 2, stdout: "" });
     expect(stderr).toContain("unknown option '--no-such-option'");
+  });
+
+  it("bash completes its options", async () => {
+    const folder = mkdtempSync(join(tmpdir(), "kv-completion-"));
+    try {
+      // The program, from its sources, under its name on PATH.
+      const call = [process.execPath, "--import", "tsx", join(root, "packages", program.folder, program.cli)];
+      writeFileSync(join(folder, name), `#!/bin/sh\nexec ${call.join(" ")} "$@"\n`, { mode: 0o755 });
+      const env = { PATH: `${folder}:${process.env["PATH"]}` };
+      const { stdout } = await output("bash", ["-c", COMPLETE, "bash", name, ...completed.typed], env);
+      expect(stdout.trim().split("\n")).toContain(completed.found);
+    } finally {
+      rmSync(folder, { recursive: true });
+    }
   });
 
   if (wrong === undefined) return;

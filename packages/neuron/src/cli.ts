@@ -1,3 +1,4 @@
+import tab from "@bomb.sh/tab/commander";
 import { packageVersion, runProgram } from "@kv/interface/program";
 import { Command, InvalidArgumentError } from "commander";
 import { doctor } from "./doctor/doctor.js";
@@ -25,5 +26,8 @@ function readMs(text: string): number {
   if (Number.isSafeInteger(value) && value >= 1 && value <= 2 ** 31 - 1) return value;
   throw new InvalidArgumentError("milliseconds");
 }
+
+// `complete <shell>` prints the completion of a shell.
+tab(program);
 
 await runProgram("kv-neuron", () => program.parseAsync());

@@ -43,7 +43,7 @@ export function loadNrtAddon(): NrtAddon {
     return createRequire(import.meta.url)(path) as NrtAddon;
   } catch (cause) {
     throw new KvError("KV_ADDON_NOT_FOUND", `the addon of @kv/neuron does not load on ${platform}: ${path}`, {
-      hint: "Linux on x64 only; in the repository: node native/build.mjs",
+      hint: "Linux on x64 or arm64 with glibc 2.28 or newer only; in the repository: node native/build.mjs",
       cause,
     });
   }

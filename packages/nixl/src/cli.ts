@@ -1,3 +1,4 @@
+import tab from "@bomb.sh/tab/commander";
 import { packageVersion, runProgram } from "@kv/interface/program";
 import { Command, InvalidArgumentError } from "commander";
 import { addBench } from "./bench/command.js";
@@ -42,6 +43,9 @@ program
 
 addDoctor(program);
 addBench(program);
+
+// `complete <shell>` prints the completion of a shell.
+tab(program);
 
 await runProgram("kv-nixl", () => program.parseAsync());
 

@@ -1,3 +1,4 @@
+import tab from "@bomb.sh/tab/commander";
 import { packageVersion, runProgram } from "@kv/interface/program";
 import { Command } from "commander";
 import { addDecode } from "./cli/decode-command.js";
@@ -15,5 +16,8 @@ const program = new Command("kv-peer")
   // Subcommands inherit this when they are added. Otherwise commander exits with 1.
   .exitOverride();
 for (const add of [addDoctor, addDecode, addPrefill, addRecord, addDiff, addPlan, addWire]) add(program);
+
+// `complete <shell>` prints the completion of a shell.
+tab(program);
 
 await runProgram("kv-peer", () => program.parseAsync());

@@ -21,7 +21,7 @@ export {
   type HeadlessPrefillOptions,
   openHeadlessPrefill,
 } from "./headless/headless-prefill.js";
-export { type PrefillServerOptions, prefillServer } from "./headless/prefill-server.js";
+export { PrefillServer, type PrefillServerOptions } from "./headless/prefill-server.js";
 export {
   type CallOptions,
   EngineServer,

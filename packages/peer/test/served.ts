@@ -3,7 +3,7 @@ import { zmqSideChannel } from "@kv/connector";
 import type { SideChannel, Transport } from "@kv/interface";
 import { type MemoryNetwork, memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { type HeadlessPrefill, openHeadlessPrefill } from "../src/headless/headless-prefill.js";
-import { prefillServer } from "../src/headless/prefill-server.js";
+import { PrefillServer } from "../src/headless/prefill-server.js";
 import { EngineServer } from "../src/http/engine-server.js";
 import { openRecording } from "../src/recording/recording.js";
 import { sampleRecording } from "./sample-recording.js";
@@ -55,10 +55,10 @@ export async function serveSample(
     numBlocks,
     anyPrompt: true,
   });
-  const app = prefillServer({ prefill, model, vllmVersion });
+  const app = new PrefillServer({ prefill, model, vllmVersion });
   if (clockOffsetMs !== 0) {
-    app.addHook("onSend", async (_request, reply) => {
-      void reply.header("date", new Date(Date.now() + clockOffsetMs).toUTCString());
+    app.server.prependListener("request", (_request, response) => {
+      response.setHeader("date", new Date(Date.now() + clockOffsetMs).toUTCString());
     });
   }
   const url = await app.listen({ host: "127.0.0.1", port: 0 });

@@ -1,8 +1,10 @@
 #!/usr/bin/env node
 import { readFileSync } from "node:fs";
 import { setFlagsFromString } from "node:v8";
+import tab from "@bomb.sh/tab/commander";
 import { instanceName, type Role } from "@kv/fleet";
 import { reportFailure, runProgram } from "@kv/interface/program";
+import { createCommand } from "./config/cli-command.js";
 import { parseCli } from "./config/cli-options.js";
 import { createProxy } from "./proxy.js";
 import { jsonLog } from "./telemetry/json-log.js";
@@ -14,6 +16,12 @@ import { jsonLog } from "./telemetry/json-log.js";
 const HEAP_GROWTH_PERCENT = 400;
 
 async function main(): Promise<void> {
+  if (process.argv[2] === "complete") {
+    const command = createCommand();
+    tab(command);
+    command.parse();
+    return;
+  }
   setFlagsFromString(`--heap-growing-percent=${HEAP_GROWTH_PERCENT}`);
   const sources = { readFile: (path: string) => readFileSync(path, "utf8"), env: process.env };
   const { host, port, logLevel, settings } = parseCli(process.argv.slice(2), sources);

@@ -36,13 +36,13 @@ import { PrefillEngines } from "./flow/prefill-engines.js";
 import { PullStrategy } from "./flow/pull-strategy.js";
 import { PushConcurrentStrategy } from "./flow/push-concurrent.js";
 import { PushSequentialStrategy } from "./flow/push-sequential.js";
-import { createAdminServer } from "./http/admin-server.js";
+import { AdminServer } from "./http/admin-server.js";
 import { GenerationRoute } from "./http/generation-route.js";
 import { AbandonedPrefills } from "./http/limits/abandoned-prefills.js";
 import { RequestsInFlight } from "./http/limits/requests-in-flight.js";
 import { resolveLimits } from "./http/limits/resolved-limits.js";
 import { ModelsRoute } from "./http/models-route.js";
-import { cannotListen, closeServer, createServer, listen } from "./http/server.js";
+import { closeServer, createServer, listen } from "./http/server.js";
 import { AutoscalingSignals, type SignalsStatus } from "./telemetry/autoscaling-signals.js";
 import { bothMetrics, PrometheusMetrics } from "./telemetry/prometheus.js";
 import { RequestCounts, type RequestCountsStatus } from "./telemetry/request-counts.js";
@@ -142,7 +142,7 @@ class PrefillDecodeProxy implements Proxy {
   readonly #health: HealthChecks | undefined;
   readonly #discovery: DiscoveryFollower | undefined;
   readonly #server: Server;
-  readonly #admin: ReturnType<typeof createAdminServer> | undefined;
+  readonly #admin: AdminServer | undefined;
   readonly #startedAtMs: number;
   #draining = false;
   #closing: Promise<void> | undefined = undefined;
@@ -246,7 +246,7 @@ class PrefillDecodeProxy implements Proxy {
     this.#admin =
       admin === undefined
         ? undefined
-        : createAdminServer({
+        : new AdminServer({
             settings: admin,
             page: PAGE,
             ambient,
@@ -269,9 +269,10 @@ class PrefillDecodeProxy implements Proxy {
     const listening = await listen(server, host, port);
     const address = { host, port: listening, url: httpUrl(host, listening) };
     const { admin } = this.#settings;
-    if (admin === undefined) return address;
+    if (admin === undefined || this.#admin === undefined) return address;
     try {
-      return { ...address, adminUrl: await this.#listenAdmin(admin) };
+      const adminPort = await this.#admin.listen(admin.host, admin.port);
+      return { ...address, adminUrl: httpUrl(admin.host, adminPort) };
     } catch (error) {
       // Without its admin routes, the proxy would serve clients and could not be observed or changed.
       const closed = closeServer(server);
@@ -321,17 +322,6 @@ class PrefillDecodeProxy implements Proxy {
     });
     await Promise.race([pairing.settled(), late]);
     timer?.cancel();
-  }
-
-  async #listenAdmin({ host, port }: { host: string; port: number }): Promise<string> {
-    const app = this.#admin;
-    try {
-      await app?.listen({ host, port });
-    } catch (cause) {
-      throw cannotListen(host, port, cause);
-    }
-    const address = app?.server.address();
-    return httpUrl(host, typeof address === "object" ? (address?.port ?? port) : port);
   }
 
   async #healthStatus() {

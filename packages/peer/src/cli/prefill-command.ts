@@ -2,7 +2,7 @@ import { zmqSideChannel } from "@kv/connector";
 import { nixlTransport } from "@kv/nixl";
 import { type Command, Option } from "commander";
 import { openHeadlessPrefill } from "../headless/headless-prefill.js";
-import { prefillServer } from "../headless/prefill-server.js";
+import { PrefillServer } from "../headless/prefill-server.js";
 import { openRecording } from "../recording/recording.js";
 import { count, duration, port } from "./option-values.js";
 
@@ -56,7 +56,7 @@ async function serve(options: Options): Promise<void> {
     anyPrompt: options.anyPrompt,
   });
   const { model = "recorded", vllmVersion = "0.0.0" } = manifest.prefill;
-  const app = prefillServer({ prefill, model, vllmVersion });
+  const app = new PrefillServer({ prefill, model, vllmVersion });
   const url = await app.listen({ host: options.host, port: options.port });
   process.stdout.write(
     `kv-peer prefill ready ${url} with ${manifest.prompts.length} prompts of ${options.from}\n`,

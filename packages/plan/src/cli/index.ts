@@ -3,7 +3,6 @@
  * engines, and prints the same report.
  */
 export { MAX_RANKS, type Pair } from "./input/pair.js";
-export { addReportOptions, type ReportOptions } from "./options.js";
 export {
   type BlockReport,
   type EngineReport,
@@ -17,4 +16,5 @@ export {
   type StageReport,
 } from "./report/report.js";
 export type { PoolState } from "./report/sample-request.js";
+export { addReportOptions, type CommanderCommand, type ReportOptions } from "./report-options.js";
 export { type Output, printReport } from "./run.js";

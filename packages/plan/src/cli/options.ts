@@ -1,40 +1,8 @@
 import { KV_CACHE_LAYOUTS, type KvCacheLayout, KvError } from "@kv/interface";
 import { packageVersion } from "@kv/interface/program";
-import { Command, InvalidArgumentError, Option } from "commander";
+import { Command, InvalidArgumentError } from "commander";
 import { MAX_RANKS } from "./input/pair.js";
-import type { PoolState } from "./report/sample-request.js";
-
-/** The sample request, what the engines may do for it, and the form of the report. `addReportOptions` defines the flags. */
-export interface ReportOptions {
-  /** `--tokens`: length of the sample request. */
-  readonly tokens: number;
-  /** `--computed`: logical decode blocks that a prefix hit supplies. */
-  readonly computed: number;
-  /** `--pool`: whether the block tables of the request are consecutive. */
-  readonly pool: PoolState;
-  /** `--bandwidth`: of one rank's link, in GB/s. */
-  readonly bandwidth: number;
-  /** `--permute`: allows the conversion `hnd-to-nhd`. */
-  readonly permute: boolean;
-  /** `--repack`: allows the conversion `attention-order`. */
-  readonly repack: boolean;
-  /** `--masked`: the engine masks tokens beyond a request's last. */
-  readonly masked: boolean;
-  /** `--form`: the form where blocks must be put in another order. Default: the one with fewer descriptors. */
-  readonly form?: "permute" | "direct" | undefined;
-  /** `--json`: print the report as JSON. One form at most may be given. */
-  readonly json: boolean;
-  /** `--mermaid`: print a Mermaid flow chart. */
-  readonly mermaid: boolean;
-  /** `--svg`: print an SVG. */
-  readonly svg: boolean;
-  /** `--html`: print one self-contained page. */
-  readonly html: boolean;
-  /** `--plans`: print the plans of all decode ranks as JSON, one a line. */
-  readonly plans: boolean;
-  /** `--out`: the file to write to instead of the terminal. */
-  readonly out?: string | undefined;
-}
+import { addReportOptions, integer, type ReportOptions, within } from "./report-options.js";
 
 /** The flags of `kv-plan`. Where the two engines differ a flag has two values: prefill, then decode. */
 export interface CliOptions extends ReportOptions {
@@ -54,8 +22,6 @@ export interface CliOptions extends ReportOptions {
   readonly kvCacheDtype: string;
   readonly ssmDtype: string;
 }
-
-const MAX_COUNT = 999_999_999;
 
 /** The older names of two layouts, as vLLM's flag has them. */
 const LAYOUT_NAMES: Readonly<Record<string, KvCacheLayout>> = { HND: "LBHNC", NHD: "LBNHC" };
@@ -101,38 +67,6 @@ export function command(): Command {
   return addReportOptions(program);
 }
 
-/** Adds the flags of `ReportOptions` to a command, and returns the command. */
-export function addReportOptions(program: Command): Command {
-  return program
-    .option("--tokens <count>", "length of the sample request", integer, 2048)
-    .option("--computed <blocks>", "decode blocks that a prefix hit supplies", natural, 0)
-    .addOption(
-      new Option("--pool <state>", "how block tables look")
-        .choices(["consecutive", "fragmented"])
-        .default("consecutive"),
-    )
-    .option("--bandwidth <GB/s>", "of one rank's link", positive, 25)
-    .option("--permute", "allow the conversion of HND to NHD (vLLM: enable_permute_local_kv)", false)
-    .option(
-      "--repack",
-      "allow attention backends that differ: the engine repacks the inside of a head",
-      false,
-    )
-    .option("--masked", "the engine masks tokens beyond the last, nothing is zeroed", false)
-    .addOption(
-      new Option(
-        "--form <form>",
-        "where blocks must be put in another order (default: fewer descriptors)",
-      ).choices(["permute", "direct"]),
-    )
-    .option("--json", "print the report as JSON", false)
-    .option("--mermaid", "print a Mermaid flow chart", false)
-    .option("--svg", "print an SVG", false)
-    .option("--html", "print one self-contained page", false)
-    .option("--plans", "print the plans of all decode ranks as JSON, one a line", false)
-    .option("--out <file>", "write to a file instead of the terminal");
-}
-
 /** The value for prefill and the one for decode. Errors: `KV_CONFIG_INVALID` when more than two are given. */
 export function both<T>(flag: string, values: readonly T[], fallback: T): readonly [T, T] {
   if (values.length > 2) {
@@ -167,25 +101,4 @@ function collectLayouts(value: string, before: readonly KvCacheLayout[]): readon
     throw new InvalidArgumentError(`HND, NHD or one of ${KV_CACHE_LAYOUTS.join(", ")}`);
   });
   return [...before, ...layouts];
-}
-
-function integer(value: string): number {
-  return within(1, MAX_COUNT, value);
-}
-
-function natural(value: string): number {
-  return within(0, MAX_COUNT, value);
-}
-
-function within(minimum: number, maximum: number, value: string): number {
-  const number = Number(value);
-  if (!/^\d{1,9}$/.test(value) || number < minimum || number > maximum)
-    throw new InvalidArgumentError(`a whole number from ${minimum} to ${maximum}`);
-  return number;
-}
-
-function positive(value: string): number {
-  const number = Number(value);
-  if (!(number > 0 && Number.isFinite(number))) throw new InvalidArgumentError("a number above 0");
-  return number;
 }

@@ -1,16 +1,18 @@
 import { writeFile } from "node:fs/promises";
+import tab from "@bomb.sh/tab/commander";
 import { KvError } from "@kv/interface";
 import { EXIT_CODES, reportFailure } from "@kv/interface/program";
 import { planToDocument } from "../data/plan-document.js";
 import type { Pair } from "./input/pair.js";
 import { readPair } from "./input/read-pair.js";
-import { type CliOptions, command, type ReportOptions } from "./options.js";
+import { type CliOptions, command } from "./options.js";
 import { renderHtml } from "./render/render-html.js";
 import { renderMermaid } from "./render/render-mermaid.js";
 import { renderSvg } from "./render/render-svg.js";
 import { renderText } from "./render/render-text.js";
 import { analysePair, plansOf } from "./report/analyse-pair.js";
 import type { PairReport } from "./report/report.js";
+import type { ReportOptions } from "./report-options.js";
 
 /** The output of a command. */
 export interface Output {
@@ -33,6 +35,12 @@ export async function runKvPlan(args: readonly string[], output: Output): Promis
     .exitOverride()
     .configureOutput({ writeOut: (text) => output.stdout(text), writeErr: (text) => output.stderr(text) });
   try {
+    // The completion of a shell. It is no subcommand otherwise, because commander would ask for one.
+    if (args[0] === "complete") {
+      tab(program);
+      program.parse(args, { from: "user" });
+      return EXIT_CODES.ok;
+    }
     program.parse(args, { from: "user" });
     const options = program.opts<CliOptions>();
     formOf(options);

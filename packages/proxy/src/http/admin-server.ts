@@ -1,16 +1,22 @@
 import { readFile } from "node:fs/promises";
-import { createServer, type ServerResponse } from "node:http";
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
+import type { Socket } from "node:net";
 import type { InstancePool, Role } from "@kv/fleet";
 import { type Ambient, KvError, type Timer } from "@kv/interface";
-import Fastify, { type FastifyInstance, type FastifyRequest } from "fastify";
 import type { ProxySettings } from "../config/settings.js";
+import { shortened } from "../request/shown-value.js";
 import type { PrometheusMetrics } from "../telemetry/prometheus.js";
 import type { RequestHistory } from "../telemetry/request-history.js";
-import { errorBody, refuseConnection, sendParserError, statusOf } from "./error-response.js";
-import { changeInstance, INSTANCE_CHANGES } from "./instance-changes.js";
+import { refuseConnection, sendEarlyError, sendError, sendParserError, statusOf } from "./error-response.js";
+import { changeInstance, INSTANCE_CHANGES, type InstanceChange } from "./instance-changes.js";
 import { checkAdminRequest, requireToken } from "./limits/admin-origin.js";
+import { BodyBudget } from "./limits/body-budget.js";
 import { ClientConnections } from "./limits/client-connections.js";
 import { overloaded } from "./limits/overloaded.js";
+import { checkRequestHead, targetOf } from "./limits/request-head.js";
+import { parseBody, readJsonBody } from "./read-body.js";
+import { send, sendJson } from "./send-json.js";
+import { closeServer, listen } from "./server.js";
 
 export interface AdminServerOptions {
   readonly settings: NonNullable<ProxySettings["admin"]>;
@@ -33,87 +39,142 @@ export const ADMIN_LIMITS = {
   eventStreams: 32,
   requestMs: 10_000,
 } as const;
-const BODY_LIMIT_BYTES = ADMIN_LIMITS.bodyLengthBytes;
+const BODY_LIMITS = {
+  bodyLengthBytes: ADMIN_LIMITS.bodyLengthBytes,
+  bodyDepth: 32,
+  bodyMembers: 1_000,
+  bodyValues: 10_000,
+};
 const STATUS_EVERY_MS = 1_000;
+/** Routes beside the page and the changes of instances. */
+const ROUTES = ["/status", "/requests", "/metrics", "/events"] as const;
 
 /** The HTTP server for operators: instances, status, metrics, and the page. All routes except the page's file require the token. */
-export function createAdminServer(options: AdminServerOptions): FastifyInstance {
-  const { pools, status, prometheus, history, settings, ambient } = options;
-  const connections = new ClientConnections({
-    all: ADMIN_LIMITS.connections,
-    perAddress: ADMIN_LIMITS.connectionsPerAddress,
-    pipelined: 0,
-    refuse: refuseConnection,
-  });
-  const app = Fastify({
-    logger: false,
-    bodyLimit: BODY_LIMIT_BYTES,
-    forceCloseConnections: true,
-    clientErrorHandler: (error, socket) => sendParserError(error, socket, ambient.clock),
-    serverFactory: (handler) =>
-      createServer(
-        {
-          maxHeaderSize: ADMIN_LIMITS.headersLengthBytes,
-          connectionsCheckingInterval: 2_000,
-          headersTimeout: ADMIN_LIMITS.requestMs,
-          requestTimeout: ADMIN_LIMITS.requestMs,
-        },
-        (request, response) => connections.takeTurn(request, response, () => handler(request, response)),
-      ).on("connection", (socket) => connections.accept(socket)),
-  });
-  // A form of another site may send text/plain without asking the browser's user.
-  app.removeContentTypeParser("text/plain");
-  const streams = new Set<ServerResponse>();
+export class AdminServer {
+  readonly #options: AdminServerOptions;
+  readonly #server: Server;
+  readonly #connections: ClientConnections;
+  readonly #budget: BodyBudget;
+  readonly #streams = new Set<ServerResponse>();
 
-  app.setErrorHandler((thrown, _request, reply) => {
-    const error = fromFastify(thrown, BODY_LIMIT_BYTES);
-    return reply.code(statusOf(error)).type("application/json").send(errorBody(error));
-  });
-  app.setNotFoundHandler(async (request) => {
-    throw new KvError("KV_REQUEST_INVALID", `there is no admin route ${request.method} ${request.url}`, {
-      hint: "the routes are GET /, /status, /requests, /events, /metrics, POST /instances/add, /instances/drain, /instances/remove",
-      details: { httpStatus: 404 },
+  constructor(options: AdminServerOptions) {
+    this.#options = options;
+    const { clock } = options.ambient;
+    const allBytes = ADMIN_LIMITS.connections * ADMIN_LIMITS.bodyLengthBytes;
+    this.#budget = new BodyBudget({ allBytes, perClientBytes: allBytes });
+    this.#connections = new ClientConnections({
+      all: ADMIN_LIMITS.connections,
+      perAddress: ADMIN_LIMITS.connectionsPerAddress,
+      pipelined: 0,
+      refuse: refuseConnection,
     });
-  });
-  app.addHook("onRequest", async (request, reply) => {
-    void reply.header("cache-control", "no-store");
-    connections.received(request.raw);
-    checkAdminRequest(request.headers, settings);
-    if (request.routeOptions.url !== "/") authorize(request, settings.token);
-  });
-  app.addHook("onClose", async () => {
-    for (const stream of streams) stream.destroy();
-  });
-
-  app.get("/", async (_request, reply) => {
-    void reply.header(
-      "content-security-policy",
-      "default-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
+    this.#server = createServer({
+      maxHeaderSize: ADMIN_LIMITS.headersLengthBytes,
+      connectionsCheckingInterval: 2_000,
+      requestTimeout: ADMIN_LIMITS.requestMs,
+      headersTimeout: ADMIN_LIMITS.requestMs,
+    });
+    this.#server.on("connection", (socket) => this.#connections.accept(socket));
+    this.#server.on("request", (request, response) =>
+      this.#connections.takeTurn(request, response, () => this.#serve(request, response)),
     );
-    return reply.type("text/html; charset=utf-8").send(await readFile(options.page));
-  });
-  app.get("/status", async () => status());
-  app.get("/requests", async () => history.list());
-  app.get("/metrics", async (_request, reply) =>
-    reply.type(prometheus.contentType).send(await prometheus.text()),
-  );
-  app.get("/events", (_request, reply) => {
-    if (streams.size >= ADMIN_LIMITS.eventStreams) throw tooManyStreams();
-    reply.hijack();
-    streams.add(reply.raw);
-    reply.raw.once("close", () => streams.delete(reply.raw));
-    streamEvents(options, reply.raw);
-  });
+    this.#server.on("clientError", (error, socket) => sendParserError(error, socket as Socket, clock));
+  }
 
-  for (const change of INSTANCE_CHANGES)
-    app.post(`/instances/${change}`, (request) => changeInstance(change, request.body, pools));
-  return app;
+  /** Resolves with the port. Errors: `KV_CONFIG_INVALID` when it cannot listen there. */
+  listen(host: string, port: number): Promise<number> {
+    return listen(this.#server, host, port);
+  }
+
+  /** Ends all connections. */
+  async close(): Promise<void> {
+    const closed = closeServer(this.#server);
+    this.#server.closeAllConnections();
+    await closed;
+  }
+
+  #serve(request: IncomingMessage, response: ServerResponse): void {
+    response.setHeader("cache-control", "no-store");
+    this.#connections.received(request);
+    this.#route(request, response).catch((thrown: unknown) => {
+      const error = KvError.from(thrown, "KV_INTERNAL", "the proxy failed");
+      if (response.headersSent || response.destroyed) response.destroy();
+      else if (request.complete) sendError(response, error);
+      else sendEarlyError(request, response, error, this.#options.ambient.clock);
+    });
+  }
+
+  async #route(request: IncomingMessage, response: ServerResponse): Promise<void> {
+    const { settings, page, status, history, prometheus } = this.#options;
+    checkRequestHead(request);
+    checkAdminRequest(request.headers, settings);
+    const { path, query } = targetOf(request.url ?? "");
+    if (request.method === "GET" && path === "/") {
+      response.setHeader(
+        "content-security-policy",
+        "default-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
+      );
+      return send(response, 200, "text/html; charset=utf-8", await readFile(page));
+    }
+    // EventSource cannot send a header, so the page's stream has the token in its query.
+    requireToken(request.headers.authorization, settings.token, new URLSearchParams(query).get("token"));
+    const change = INSTANCE_CHANGES.find((each) => path === `/instances/${each}`);
+    if (request.method === "POST" && change !== undefined)
+      return this.#changeInstance(change, request, response);
+    const route = request.method === "GET" ? ROUTES.find((each) => each === path) : undefined;
+    switch (route) {
+      case "/status":
+        return sendJson(response, 200, status());
+      case "/requests":
+        return sendJson(response, 200, history.list());
+      case "/metrics":
+        return send(response, 200, prometheus.contentType, await prometheus.text());
+      case "/events":
+        return this.#follow(response);
+      case undefined:
+        throw notFound(request);
+    }
+  }
+
+  async #changeInstance(
+    change: InstanceChange,
+    request: IncomingMessage,
+    response: ServerResponse,
+  ): Promise<void> {
+    const client = this.#connections.addressOf(request.socket);
+    const body = await readJsonBody(request, { limits: BODY_LIMITS, budget: this.#budget, client }).catch(
+      (error: unknown) => {
+        throw statusOf(KvError.from(error, "KV_INTERNAL", "the proxy failed")) === 413 ? tooLarge() : error;
+      },
+    );
+    try {
+      sendJson(response, 200, await changeInstance(change, parseBody(body), this.#options.pools));
+    } finally {
+      body.share.end();
+    }
+  }
+
+  #follow(response: ServerResponse): void {
+    if (this.#streams.size >= ADMIN_LIMITS.eventStreams) throw tooManyStreams();
+    this.#streams.add(response);
+    response.once("close", () => this.#streams.delete(response));
+    streamEvents(this.#options, response);
+  }
 }
 
-function authorize(request: FastifyRequest, token: string | undefined): void {
-  const { token: queryToken } = request.query as { token?: unknown };
-  // EventSource cannot send a header, so the page's stream has the token in its query.
-  requireToken(request.headers.authorization, token, queryToken);
+function notFound({ method, url = "" }: IncomingMessage): KvError {
+  return new KvError("KV_REQUEST_INVALID", `there is no admin route ${method} ${shortened(url)}`, {
+    hint: "the routes are GET /, /status, /requests, /events, /metrics, POST /instances/add, /instances/drain, /instances/remove",
+    details: { httpStatus: 404 },
+  });
+}
+
+function tooLarge(): KvError {
+  const message = `the body is larger than ${ADMIN_LIMITS.bodyLengthBytes} bytes, the limit of admin routes`;
+  return new KvError("KV_REQUEST_INVALID", message, {
+    hint: "send one instance at a time",
+    details: { httpStatus: 413 },
+  });
 }
 
 function tooManyStreams(): KvError {
@@ -146,28 +207,5 @@ function streamEvents({ ambient, history, status }: AdminServerOptions, response
   response.once("close", () => {
     unsubscribe();
     timer?.cancel();
-  });
-}
-
-/** An error that fastify has found in a request, as a `KvError` with its HTTP status. */
-function fromFastify(thrown: unknown, bodyLimitBytes: number): KvError {
-  if (KvError.is(thrown)) return thrown;
-  const { statusCode, code, message } = thrown as { statusCode?: number; code?: string; message?: string };
-  const httpStatus = statusCode ?? 500;
-  const details = { httpStatus, reason: code };
-  if (httpStatus === 413) {
-    const message = `the body is larger than ${bodyLimitBytes} bytes, the limit of admin routes`;
-    return new KvError("KV_REQUEST_INVALID", message, { hint: "send one instance at a time", details });
-  }
-  if (httpStatus === 415) {
-    const hint = "send content-type: application/json";
-    return new KvError("KV_REQUEST_INVALID", "the content type of the body is not JSON", { hint, details });
-  }
-  if (httpStatus >= 500) {
-    return new KvError("KV_INTERNAL", message ?? "the proxy failed", { details, cause: thrown });
-  }
-  return new KvError("KV_REQUEST_INVALID", message ?? "the request cannot be read", {
-    details,
-    cause: thrown,
   });
 }

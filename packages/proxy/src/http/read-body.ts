@@ -94,6 +94,15 @@ export function readJsonBody(
   });
 }
 
+/** The value of a body. Errors: `KV_REQUEST_INVALID`. */
+export function parseBody(body: ReceivedBody): unknown {
+  try {
+    return JSON.parse(new TextDecoder().decode(body.take()));
+  } catch {
+    throw new KvError("KV_REQUEST_INVALID", "the body is not JSON");
+  }
+}
+
 function wrongType(type: string | undefined): KvError {
   const what = type === undefined ? "missing" : shortened(type);
   return new KvError("KV_REQUEST_INVALID", `the content type of the body is ${what}, not JSON`, {

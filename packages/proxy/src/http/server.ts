@@ -27,7 +27,8 @@ import { ClientConnections } from "./limits/client-connections.js";
 import { checkRequestHead, targetOf } from "./limits/request-head.js";
 import type { ResolvedLimits } from "./limits/resolved-limits.js";
 import type { ModelsRoute } from "./models-route.js";
-import { type ReceivedBody, readJsonBody } from "./read-body.js";
+import { parseBody, type ReceivedBody, readJsonBody } from "./read-body.js";
+import { sendJson } from "./send-json.js";
 
 export interface ServerOptions {
   readonly ambient: Ambient;
@@ -203,7 +204,7 @@ class ClientServer {
     }
     const body = await this.#readBody(turn);
     try {
-      sendJson(response, 200, await changeInstance(change, parsed(body.take()), this.#options.pools));
+      sendJson(response, 200, await changeInstance(change, parseBody(body), this.#options.pools));
     } finally {
       body.share.end();
     }
@@ -259,23 +260,6 @@ function decoded(text: string): string {
   }
 }
 
-function parsed(bytes: Uint8Array): unknown {
-  try {
-    return JSON.parse(new TextDecoder().decode(bytes));
-  } catch {
-    throw new KvError("KV_REQUEST_INVALID", "the body is not JSON");
-  }
-}
-
-function sendJson(response: ServerResponse, status: number, value: object): void {
-  const body = JSON.stringify(value);
-  response.writeHead(status, {
-    "content-type": "application/json",
-    "content-length": Buffer.byteLength(body),
-  });
-  response.end(body);
-}
-
 /**
  * Starts to listen, and resolves with the port. Errors: `KV_CONFIG_INVALID` when the port is taken or the host is not of this machine.
  */
@@ -295,7 +279,7 @@ export async function listen(server: Server, host: string, port: number): Promis
 }
 
 /** The error of a server that cannot listen. */
-export function cannotListen(host: string, port: number, cause: unknown): KvError {
+function cannotListen(host: string, port: number, cause: unknown): KvError {
   const { code } = cause as { code?: string };
   const hint =
     code === "EADDRINUSE"

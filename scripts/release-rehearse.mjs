@@ -1,0 +1,20 @@
+// npm run release:rehearse [-- --out FOLDER]: builds everything, the addons of all platforms too, and then runs tools/release/rehearse.ts.
+import { spawn } from "node:child_process";
+import { join } from "node:path";
+import { root, run, setup } from "./setup.mjs";
+
+const begun = Date.now();
+const { nixl } = await setup();
+if (!nixl.ready) console.log(`without NIXL: ${nixl.why}`);
+await run(process.execPath, [join(root, "native/scripts/build-platforms.mjs")], { show: true });
+console.log(`ok    everything is built (${((Date.now() - begun) / 1000).toFixed(0)} s)`);
+spawn(
+  process.execPath,
+  ["--import", "tsx", join(root, "tools/release/rehearse.ts"), ...process.argv.slice(2)],
+  {
+    cwd: root,
+    stdio: "inherit",
+  },
+).on("close", (code) => {
+  process.exitCode = code ?? 1;
+});

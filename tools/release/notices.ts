@@ -1,0 +1,84 @@
+import { existsSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { root } from "./packages.js";
+import { run } from "./tree.js";
+
+/** Folders of the third-party packages whose code is in a package's tarball, by the folder of our package. */
+const NODE_API = "native/node_modules/node-addon-api";
+const BUNDLED: Readonly<Record<string, readonly string[]>> = {
+  "native/npm/linux-x64-gnu": [NODE_API],
+  "native/npm/linux-arm64-gnu": [NODE_API],
+  "packages/neuron": [NODE_API],
+  "packages/plan": ["packages/plan/node_modules/commander"],
+};
+
+const ALLOWED_LICENSES = [
+  "0BSD",
+  "Apache-2.0",
+  "BSD-2-Clause",
+  "BSD-3-Clause",
+  "BlueOak-1.0.0",
+  "ISC",
+  "MIT",
+];
+
+interface Component {
+  readonly name: string;
+  readonly version: string;
+  readonly licenses?: readonly {
+    readonly license?: { readonly id?: string };
+    readonly expression?: string;
+  }[];
+}
+
+/** A CycloneDX document, as far as it is read here. */
+export interface Sbom {
+  readonly bomFormat: string;
+  readonly components: readonly Component[];
+}
+
+/** The bill of materials of a project that npm has installed, by `npm sbom`. */
+export async function sbomOf(folder: string): Promise<Sbom> {
+  const text = await run("npm", ["sbom", "--sbom-format", "cyclonedx", "--omit", "dev"], { cwd: folder });
+  return JSON.parse(text) as Sbom;
+}
+
+/** The components whose license is not known or not allowed. */
+export function licenseProblems({ components }: Sbom): string[] {
+  return components
+    .map((each) => ({ each, license: licenseOf(each) }))
+    .filter(({ license }) => !ALLOWED_LICENSES.includes(license))
+    .map(({ each, license }) => `${each.name} ${each.version} has the license ${license || "unknown"}`);
+}
+
+const licenseOf = ({ licenses = [] }: Component): string =>
+  licenses.map(({ license, expression }) => license?.id ?? expression ?? "").join(" AND ");
+
+/** The notices of all third-party packages that npm has installed into a project, as Markdown. */
+export function noticesOf(folder: string, { components }: Sbom): string {
+  return components
+    .filter(({ name }) => !name.startsWith("@kv/"))
+    .map((each) => noticeOf(join(folder, "node_modules", each.name), each.name, licenseOf(each)))
+    .join("\n");
+}
+
+/** Writes THIRD_PARTY_NOTICES.md into each package of a checkout that contains code of others. */
+export function writeBundledNotices(tree: string): void {
+  for (const [into, from] of Object.entries(BUNDLED)) {
+    const notices = from.map((path) => {
+      const folder = join(root, path);
+      const { name, license } = JSON.parse(readFileSync(join(folder, "package.json"), "utf8")) as {
+        readonly name: string;
+        readonly license: string;
+      };
+      return noticeOf(folder, name, license);
+    });
+    writeFileSync(join(tree, into, "THIRD_PARTY_NOTICES.md"), notices.join("\n"));
+  }
+}
+
+function noticeOf(folder: string, name: string, license: string): string {
+  const file = existsSync(folder) ? readdirSync(folder).find((each) => /^licen[cs]e/i.test(each)) : undefined;
+  const text = file === undefined ? "" : readFileSync(join(folder, file), "utf8").trim();
+  return `## ${name}\n\nLicense: ${license}\n\n${text}\n`;
+}

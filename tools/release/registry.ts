@@ -1,0 +1,111 @@
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { existsSync } from "node:fs";
+import { mkdir, rename, rm, writeFile } from "node:fs/promises";
+import { createServer } from "node:net";
+import { homedir } from "node:os";
+import { join } from "node:path";
+import { run } from "./tree.js";
+
+const VERDACCIO = {
+  private: true,
+  dependencies: { verdaccio: "6.8.0" },
+  // One of its plugins asks for a tag (`cjs`) that mirrors of the registry lack.
+  overrides: { "node-fetch": "2.7.0" },
+};
+const DEADLINE_MS = 60_000;
+
+const cache = join(process.env["XDG_CACHE_HOME"] || join(homedir(), ".cache"), "kv-nixl");
+
+/** Installs packages into a folder of the user's cache, once. `manifest` pins them. Returns the folder. */
+export async function cachedTool(name: string, manifest: object): Promise<string> {
+  const folder = join(cache, name);
+  if (existsSync(folder)) return folder;
+  const work = `${folder}.${process.pid}`;
+  await mkdir(work, { recursive: true });
+  try {
+    await writeFile(join(work, "package.json"), JSON.stringify(manifest));
+    await run("npm", ["install", "--ignore-scripts", "--no-audit", "--no-fund"], { cwd: work });
+    await rename(work, folder);
+  } finally {
+    await rm(work, { recursive: true, force: true });
+  }
+  return folder;
+}
+
+export interface Registry extends AsyncDisposable {
+  /** Ends in a slash. */
+  readonly url: string;
+  /** An npm configuration file with this registry and a token that it accepts. */
+  readonly npmrc: string;
+}
+
+/**
+ * Starts Verdaccio on the loopback with its files in `folder`. It has no packages of ours before they are published to it; others come from the
+ * registry that npm is configured with.
+ */
+export async function startRegistry(folder: string): Promise<Registry> {
+  const tool = await cachedTool(`verdaccio-${VERDACCIO.dependencies.verdaccio}`, VERDACCIO);
+  await mkdir(folder, { recursive: true });
+  const upstream = (await run("npm", ["config", "get", "registry"], { cwd: folder })).trim();
+  const port = await freePort();
+  const config = {
+    storage: join(folder, "storage"),
+    auth: { htpasswd: { file: join(folder, "htpasswd") } },
+    uplinks: { upstream: { url: upstream, maxage: "60m" } },
+    packages: {
+      "@kv/*": { access: "$all", publish: "$all" },
+      "**": { access: "$all", proxy: "upstream" },
+    },
+    max_body_size: "200mb",
+    web: { enable: false },
+    log: { type: "stdout", format: "json", level: "warn" },
+  };
+  const file = join(folder, "config.yaml");
+  // JSON is YAML.
+  await writeFile(file, JSON.stringify(config));
+  const program = join(tool, "node_modules/verdaccio/bin/verdaccio");
+  const child = spawn(process.execPath, [program, "--config", file, "--listen", `127.0.0.1:${port}`], {
+    cwd: folder,
+    stdio: "ignore",
+  });
+  const url = `http://127.0.0.1:${port}/`;
+  const npmrc = join(folder, "npmrc");
+  await writeFile(npmrc, `registry=${url}\n//127.0.0.1:${port}/:_authToken=rehearsal\nengine-strict=true\n`);
+  const close = async () => {
+    if (child.exitCode !== null || child.signalCode !== null) return;
+    child.kill();
+    await once(child, "exit");
+  };
+  try {
+    await untilAnswers(url, () => child.exitCode);
+  } catch (error) {
+    await close();
+    throw error;
+  }
+  return { url, npmrc, [Symbol.asyncDispose]: close };
+}
+
+async function untilAnswers(url: string, exitCode: () => number | null): Promise<void> {
+  const deadline = Date.now() + DEADLINE_MS;
+  for (;;) {
+    if (exitCode() !== null) throw new Error(`the registry ended with ${exitCode()}`);
+    const answered = await fetch(`${url}-/ping`).then(
+      ({ ok }) => ok,
+      () => false,
+    );
+    if (answered) return;
+    if (Date.now() > deadline) throw new Error(`the registry did not answer within ${DEADLINE_MS} ms`);
+    await new Promise((resolve) => setTimeout(resolve, 100));
+  }
+}
+
+async function freePort(): Promise<number> {
+  const server = createServer().listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const address = server.address();
+  server.close();
+  await once(server, "close");
+  if (address === null || typeof address === "string") throw new Error("no free port on the loopback");
+  return address.port;
+}

@@ -1,0 +1,207 @@
+// npm run release:rehearse [-- --out FOLDER]: a first and a second release on this host, from a copy of the checkout, to a registry on the
+// loopback. It installs each package alone and runs its examples. With --out the tarballs of the first release are kept, to be published.
+import { execFileSync } from "node:child_process";
+import { cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { basename, join, resolve } from "node:path";
+import { parseArgs } from "node:util";
+import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
+import { licenseProblems, noticesOf, sbomOf, writeBundledNotices } from "./notices.js";
+import { examineInstalled, installedNames, installInto, installLineOf } from "./outside-install.js";
+import { publishedPackages, readManifest, root } from "./packages.js";
+import { cachedTool, type Registry, startRegistry } from "./registry.js";
+import { BREAKING, secondReleaseProblems } from "./second-release.js";
+import { tarballLimitBytes, tarballProblems } from "./tarball-checks.js";
+import { copyTree, run } from "./tree.js";
+import { applyChangesets, makeLinksAbsolute, pack, versionsOf } from "./versions.js";
+
+const NODE_24 = "24.21.0";
+/** What a package may install, beside our own packages. */
+const LIGHT: Readonly<Record<string, readonly string[]>> = {
+  "@kv/interface": [],
+  "@kv/topology": [],
+  "@kv/plan": ["zod"],
+};
+
+const { values } = parseArgs({ options: { out: { type: "string" } } });
+const work = mkdtempSync(join(tmpdir(), "kv-release-"));
+const tree = join(work, "tree");
+const problems: string[] = [];
+const begunMs = Date.now();
+
+const report = (subject: string, found: readonly string[]) =>
+  problems.push(...found.map((each) => `${subject}: ${each}`));
+
+async function step<T>(name: string, action: () => T | Promise<T>): Promise<T> {
+  const stepMs = Date.now();
+  const before = problems.length;
+  const result = await action();
+  const seconds = ((Date.now() - stepMs) / 1000).toFixed(0);
+  console.log(`${problems.length === before ? "ok  " : "FAIL"}  ${name} (${seconds} s)`);
+  for (const problem of problems.slice(before)) console.log(`      ${problem}`);
+  return result;
+}
+
+/** Packs the packages, unpacks and checks them, and writes their order. */
+async function packAndCheck(names: readonly string[], into: string): Promise<void> {
+  const tarballs = await pack(tree, names, into);
+  const order = names.map((name) => ({ name, file: basename(tarballs.get(name) ?? "") }));
+  const versions = versionsOf(tree);
+  writeFileSync(
+    join(into, "order.json"),
+    JSON.stringify(
+      order.map((each) => ({ ...each, version: versions.get(each.name) })),
+      undefined,
+      2,
+    ),
+  );
+  for (const [name, { folder, manifest }] of publishedPackages(tree)) {
+    const tarball = tarballs.get(name);
+    if (tarball === undefined) continue;
+    const unpacked = unpackedFolder(name);
+    rmSync(unpacked, { recursive: true, force: true });
+    mkdirSync(unpacked, { recursive: true });
+    execFileSync("tar", ["-xf", tarball, "-C", unpacked, "--strip-components", "1"]);
+    const { length } = readFileSync(tarball);
+    const limit = tarballLimitBytes(manifest);
+    report(name, tarballProblems(unpacked, folder, { addons: true }));
+    report(name, length > limit ? [`its tarball has ${length} bytes, more than ${limit}`] : []);
+  }
+}
+
+const unpackedFolder = (name: string) => join(work, "unpacked", name);
+
+const publish = (folder: string, { npmrc }: Registry) =>
+  run(process.execPath, [join(root, "scripts/release-publish.mjs"), folder, `--userconfig=${npmrc}`], {
+    cwd: work,
+  });
+
+/** The lowest version that each range of our packages accepts, by third-party package. */
+const lowest = () =>
+  Object.fromEntries(
+    [...publishedPackages(tree).values()]
+      .flatMap(({ manifest }) => Object.entries({ ...manifest.dependencies }))
+      .filter(([name]) => !name.startsWith("@kv/"))
+      .map(([name, range]) => [name, range.replace(/^[\^~]/, "")]),
+  );
+
+async function installAlone(name: string, registry: Registry, nodes: readonly string[]): Promise<void> {
+  const line = await installLineOf(unpackedFolder(name));
+  const base = join(work, "alone", name);
+  const nixl = nixlMissing === undefined;
+  const ways = [
+    { way: "npm", manager: "npm" },
+    { way: "pnpm", manager: "pnpm" },
+    { way: "lowest", manager: "npm", overrides: lowest() },
+  ] as const;
+  for (const { way, ...options } of ways) {
+    const folder = join(base, way);
+    const subject = `${name} (${way})`;
+    try {
+      await installInto(line, { folder, registry, ...options });
+      report(subject, await examineInstalled(name, folder, { nodes, nixl }));
+    } catch (error) {
+      report(subject, [(error as Error).message]);
+    }
+  }
+}
+
+/** Installs a package and its peers, without what its example needs beside it: what it brings, with its SBOM, licenses and notices. */
+async function examineDependencies(name: string, registry: Registry): Promise<void> {
+  const peers = Object.keys(readManifest(unpackedFolder(name)).peerDependencies ?? {});
+  const line = await installLineOf(unpackedFolder(name));
+  const own = line.filter((each) => each === name || peers.some((peer) => each.startsWith(`${peer}@`)));
+  const folder = join(work, "own", name);
+  await installInto(own, { folder, registry, manager: "npm" });
+  const sbom = await sbomOf(folder);
+  report(name, licenseProblems(sbom));
+  const short = name.replace("/", "-").slice(1);
+  writeFileSync(join(work, "materials", `${short}.cdx.json`), JSON.stringify(sbom, undefined, 2));
+  writeFileSync(join(work, "materials", `${short}.notices.md`), noticesOf(folder, sbom));
+  const allowed = LIGHT[name];
+  if (allowed === undefined) return;
+  const installed = (await installedNames(folder)).filter((each) => !each.startsWith("@kv/"));
+  const heavy = installed.filter((each) => !allowed.includes(each));
+  report(
+    name,
+    heavy.map((each) => `installs ${each}`),
+  );
+}
+
+async function twoAtATime<T>(items: readonly T[], action: (item: T) => Promise<void>): Promise<void> {
+  const queue = [...items];
+  const worker = async () => {
+    for (let next = queue.shift(); next !== undefined; next = queue.shift()) await action(next);
+  };
+  await Promise.all([worker(), worker()]);
+}
+
+async function secondRelease(registry: Registry): Promise<void> {
+  const before = versionsOf(tree);
+  writeFileSync(
+    join(tree, ".changeset/breaking.md"),
+    `---\n"${BREAKING.name}": minor\n---\n\n${BREAKING.summary}\n`,
+  );
+  const after = await applyChangesets(tree);
+  report("second release", secondReleaseProblems(tree, { before, after }));
+  const changed = [...publishedPackages(tree).keys()].filter((name) => before.get(name) !== after.get(name));
+  const into = join(work, "second");
+  await packAndCheck(changed, into);
+  await publish(into, registry);
+  // The old version keeps what it was released with; its dependents' next version has the new one; what was not released fits both.
+  for (const [name, version, expected] of [
+    ["@kv/plan", before.get("@kv/plan"), before.get(BREAKING.name)],
+    ["@kv/plan", after.get("@kv/plan"), after.get(BREAKING.name)],
+    ["@kv/peer", after.get("@kv/peer"), after.get(BREAKING.name)],
+  ] as const) {
+    const folder = join(work, "second-installs", `${name.replace("/", "-")}-${version}`);
+    await installInto([`${name}@${version}`], { folder, registry, manager: "npm" });
+    const { version: actual } = readManifest(join(folder, "node_modules", BREAKING.name));
+    const nested = (await sbomOf(folder)).components.filter((each) => each.name === BREAKING.name).length;
+    if (actual !== expected)
+      report(`${name}@${version}`, [`installs ${BREAKING.name} ${actual}, not ${expected}`]);
+    if (nested !== 1) report(`${name}@${version}`, [`installs ${nested} copies of ${BREAKING.name}`]);
+  }
+}
+
+try {
+  mkdirSync(join(work, "materials"));
+  const first = join(work, "first");
+  await step("a copy of the checkout", () => copyTree(tree));
+  const pending = readdirSync(join(tree, ".changeset")).filter((name) => name.endsWith(".md"));
+  if (values.out !== undefined && pending.length > 0)
+    throw new Error(`${pending.length} changesets wait; apply them first: npm run release:version`);
+  await step("versions and CHANGELOGs", () =>
+    pending.length > 0 ? applyChangesets(tree) : versionsOf(tree),
+  );
+  await step("tarballs: complete, glibc, licenses, sizes", async () => {
+    makeLinksAbsolute(tree);
+    writeBundledNotices(tree);
+    await packAndCheck([...publishedPackages(tree).keys()], first);
+  });
+  const node24 = await step(`Node ${NODE_24}`, () => {
+    const name = `node-linux-${process.arch}`;
+    return cachedTool(`node-${NODE_24}`, { private: true, dependencies: { [name]: NODE_24 } }).then(
+      (folder) => join(folder, "node_modules", name, "bin/node"),
+    );
+  });
+  await using registry = await step("the registry", () => startRegistry(join(work, "registry")));
+  await step("publish", () => publish(first, registry));
+  const alone = [...publishedPackages(tree)].filter(([, { manifest }]) => manifest.cpu === undefined);
+  if (nixlMissing !== undefined) console.log(`SKIPPED  the examples of @kv/nixl: ${nixlMissing}`);
+  await step("each package alone: npm, pnpm, lowest versions, Node 20 and 24", () =>
+    twoAtATime(alone, ([name]) => installAlone(name, registry, [process.execPath, node24])),
+  );
+  await step("what each package installs: SBOM, licenses, notices", () =>
+    twoAtATime(alone, ([name]) => examineDependencies(name, registry)),
+  );
+  await step("a second release with a breaking change", () => secondRelease(registry));
+  if (values.out !== undefined && problems.length === 0) {
+    cpSync(first, resolve(values.out), { recursive: true });
+    cpSync(join(work, "materials"), resolve(values.out, "materials"), { recursive: true });
+  }
+} finally {
+  rmSync(work, { recursive: true, force: true });
+}
+console.log(`${problems.length} problems in ${((Date.now() - begunMs) / 1000).toFixed(0)} s`);
+process.exitCode = problems.length === 0 ? 0 : 1;
