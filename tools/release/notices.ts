@@ -47,7 +47,7 @@ export async function sbomOf(folder: string): Promise<Sbom> {
 export function licenseProblems({ components }: Sbom): string[] {
   return components
     .map((each) => ({ each, license: licenseOf(each) }))
-    .filter(({ license }) => !ALLOWED_LICENSES.includes(license))
+    .filter(({ license }) => !ALLOWED_LICENSES.has(license))
     .map(({ each, license }) => `${each.name} ${each.version} has the license ${license || "unknown"}`);
 }
 
