@@ -1,4 +1,4 @@
-import { execFileSync } from "node:child_process";
+import { execFileSync, type StdioOptions } from "node:child_process";
 import { copyFileSync, existsSync, mkdirSync, readdirSync, rmSync } from "node:fs";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -22,7 +22,8 @@ function unpackDebian(names: readonly string[], into: string, options: readonly 
   const work = join(FOLDER, "debian");
   rmSync(work, { recursive: true, force: true });
   mkdirSync(work, { recursive: true });
-  const quiet = { cwd: work, stdio: ["ignore", "ignore", "pipe"] } as const;
+  const stdio: StdioOptions = ["ignore", "ignore", "pipe"];
+  const quiet = { cwd: work, stdio };
   execFileSync("apt-get", [...options, "download", ...names], quiet);
   for (const file of readdirSync(work)) execFileSync("dpkg", ["-x", file, into], quiet);
   rmSync(work, { recursive: true });

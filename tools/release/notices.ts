@@ -12,7 +12,7 @@ const BUNDLED: Readonly<Record<string, readonly string[]>> = {
   "packages/plan": ["packages/plan/node_modules/commander"],
 };
 
-const ALLOWED_LICENSES = [
+const ALLOWED_LICENSES = new Set([
   "0BSD",
   "Apache-2.0",
   "BSD-2-Clause",
@@ -20,7 +20,7 @@ const ALLOWED_LICENSES = [
   "BlueOak-1.0.0",
   "ISC",
   "MIT",
-];
+]);
 
 interface Component {
   readonly name: string;

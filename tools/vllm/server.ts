@@ -23,6 +23,8 @@ export interface VllmOptions {
   readonly leaseSeconds?: number;
   /** Additional arguments of vLLM's API server. */
   readonly args?: readonly string[];
+  /** Additional environment variables. */
+  readonly env?: Readonly<Record<string, string>>;
 }
 
 /** A real vLLM server on this machine's CPU, with its NixlConnector. */
@@ -52,7 +54,7 @@ const script = (name: string) => fileURLToPath(new URL(name, import.meta.url));
 
 /** Starts a server, waits until it is healthy, and sends it one completion, so that its first computation is not part of its first handshake. */
 export async function startVllm(options: VllmOptions): Promise<VllmServer> {
-  const { kind, name, tp = 1, blocks = 64, leaseSeconds = LEASE_SECONDS, args = [] } = options;
+  const { kind, name, tp = 1, blocks = 64, leaseSeconds = LEASE_SECONDS, args = [], env = {} } = options;
   const [port = 0, sideChannelPort = 0] = options.ports ?? (await freePorts(2));
   const folder = mkdtempSync(join(tmpdir(), `kv-vllm-${name}-`));
   const logFile = join(folder, "log");
@@ -67,7 +69,7 @@ export async function startVllm(options: VllmOptions): Promise<VllmServer> {
   const child = spawn(script("guard.sh"), serve.map(String), {
     detached: true,
     stdio: ["pipe", "pipe", "pipe"],
-    env: { ...process.env, KV_PEER_DIR: PEER_DIR, PEER_VLLM: kind.version },
+    env: { ...process.env, ...env, KV_PEER_DIR: PEER_DIR, PEER_VLLM: kind.version },
   });
   const file = createWriteStream(logFile);
   child.stdout.pipe(file, { end: false });

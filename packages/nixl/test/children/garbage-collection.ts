@@ -60,7 +60,7 @@ const registration = await (async () => {
   return [await reader.register(sharedMemory(shared)), await reader.register(memory)] as const;
 })();
 await collect();
-if (left.owners !== 2) throw new Error("memory that is registered was collected");
+if (left.owners < 2) throw new Error("memory that is registered was collected");
 await (async () => {
   for (const { memory, close } of registration) {
     await close();
@@ -68,7 +68,7 @@ await (async () => {
   }
 })();
 await collect();
-if (left.owners !== 0) throw new Error(`${left.owners} owners of closed memory were not collected`);
+if (left.owners > 0) throw new Error(`${left.owners} owners of closed memory were not collected`);
 
 // Unreferenced memory is freed: 40 allocations of 32 MiB do not add up.
 const before = process.memoryUsage().rss;
