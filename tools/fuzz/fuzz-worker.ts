@@ -2,7 +2,7 @@
 import { parentPort, workerData } from "node:worker_threads";
 import { checkInput } from "./check-input.js";
 import { Coverage } from "./coverage.js";
-import type { FuzzReport, FuzzWork } from "./fuzz-messages.js";
+import { type FuzzReport, type FuzzWork, NOT_READING } from "./fuzz-messages.js";
 import { mutate, seededPick } from "./mutate.js";
 import { TARGETS } from "./targets/index.js";
 
@@ -25,12 +25,13 @@ function read(input: Uint8Array): void {
   Atomics.add(state, 0, 1);
   tries += 1;
   const failure = checkInput(target as NonNullable<typeof target>, input);
+  Atomics.store(state, 1, NOT_READING);
   if (failure === undefined) return;
   // One report for one place in the code.
   const place = failure.split("\n").slice(0, 3).join("\n").replace(/\d+/g, "#");
   if (failures.has(place)) return;
   failures.add(place);
-  report({ kind: "failed", input, failure, tries });
+  report({ kind: "failed", input, failure });
 }
 
 function report(message: FuzzReport): void {
@@ -55,4 +56,4 @@ while (Date.now() < untilMs && failures.size < MOST_FAILURES) {
   }
   coverage.add(news);
 }
-report({ kind: "done", tries, blocks: coverage.size, inputs: inputs.length });
+report({ kind: "done", tries, blocks: coverage.size });
