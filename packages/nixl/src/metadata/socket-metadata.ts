@@ -194,7 +194,8 @@ class ListenerConnection {
         this.#socket.write(encodeMessage({ kind: "LOAD", metadata }), () => left()),
       );
     } else if (message.kind === "LOAD") {
-      onPeer?.(await this.#agent.addRemote(message.metadata), "added");
+      const name = await this.#agent.addRemote(message.metadata);
+      onPeer?.(name, "added");
     } else {
       await this.#agent.removeRemote(message.name);
       onPeer?.(message.name, "removed");

@@ -42,7 +42,6 @@ export async function startEtcd(
     "listen-peer-urls": peerUrl,
     "initial-advertise-peer-urls": peerUrl,
     "initial-cluster": `default=${peerUrl}`,
-    "log-level": "error",
   };
   const command = [
     ...prefix,
@@ -50,7 +49,7 @@ export async function startEtcd(
     ...Object.entries(settings).flatMap(([name, value]) => [`--${name}`, value]),
   ];
   const start = async () => {
-    const child = spawn(command[0] as string, command.slice(1), { stdio: ["ignore", "ignore", "inherit"] });
+    const child = spawn(command[0] as string, command.slice(1), { stdio: "ignore" });
     await answers(child, [...prefix, process.execPath, "-e", PROBE, url]);
     return child;
   };
