@@ -31,6 +31,7 @@ const env = {
 };
 const standIn = [
   "agent/agent-fake",
+  "agent/prepared-transfer-faults",
   "transfer/conformance-fake",
   "memory/cuda-driver",
   "memory/device-memory-fake",
