@@ -6,6 +6,7 @@ const known = {
   decodeCachedTokens: 0,
   prefillWaitMs: undefined,
   decodeComputeMs: undefined,
+  decodeInFlight: 0,
 };
 
 test.each([
@@ -21,6 +22,8 @@ test.each([
   [{ prefillWaitMs: 51, decodeComputeMs: 50 }, 100, false, "prefill-busy"],
   [{ prefillWaitMs: 50, decodeComputeMs: 50 }, 100, true, "long-suffix"],
   [{ prefillWaitMs: 50 }, 100, true, "long-suffix"],
+  [{ prefillWaitMs: 150, decodeComputeMs: 50, decodeInFlight: 2 }, 100, true, "long-suffix"],
+  [{ prefillWaitMs: 151, decodeComputeMs: 50, decodeInFlight: 2 }, 100, false, "prefill-busy"],
 ])("%j above %d: two legs %s, %s", (inputs, above, twoLegs, reason) => {
   expect(decideDisaggregation({ ...known, ...inputs }, above)).toEqual({ twoLegs, reason });
 });

@@ -8,11 +8,13 @@ export interface DisaggregationInputs {
   readonly prefillWaitMs: number | undefined;
   /** How long the decode instance would compute the rest of the prompt, in milliseconds; undefined where it is not known. */
   readonly decodeComputeMs: number | undefined;
+  /** Requests in flight at the decode instance: each of them waits while it computes a prompt. */
+  readonly decodeInFlight: number;
 }
 
 /**
  * Why a request has two legs, or one. Two: `long-suffix`, `unknown-length`. One, at a decode instance: `short-suffix` (few tokens to compute),
- * `prefix-cached` (nearly the whole prompt is cached there), `prefill-busy` (waiting for a prefill instance would take longer than computing).
+ * `prefix-cached` (nearly the whole prompt is cached there), `prefill-busy` (waiting for a prefill instance would take longer than computing delays this request and those in flight at the decode instance).
  */
 export type DisaggregationReason =
   | "long-suffix"
@@ -28,7 +30,7 @@ const NEARLY_ALL = 0.95;
  * Whether a prefill instance is to compute the prompt. `aboveTokens`: from how many uncached tokens on two legs pay.
  */
 export function decideDisaggregation(
-  { promptTokens, decodeCachedTokens, prefillWaitMs, decodeComputeMs }: DisaggregationInputs,
+  { promptTokens, decodeCachedTokens, prefillWaitMs, decodeComputeMs, decodeInFlight }: DisaggregationInputs,
   aboveTokens: number,
 ): { readonly twoLegs: boolean; readonly reason: DisaggregationReason } {
   if (promptTokens === undefined) return { twoLegs: true, reason: "unknown-length" };
@@ -36,7 +38,8 @@ export function decideDisaggregation(
   if (decodeCachedTokens >= NEARLY_ALL * promptTokens && decodeCachedTokens > 0)
     return { twoLegs: false, reason: "prefix-cached" };
   if (uncachedTokens <= aboveTokens) return { twoLegs: false, reason: "short-suffix" };
-  if (prefillWaitMs !== undefined && decodeComputeMs !== undefined && prefillWaitMs > decodeComputeMs)
+  const delayMs = decodeComputeMs === undefined ? undefined : decodeComputeMs * (1 + decodeInFlight);
+  if (prefillWaitMs !== undefined && delayMs !== undefined && prefillWaitMs > delayMs)
     return { twoLegs: false, reason: "prefill-busy" };
   return { twoLegs: true, reason: "long-suffix" };
 }

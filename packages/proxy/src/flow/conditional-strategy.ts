@@ -35,6 +35,7 @@ export class ConditionalStrategy implements DisaggregationStrategy {
         msPerToken === undefined || promptTokens === undefined
           ? undefined
           : msPerToken * Math.max(0, promptTokens - decodeCachedTokens),
+      decodeInFlight: decode.inFlight,
     };
     const { twoLegs, reason } = decideDisaggregation(inputs, this.#aboveTokens);
     ambient.metrics.count("kv_proxy_disaggregation_total", 1, { legs: twoLegs ? "2" : "1", reason });

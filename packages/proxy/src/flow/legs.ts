@@ -351,12 +351,13 @@ export class Legs {
 /** The inputs and the reason of the decision about one leg or two. */
 function disaggregationAttributes(decision: Disaggregation): Record<string, string | number> {
   const attributes: Record<string, string | number> = { "kv.disaggregation.reason": decision.reason };
-  const { promptTokens, decodeCachedTokens, prefillWaitMs, decodeComputeMs } = decision;
+  const { promptTokens, decodeCachedTokens, prefillWaitMs, decodeComputeMs, decodeInFlight } = decision;
   for (const [name, value] of [
     ["prompt_tokens", promptTokens],
     ["decode_cached_tokens", decodeCachedTokens],
     ["prefill_wait_ms", prefillWaitMs],
     ["decode_compute_ms", decodeComputeMs],
+    ["decode_in_flight", decodeInFlight],
   ] as const)
     if (value !== undefined) attributes[`kv.disaggregation.${name}`] = value;
   return attributes;

@@ -84,6 +84,7 @@ test("the inputs and the reason of the rule about one leg or two are on the span
         "kv.disaggregation.reason": reason,
         "kv.disaggregation.prompt_tokens": length,
         "kv.disaggregation.decode_cached_tokens": 0,
+        "kv.disaggregation.decode_in_flight": 0,
       });
       // What prefill costs is measured by the first leg.
       const measured = ["kv.disaggregation.prefill_wait_ms", "kv.disaggregation.decode_compute_ms"];
