@@ -6,7 +6,9 @@ import { root, run, setup } from "./setup.mjs";
 const begun = Date.now();
 const { nixl } = await setup();
 if (!nixl.ready) console.log(`without NIXL: ${nixl.why}`);
-await run(process.execPath, [join(root, "native/scripts/build-platforms.mjs")], { show: true });
+for (const script of ["build-platforms.mjs", "build-libs.mjs"]) {
+  await run(process.execPath, [join(root, "native/scripts", script)], { show: true });
+}
 console.log(`ok    everything is built (${((Date.now() - begun) / 1000).toFixed(0)} s)`);
 spawn(
   process.execPath,

@@ -10,6 +10,9 @@ const MIB = 1 << 20;
 /** `machine` of ELF headers, by the names of package.json. */
 const MACHINES: Readonly<Record<string, RegExp>> = { x64: /X86-64/, arm64: /AArch64/ };
 
+/** What `npm run build:platforms` and `npm run build:libs` make. */
+const BUILT_SEPARATELY = /\.node$|^\.\/dist\/nixl-|^dist\/nixl-/;
+
 /** The most bytes that a tarball may have. */
 export function tarballLimitBytes({ name, cpu }: PackageManifest): number {
   if (/^@kv\/nixl-libs/.test(name)) return 100 * MIB;
@@ -18,7 +21,7 @@ export function tarballLimitBytes({ name, cpu }: PackageManifest): number {
 
 /**
  * What is wrong with an unpacked tarball of a package that lies in `folder` of the repository; empty when nothing is. `addons: false` leaves
- * out the addons, which only `npm run build:platforms` makes.
+ * out the addons and NIXL's libraries, which only `npm run build:platforms` and `npm run build:libs` make.
  */
 export function tarballProblems(
   unpacked: string,
@@ -30,7 +33,7 @@ export function tarballProblems(
     statSync(join(unpacked, path)).isFile(),
   );
   const missing = requiredFiles(manifest)
-    .filter((path) => addons || !path.endsWith(".node"))
+    .filter((path) => addons || !BUILT_SEPARATELY.test(path))
     .filter((path) => !existsSync(join(unpacked, path)));
   return [
     ...missing.map((path) => `has no ${path}`),
@@ -66,7 +69,8 @@ function manifestProblems(manifest: PackageManifest, folder: string): string[] {
   const expected = Object.entries(commonFields(folder));
   const actual = manifest as unknown as Readonly<Record<string, unknown>>;
   return [
-    ...(license === "Apache-2.0" ? [] : [`has the license ${license}`]),
+    // The package of NIXL's libraries has theirs too.
+    ...(/^Apache-2\.0( AND |$)/.test(license ?? "") ? [] : [`has the license ${license}`]),
     ...(keywords.length === 0 ? ["has no keywords"] : []),
     ...["preinstall", "install", "postinstall", "prepare"]
       .filter((script) => scripts[script] !== undefined)
