@@ -36,7 +36,7 @@ const TYPES: Readonly<Record<number, string>> = {
 export type ErrorForm = "openai" | "anthropic";
 
 /** JSON text of an error, with the members that both APIs share. */
-export function errorBody(error: KvError, requestId?: string, form: ErrorForm = "openai"): string {
+function errorBody(error: KvError, requestId?: string, form: ErrorForm = "openai"): string {
   const { param } = error.details;
   const status = statusOf(error);
   const serverError = form === "openai" ? "server_error" : status === 503 ? "overloaded_error" : "api_error";
