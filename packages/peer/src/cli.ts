@@ -4,6 +4,7 @@ import { addDecode } from "./cli/decode-command.js";
 import { addDoctor } from "./cli/doctor-command.js";
 import { addPrefill } from "./cli/prefill-command.js";
 import { addDiff, addRecord } from "./cli/record-command.js";
+import { addTrace } from "./cli/trace-command.js";
 import { addWire } from "./cli/wire-command.js";
 import { addPlan } from "./live-plan/command.js";
 
@@ -14,6 +15,7 @@ const program = new Command("kv-peer")
   .version(packageVersion(import.meta.url))
   // Subcommands inherit this when they are added. Otherwise commander exits with 1.
   .exitOverride();
-for (const add of [addDoctor, addDecode, addPrefill, addRecord, addDiff, addPlan, addWire]) add(program);
+for (const add of [addDoctor, addDecode, addPrefill, addRecord, addDiff, addPlan, addWire, addTrace])
+  add(program);
 
 await runProgram("kv-peer", () => program.parseAsync());

@@ -1,4 +1,5 @@
 import type { IncomingHttpHeaders, ServerResponse } from "node:http";
+import { readTraceparent } from "@kv/interface";
 import type { Engine } from "../engine/engine.js";
 import type { EngineHandle, EngineResult, EngineToken } from "../engine/request.js";
 import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
@@ -96,6 +97,7 @@ export function startGeneration(body: CompletionBody | ChatBody, options: Genera
       seed: body.seed ?? undefined,
     },
     kvTransferParams: body.kv_transfer_params ?? undefined,
+    traceparent: readTraceparent(headers.traceparent),
     onToken,
     isStopped,
   });

@@ -35,6 +35,7 @@ export function readRemoteRequest(
     registrationGeneration: parsed.remoteRegistrationGeneration,
     requestId: parsed.remoteRequestId,
     lease: parsed.lease,
+    traceparent: parsed.lease?.traceparent,
     ...(parsed.remoteBlockIds.length === 0
       ? {}
       : { blocks: blocksDigest(parsed.remoteBlockIds, parsed.remoteNumTokens) }),

@@ -4,6 +4,7 @@ import {
   type KvCacheConfig,
   KvError,
   type MatchedTokens,
+  readTraceparent,
   type SchedulerConnector,
   type StagedBlocks,
   type StepMetadata,
@@ -58,7 +59,12 @@ export function stagedScheduler(
     if (wire === undefined) throw notAdmitted(requestId);
     const device = blockIds.map((ids) => ids.slice(0, count));
     saves = saves.filter((save) => save.requestId !== requestId);
-    saves.push({ requestId, numTokens: numPromptTokens, ...paired(device, wire) });
+    saves.push({
+      requestId,
+      numTokens: numPromptTokens,
+      traceparent: traceparentOf(request),
+      ...paired(device, wire),
+    });
     inner.afterAllocation(request, wire, 0);
   }
 
@@ -71,7 +77,7 @@ export function stagedScheduler(
     const device = blockIds.map((ids) => ids.slice(skipped, end));
     const wire = pool.take(requestId, perGroup(end - skipped));
     if (wire === undefined) throw notAdmitted(requestId);
-    loads.push({ requestId, numTokens, ...paired(device, wire) });
+    loads.push({ requestId, numTokens, traceparent: traceparentOf(request), ...paired(device, wire) });
     inner.afterAllocation(request, inPlace(wire, skipped), externalTokens);
   }
 
@@ -148,6 +154,12 @@ function paired(device: BlockIds, wire: BlockIds): StagedBlocks {
     device,
     wire: device.map((ids, group) => (wire[group] ?? []).slice(0, ids.length)),
   };
+}
+
+/** The engine's context, else that of an `@kv` P. */
+function traceparentOf({ traceparent, kvTransferParams }: ConnectorRequest): string | undefined {
+  const peer = kvTransferParams?.["kv_peer"];
+  return traceparent ?? readTraceparent((peer as { traceparent?: unknown } | null | undefined)?.traceparent);
 }
 
 function notAdmitted(requestId: string): KvError {

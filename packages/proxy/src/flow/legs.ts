@@ -6,16 +6,15 @@ import {
   type Role,
   type Visit,
 } from "@kv/fleet";
-import { type Ambient, KvError } from "@kv/interface";
+import { type Ambient, KvError, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
-import { forwardedHeaders, legHeaders } from "../http/headers.js";
+import { forwardedHeaders, legHeaders, traceparentOf } from "../http/headers.js";
 import { decodeBody, prefillBody, singleInstanceBody } from "../request/leg-bodies.js";
 import { firstEventIsKnown, isEventStream } from "../response/event-stream.js";
 import { endedVisit, type LegAnswer, readLegAnswer } from "../response/leg-answer.js";
 import { type PrefillOutcome, readPrefillAnswer } from "../response/prefill-answer.js";
 import type { AutoscalingSignals } from "../telemetry/autoscaling-signals.js";
 import type { Disaggregation } from "../telemetry/request-record.js";
-import { type LegSpan, NO_SPAN, type Tracing } from "../telemetry/tracing.js";
 import type { Upstream, UpstreamAnswer } from "../upstream/upstream.js";
 import { badAnswer, badStatus, isServerFailure } from "../upstream/upstream-errors.js";
 import { tryInstances } from "./attempts.js";
@@ -30,7 +29,6 @@ export interface LegsOptions {
   readonly pairing: Pairing | undefined;
   readonly upstream: Upstream;
   readonly settings: ProxySettings;
-  readonly tracing: Tracing;
   readonly signals: AutoscalingSignals;
   readonly ambient: Ambient;
 }
@@ -67,10 +65,9 @@ export class Legs {
   /** What prompts cost at the prefill instances. */
   readonly prefillCosts = new PrefillCosts();
   readonly #upstream: Upstream;
-  readonly #tracing: Tracing;
   readonly #background = new Set<Promise<void>>();
 
-  constructor({ prefillers, decoders, pairing, upstream, settings, tracing, signals, ambient }: LegsOptions) {
+  constructor({ prefillers, decoders, pairing, upstream, settings, signals, ambient }: LegsOptions) {
     this.prefillers = prefillers;
     this.decoders = decoders;
     this.pairing = pairing;
@@ -78,7 +75,6 @@ export class Legs {
     this.ambient = ambient;
     this.forwarded = forwardedHeaders(settings.forwardHeaders);
     this.#upstream = upstream;
-    this.#tracing = tracing;
     this.signals = signals;
   }
 
@@ -125,11 +121,11 @@ export class Legs {
           this.#signalPrefill(usage, durationMs);
         }
         part.onPrefilled?.(instance);
-        span.set({ "http.response.status_code": answer.status });
-        span.end();
+        span?.set({ "http.response.status_code": answer.status });
+        span?.end();
         return outcome;
       } catch (error) {
-        span.end(deadline.reasonOr(error));
+        span?.end(deadline.reasonOr(error));
         throw error;
       }
     };
@@ -244,14 +240,14 @@ export class Legs {
         const firstByteMs = clock.now() - startedAtMs;
         if (decoding) record.firstByteMs = firstByteMs;
         else record.prefillMs = firstByteMs;
-        span.set({ "http.response.status_code": answer.status, "kv.first_byte_ms": firstByteMs });
+        span?.set({ "http.response.status_code": answer.status, "kv.first_byte_ms": firstByteMs });
         if (!alone || !isServerFailure(legAnswer.status) || legAnswer.rest !== undefined) return legAnswer;
         serverFailure = { ...legAnswer, visit: endedVisit(instance) };
         throw badStatus(role, instance.url, legAnswer.status);
       } catch (error) {
         answer?.discard();
         if (decoding && !deadline.aborted) attempts.failedDecode.add(instance);
-        span.end(deadline.reasonOr(error));
+        span?.end(deadline.reasonOr(error));
         throw error;
       }
     };
@@ -276,7 +272,7 @@ export class Legs {
   #send(
     part: Part,
     instance: Instance,
-    span: LegSpan,
+    span: Span | undefined,
     body: string,
     onSent?: () => void,
   ): Promise<UpstreamAnswer> {
@@ -290,7 +286,7 @@ export class Legs {
         forwarded: this.forwarded,
         requestId: part.requestId,
         instance,
-        traceHeaders: span.headers,
+        traceparent: span?.traceparent,
       }),
       body,
       abort: part.deadline,
@@ -298,11 +294,14 @@ export class Legs {
     });
   }
 
-  #startSpan(part: Part, { role, url }: Instance): LegSpan {
-    const attributes = { "kv.request_id": part.requestId, "server.address": url };
-    const span = this.#tracing.leg(role, part.headers, attributes);
+  #startSpan(part: Part, { role, url }: Instance): Span | undefined {
+    const span = this.ambient.tracer?.start(`kv_proxy.${role}`, {
+      kind: "client",
+      parent: traceparentOf(part.headers),
+      attributes: { "kv.request_id": part.requestId, "server.address": url },
+    });
     const { disaggregation } = part.record;
-    if (span !== NO_SPAN && disaggregation !== undefined) span.set(disaggregationAttributes(disaggregation));
+    if (disaggregation !== undefined) span?.set(disaggregationAttributes(disaggregation));
     return span;
   }
 
@@ -339,8 +338,8 @@ function disaggregationAttributes(decision: Disaggregation): Record<string, stri
 }
 
 /** A visit that also ends the leg's span, with the last byte of the answer. */
-function withSpan(visit: Visit, span: LegSpan): Visit {
-  if (span === NO_SPAN) return visit;
+function withSpan(visit: Visit, span: Span | undefined): Visit {
+  if (span === undefined) return visit;
   return {
     instance: visit.instance,
     succeeded() {

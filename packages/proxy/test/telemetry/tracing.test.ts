@@ -1,61 +1,69 @@
-import { context, propagation, trace } from "@opentelemetry/api";
-import { W3CTraceContextPropagator } from "@opentelemetry/core";
-import {
-  BasicTracerProvider,
-  InMemorySpanExporter,
-  SimpleSpanProcessor,
-} from "@opentelemetry/sdk-trace-base";
-import { afterEach, expect, test } from "vitest";
+import { OtlpTracer, readSpans, type TraceSpan } from "@kv/protocol";
+import { expect, test } from "vitest";
 import { decodeOk, prefillOk, sendJson } from "../support/fake-upstream.js";
 import { post, runProxy, upstream } from "../support/set-up.js";
-
-afterEach(() => {
-  trace.disable();
-  propagation.disable();
-  context.disable();
-});
 
 const traceId = "0af7651916cd43dd8448eb211c80319c";
 const traceparent = `00-${traceId}-b7ad6b7169203331-01`;
 
+/** A tracer, and the spans that have ended. */
+function recorded() {
+  const lines: string[] = [];
+  const tracer = new OtlpTracer({ service: "kv-proxy", write: (line) => lines.push(line) });
+  const spans = (): TraceSpan[] => {
+    tracer.flush();
+    return lines.flatMap(readSpans);
+  };
+  return { tracer, spans };
+}
+
 test("each leg has a span in the client's trace, and its instance gets that span as parent", async () => {
-  const exporter = new InMemorySpanExporter();
-  trace.setGlobalTracerProvider(
-    new BasicTracerProvider({ spanProcessors: [new SimpleSpanProcessor(exporter)] }),
-  );
-  propagation.setGlobalPropagator(new W3CTraceContextPropagator());
+  const { tracer, spans } = recorded();
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], tracer });
   await post(`${url}/v1/completions`, { prompt: "a" }, { headers: { traceparent } });
   await expect
-    .poll(() => exporter.getFinishedSpans().map(({ name }) => name))
+    .poll(() => spans().map(({ name }) => name))
     .toEqual(["kv_proxy.prefill", "kv_proxy.decode", "kv_proxy.request"]);
-  const spans = exporter.getFinishedSpans();
-  const request = spans[2]?.spanContext().spanId;
-  expect(spans.map(({ parentSpanId }) => parentSpanId)).toEqual([request, request, "b7ad6b7169203331"]);
-  for (const [at, instance] of [p, d].entries()) {
-    const span = spans[at];
-    expect(span?.spanContext().traceId).toBe(traceId);
+  const [prefill, decode, request] = spans();
+  expect([prefill?.parentSpanId, decode?.parentSpanId, request?.parentSpanId]).toEqual([
+    request?.spanId,
+    request?.spanId,
+    "b7ad6b7169203331",
+  ]);
+  for (const [span, instance] of [
+    [prefill, p],
+    [decode, d],
+  ] as const) {
+    expect(span?.traceId).toBe(traceId);
     expect(span?.attributes).toMatchObject({
       "server.address": instance.url,
       "http.response.status_code": 200,
     });
-    expect(instance.seen[0]?.headers.traceparent).toBe(`00-${traceId}-${span?.spanContext().spanId}-01`);
+    expect(instance.seen[0]?.headers.traceparent).toBe(`00-${traceId}-${span?.spanId}-01`);
   }
+});
 
-  exporter.reset();
+test("a leg that fails ends its span with the error's code", async () => {
+  const { tracer, spans } = recorded();
+  const p = await upstream(prefillOk);
   const broken = await upstream(({ response }) => sendJson(response, { error: {} }, 500));
-  const failing = await runProxy({ prefillers: [p.url], decoders: [broken.url] });
-  await post(`${failing.url}/v1/completions`, { prompt: "a" });
-  await expect
-    .poll(() => exporter.getFinishedSpans().find(({ name }) => name === "kv_proxy.decode")?.attributes)
-    .toMatchObject({ "error.type": "KV_PROXY_UPSTREAM_FAILED" });
-
-  exporter.reset();
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [broken.url], tracer });
   await post(`${url}/v1/completions`, { prompt: "a" });
-  await expect.poll(() => exporter.getFinishedSpans().length).toBe(3);
-  const traces = new Set(exporter.getFinishedSpans().map((span) => span.spanContext().traceId));
-  expect([traces.size, traces.has(traceId)]).toEqual([1, false]);
+  await expect
+    .poll(() => spans().find(({ name }) => name === "kv_proxy.decode")?.attributes)
+    .toMatchObject({ "error.type": "KV_PROXY_UPSTREAM_FAILED" });
+  expect(new Set(spans().map((span) => span.traceId)).size).toBe(1);
+});
+
+test("a client that does not sample its trace gets no spans, and its headers pass unchanged", async () => {
+  const { tracer, spans } = recorded();
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], tracer });
+  const unsampled = `00-${traceId}-b7ad6b7169203331-00`;
+  await post(`${url}/v1/completions`, { prompt: "a" }, { headers: { traceparent: unsampled } });
+  for (const { seen } of [p, d]) expect(seen[0]?.headers.traceparent).toBe(unsampled);
+  expect(spans()).toEqual([]);
 });
 
 test("without a tracer, the client's trace headers reach both instances unchanged", async () => {
