@@ -1,11 +1,20 @@
 // npm run test:vllm: installs vLLM for the CPU once, then runs the live tests against its servers. Not part of npm test.
-//     --only pull-0.33,push-0.33,pull-0.32,push-0.32,kinds,proxy
+//     --only pull-0.33,push-0.33,pull-0.32,push-0.32,pull-0.31,push-0.31,kinds,proxy
 // All other arguments go to vitest: -t "P with TP 1" runs one suite and starts only the servers that it needs.
 import { spawn } from "node:child_process";
 import { join } from "node:path";
 import { root, run, setup } from "./setup.mjs";
 
-const PARTS = ["pull-0.33", "push-0.33", "pull-0.32", "push-0.32", "kinds", "proxy"];
+const PARTS = [
+  "pull-0.33",
+  "push-0.33",
+  "pull-0.32",
+  "push-0.32",
+  "pull-0.31",
+  "push-0.31",
+  "kinds",
+  "proxy",
+];
 const args = process.argv.slice(2);
 const at = args.indexOf("--only");
 const [, list = ""] = at < 0 ? ["", PARTS.join(",")] : args.splice(at, 2);

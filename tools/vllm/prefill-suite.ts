@@ -1,5 +1,6 @@
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
+import { describedVersion } from "@kv/protocol";
 import { createProxy } from "@kv/proxy";
 import { afterEach, expect, test } from "vitest";
 import { decode, plain, prefill, type TransferParams } from "./completion.js";
@@ -183,7 +184,13 @@ export function prefillSuite(server: () => VllmServer): void {
 
   test("our P has blocks of 16 tokens, D of 32: pull works, push is refused", async () => {
     const { kind, url } = server();
-    if (kind.mode === "pull") return expectServed(1, { blockSize: 16 });
+    if (kind.mode === "pull") {
+      if (describedVersion(kind.version)?.mixesUpSmallerBlocks !== true)
+        return expectServed(1, { blockSize: 16 });
+      // The tools refuse this pair. When these tokens are right, the flag of the version is out of date.
+      expect(await served(await open({ blockSize: 16 }))).not.toEqual(reference.hf_greedy16);
+      return;
+    }
     const logged: string[] = [];
     const note = (event: string, fields?: object) => void logged.push(`${event} ${JSON.stringify(fields)}`);
     const log = { debug() {}, info: note, warn: note, error: note };

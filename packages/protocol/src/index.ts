@@ -107,6 +107,7 @@ export {
   checkRemotePrefillParams,
   encodeRemotePrefillParams,
   parseTransferParams,
+  peerTraceparent,
   type RemoteLease,
   type RemotePrefillAnswer,
   type RemotePrefillParams,

@@ -242,7 +242,6 @@ export class Engine {
       if (numComputedTokens < promptLength)
         this.#scheduler.cachePrompt(record, Math.min(record.numComputedTokens, promptLength));
       if (token === undefined || record.ending !== undefined) return;
-      if (record.output.length === 1) record.span?.event("first_token");
       if (record.output.length === 1 && record.receivedMs !== undefined) {
         const sinceMs = this.#ambient.clock.now() - record.receivedMs;
         this.#options.hooks?.afterFirstToken?.({ requestId: request.requestId, sinceMs });
@@ -250,6 +249,10 @@ export class Engine {
       request.onToken?.(token);
       const reason = record.stopReason(this.#options.model.config.eosTokenIds);
       if (reason !== undefined) record.end(reason);
+      else if (record.output.length === 1 && record.span !== undefined) {
+        const parent = record.span.traceparent;
+        record.generateSpan = this.#ambient.tracer?.start("kv_engine.generate", { parent });
+      }
     } catch (error) {
       span?.end(error);
       const message = `request ${request.requestId} failed in the model`;

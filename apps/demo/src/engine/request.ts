@@ -79,6 +79,8 @@ export class RequestRecord {
   readonly span: Span | undefined;
   /** From the submission to the admission. */
   readonly queueSpan: Span | undefined;
+  /** From the first output token to the outcome; undefined before, and where the output is one token. */
+  generateSpan: Span | undefined;
   readonly output: EngineToken[] = [];
   state: RequestState = "waiting";
   /** The blocks of the prompt first; the rest is room for the output. */
@@ -160,6 +162,7 @@ export class RequestRecord {
   }
 
   resolve(result: EngineResult): void {
+    this.generateSpan?.end();
     this.span?.set({ "kv.output_tokens": result.tokens.length, "kv.remote_tokens": result.remoteTokens });
     this.span?.end();
     this.#resolve(result);
@@ -167,6 +170,7 @@ export class RequestRecord {
 
   reject(error: KvError): void {
     this.queueSpan?.end(error);
+    this.generateSpan?.end(error);
     this.span?.end(error);
     this.#reject(error);
   }

@@ -147,8 +147,7 @@ async function runServer(
   let server: Server | undefined;
   const stop = () => {
     if (stopping !== undefined || server === undefined) process.exit(1);
-    const closed = server.drain().finally(() => traces.close());
-    stopping = closed.then(
+    stopping = drain(server).then(
       () => exit(0),
       (error: unknown) => {
         process.stderr.write(`${String(error)}\n`);
@@ -156,6 +155,13 @@ async function runServer(
       },
     );
   };
+  async function drain(running: Server): Promise<void> {
+    try {
+      await running.drain();
+    } finally {
+      await traces.close();
+    }
+  }
   process.on("SIGTERM", stop);
   process.on("SIGINT", stop);
   try {

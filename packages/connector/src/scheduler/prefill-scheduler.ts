@@ -16,6 +16,7 @@ import {
   type TransferMode,
 } from "@kv/protocol";
 import type { EngineListener } from "../handshake/engine-listener.js";
+import { traceMember } from "../tracing/spans.js";
 import { type Generation, Generations } from "./generations.js";
 import type { LeaseOrder, SendableRequest } from "./step-types.js";
 
@@ -100,7 +101,7 @@ export class PrefillScheduler {
       generation: generation.generation,
       capability: generation.capability,
       blockIds,
-      traceparent: request.traceparent,
+      ...traceMember(request.traceparent),
       numTokens: numPromptTokens,
       promptBlockIds,
       expiresAtMs,
@@ -175,7 +176,7 @@ export class PrefillScheduler {
       generation: generation.generation,
       capability: generation.capability,
       blockIds,
-      traceparent,
+      ...traceMember(traceparent),
       ...(this.#options.isLayerwise === true ? this.#promptOf(numPromptTokens, blockIds) : {}),
     });
     return generation;

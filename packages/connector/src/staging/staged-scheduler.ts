@@ -4,11 +4,12 @@ import {
   type KvCacheConfig,
   KvError,
   type MatchedTokens,
-  readTraceparent,
   type SchedulerConnector,
   type StagedBlocks,
   type StepMetadata,
 } from "@kv/interface";
+import { peerTraceparent } from "@kv/protocol";
+import { traceMember } from "../tracing/spans.js";
 import { createStagingPool } from "./staging-pool.js";
 import type { StagedRequest, StagingOrders } from "./staging-step.js";
 
@@ -62,7 +63,7 @@ export function stagedScheduler(
     saves.push({
       requestId,
       numTokens: numPromptTokens,
-      traceparent: traceparentOf(request),
+      ...traceMember(traceparentOf(request)),
       ...paired(device, wire),
     });
     inner.afterAllocation(request, wire, 0);
@@ -77,7 +78,7 @@ export function stagedScheduler(
     const device = blockIds.map((ids) => ids.slice(skipped, end));
     const wire = pool.take(requestId, perGroup(end - skipped));
     if (wire === undefined) throw notAdmitted(requestId);
-    loads.push({ requestId, numTokens, traceparent: traceparentOf(request), ...paired(device, wire) });
+    loads.push({ requestId, numTokens, ...traceMember(traceparentOf(request)), ...paired(device, wire) });
     inner.afterAllocation(request, inPlace(wire, skipped), externalTokens);
   }
 
@@ -158,8 +159,7 @@ function paired(device: BlockIds, wire: BlockIds): StagedBlocks {
 
 /** The engine's context, else that of an `@kv` P. */
 function traceparentOf({ traceparent, kvTransferParams }: ConnectorRequest): string | undefined {
-  const peer = kvTransferParams?.["kv_peer"];
-  return traceparent ?? readTraceparent((peer as { traceparent?: unknown } | null | undefined)?.traceparent);
+  return traceparent ?? peerTraceparent(kvTransferParams);
 }
 
 function notAdmitted(requestId: string): KvError {

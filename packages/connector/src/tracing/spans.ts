@@ -11,6 +11,11 @@ export interface SpanPlace {
   readonly parent: string | undefined;
 }
 
+/** The `traceparent` as a member of a step's plain data: none where there is no trace, because plain data has no undefined members. */
+export function traceMember(traceparent: string | undefined): { readonly traceparent?: string } {
+  return traceparent === undefined ? {} : { traceparent };
+}
+
 /** As `table.acquire`, with a span `kv.handshake` where the peer is not open: a handshake, or the wait for one that another request began. */
 export function acquireTraced<P extends Peer>(
   table: PeerTable<P>,

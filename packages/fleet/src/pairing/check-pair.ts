@@ -106,7 +106,7 @@ const planKeys = new WeakMap<EngineFacts, string>();
 function planKey(facts: EngineFacts): string {
   let key = planKeys.get(facts);
   if (key === undefined) {
-    const { metadata, tpSize, mode, isVllm, factors } = facts;
+    const { metadata, tpSize, mode, isVllm, vllmVersion, factors } = facts;
     const {
       engineId: _,
       agentMetadata: __,
@@ -116,7 +116,15 @@ function planKey(facts: EngineFacts): string {
       rest: _____,
       ...geometry
     } = metadata;
-    const all = [geometry, baseAddresses.length, tpSize, mode, isVllm, String(factors?.["num_kv_heads"])];
+    const all = [
+      geometry,
+      baseAddresses.length,
+      tpSize,
+      mode,
+      isVllm,
+      vllmVersion ?? "",
+      String(factors?.["num_kv_heads"]),
+    ];
     key = createHash("sha256").update(JSON.stringify(all)).digest("base64");
     planKeys.set(facts, key);
   }
@@ -149,6 +157,7 @@ function checkPlan(prefill: EngineFacts, decode: EngineFacts): PairCheck {
   const limit = vllmLimit(pair, {
     isPush: prefill.mode === "push" || decode.mode === "push",
     decodeIsVllm: decode.isVllm && sizes.headsAreKnown,
+    decodeVersion: decode.isVllm ? decode.vllmVersion : undefined,
   });
   if (limit !== undefined) {
     const { factor, prefill: ours, decode: theirs, text } = limit;

@@ -38,6 +38,7 @@ export function planChecks(prefill: ServerFacts, decode: ServerFacts, options: P
   const limit = vllmLimit(pair, {
     isPush: [prefill, decode].some(({ remotePrefill }) => remotePrefill?.transferMode === "push"),
     decodeIsVllm: decode.vllmVersion !== undefined,
+    decodeVersion: decode.vllmVersion,
   });
   if (limit !== undefined) {
     const { text, fix } = limit;

@@ -77,7 +77,14 @@ const FILE_HINT =
  */
 export function requestTraces(spans: readonly TraceSpan[]): RequestTrace[] {
   const byId = new Map(spans.map((span) => [`${span.traceId} ${span.spanId}`, span]));
-  const parentOf = ({ traceId, parentSpanId }: TraceSpan) => byId.get(`${traceId} ${parentSpanId}`);
+  const above = ({ traceId, parentSpanId }: TraceSpan) => byId.get(`${traceId} ${parentSpanId}`);
+  /** The nearest span above that is one of ours: a gateway may have its own in between. */
+  const parentOf = (span: TraceSpan) => {
+    let parent = above(span);
+    for (let steps = 0; parent !== undefined && !OWN_SPAN.test(parent.name) && steps < MAX_DEPTH; steps += 1)
+      parent = above(parent);
+    return parent !== undefined && OWN_SPAN.test(parent.name) ? parent : undefined;
+  };
   const children = new Map<TraceSpan, TraceSpan[]>();
   for (const span of spans) {
     const parent = parentOf(span);

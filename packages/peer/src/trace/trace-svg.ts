@@ -3,11 +3,11 @@ import { detailOf, milliseconds, shownEndMs } from "./trace-text.js";
 
 const COLOURS = ["#3465a4", "#c17d11", "#4e9a06", "#75507b", "#cc0000", "#06989a"];
 const ROW = 22;
-const TOP = 96;
 const NAMES_WIDTH = 290;
 const BARS_WIDTH = 640;
 const WIDTH = 1280;
 const TICKS = 5;
+const LEGENDS_PER_ROW = 4;
 
 /** A request as an SVG document: one row for each span, coloured by process, and the share of each process. */
 export function traceSvg(trace: RequestTrace): string {
@@ -16,27 +16,29 @@ export function traceSvg(trace: RequestTrace): string {
   const colourOf = (process: string) => COLOURS[processes.indexOf(process) % COLOURS.length] ?? "#555753";
   const shownMs = shownEndMs(trace) - startMs;
   const x = (ms: number) => NAMES_WIDTH + Math.max(0, Math.min(1, (ms - startMs) / shownMs)) * BARS_WIDTH;
-  const height = TOP + spans.length * ROW + 30;
+  const top = 76 + 20 * Math.ceil(processes.length / LEGENDS_PER_ROW);
+  const height = top + spans.length * ROW + 30;
 
   const legend = processes.map((process, index) => {
     const ms = timeShares(trace).reduce((sum, share) => sum + (share.process === process ? share.ms : 0), 0);
-    const at = 16 + index * 300;
+    const at = 16 + (index % LEGENDS_PER_ROW) * 300;
+    const y = 46 + 20 * Math.floor(index / LEGENDS_PER_ROW);
     return (
-      `<rect x="${at}" y="46" width="12" height="12" fill="${colourOf(process)}"/>` +
-      `<text x="${at + 18}" y="57">${escaped(process)}: ${milliseconds(ms)}</text>`
+      `<rect x="${at}" y="${y}" width="12" height="12" fill="${colourOf(process)}"/>` +
+      `<text x="${at + 18}" y="${y + 11}">${escaped(process)}: ${milliseconds(ms)}</text>`
     );
   });
   const axis = Array.from({ length: TICKS + 1 }, (_, index) => {
     const ms = (shownMs * index) / TICKS;
     const at = x(startMs + ms).toFixed(1);
     return (
-      `<line x1="${at}" y1="${TOP - 8}" x2="${at}" y2="${height - 24}" stroke="#d3d7cf"/>` +
-      `<text x="${at}" y="${TOP - 14}" text-anchor="middle" fill="#555753">${milliseconds(ms)}</text>`
+      `<line x1="${at}" y1="${top - 8}" x2="${at}" y2="${height - 24}" stroke="#d3d7cf"/>` +
+      `<text x="${at}" y="${top - 14}" text-anchor="middle" fill="#555753">${milliseconds(ms)}</text>`
     );
   });
   const answered = x(endMs).toFixed(1);
   const rows = spans.map((span, index) => {
-    const y = TOP + index * ROW;
+    const y = top + index * ROW;
     const from = x(span.startMs);
     const width = Math.max(2, x(span.endMs) - from);
     const colour = colourOf(span.process);
@@ -65,7 +67,7 @@ export function traceSvg(trace: RequestTrace): string {
     ...legend,
     ...axis,
     ...rows,
-    `<line x1="${answered}" y1="${TOP - 8}" x2="${answered}" y2="${height - 24}" stroke="#2e3436" stroke-dasharray="4 3"/>`,
+    `<line x1="${answered}" y1="${top - 8}" x2="${answered}" y2="${height - 24}" stroke="#2e3436" stroke-dasharray="4 3"/>`,
     `<text x="${answered}" y="${height - 8}" text-anchor="middle" fill="#555753">answered</text>`,
     "</svg>",
     "",

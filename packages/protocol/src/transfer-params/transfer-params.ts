@@ -184,6 +184,12 @@ function expiryTime(fields: MapFields): number | undefined {
   throw fields.malformed("remote_blocks_expiry_time", "a number of seconds", value);
 }
 
+/** `traceparent` of P's request, from the parameters that an `@kv` P answered; undefined where they have none, or a malformed one. */
+export function peerTraceparent(params: KvTransferParams | null | undefined): string | undefined {
+  const peer = params?.["kv_peer"];
+  return isMap(peer) ? readTraceparent(peer["traceparent"]) : undefined;
+}
+
 /** A malformed lease counts as absent: the key is ours, and proxies may carry anything under it. */
 function readLease(value: unknown): RemoteLease | undefined {
   if (!isMap(value)) return undefined;
