@@ -11,6 +11,7 @@ import { pushVsPull } from "./push-vs-pull/index.js";
 import { read } from "./read.js";
 import type { Row } from "./report.js";
 import { printRows } from "./report.js";
+import { trace } from "./trace.js";
 
 /** Each benchmark gets the parts of --only, if any. */
 const BENCHMARKS: Readonly<Record<string, (only: readonly string[] | undefined) => Promise<readonly Row[]>>> =
@@ -23,6 +24,7 @@ const BENCHMARKS: Readonly<Record<string, (only: readonly string[] | undefined) 
     nixl,
     metadata,
     neuron,
+    trace,
     "push-vs-pull": pushVsPull,
   };
 

@@ -5,6 +5,7 @@ import { addDoctor } from "./cli/doctor-command.js";
 import { addPrefill } from "./cli/prefill-command.js";
 import { addDiff, addRecord } from "./cli/record-command.js";
 import { addTrace } from "./cli/trace-command.js";
+import { addWatch } from "./cli/watch-command.js";
 import { addWire } from "./cli/wire-command.js";
 import { addPlan } from "./live-plan/command.js";
 
@@ -15,7 +16,17 @@ const program = new Command("kv-peer")
   .version(packageVersion(import.meta.url))
   // Subcommands inherit this when they are added. Otherwise commander exits with 1.
   .exitOverride();
-for (const add of [addDoctor, addDecode, addPrefill, addRecord, addDiff, addPlan, addWire, addTrace])
+for (const add of [
+  addDoctor,
+  addDecode,
+  addPrefill,
+  addRecord,
+  addDiff,
+  addPlan,
+  addWire,
+  addTrace,
+  addWatch,
+])
   add(program);
 
 await runProgram("kv-peer", () => program.parseAsync());

@@ -11,6 +11,8 @@ export interface PrefillServerOptions {
   readonly model: string;
   /** The answer of `/version`. */
   readonly vllmVersion: string;
+  /** The metrics of the connector in Prometheus' text format, such as `memoryMetrics().render`. Default: none. */
+  readonly metrics?: (() => string) | undefined;
   /** Source of the request ids' suffixes. Default: the system's. */
   readonly random?: Random | undefined;
 }
@@ -27,7 +29,7 @@ const completionSchema = z.looseObject({
  * `/v1/models`, `/metrics` and `/v1/completions` for prompts of token ids with `do_remote_decode`.
  */
 export function prefillServer(options: PrefillServerOptions): FastifyInstance {
-  const { prefill, model, vllmVersion, random = systemRandom() } = options;
+  const { prefill, model, vllmVersion, metrics = () => "", random = systemRandom() } = options;
   const app = fastify({ bodyLimit: MAX_BODY_BYTES, forceCloseConnections: true });
   app.get("/health", () => ({}));
   app.get("/version", () => ({ version: vllmVersion }));
@@ -38,7 +40,7 @@ export function prefillServer(options: PrefillServerOptions): FastifyInstance {
       `vllm:cache_config_info{block_size="${prefill.blockSize}",num_gpu_blocks="${total}"} 1.0`,
       `vllm:kv_cache_usage_perc{model_name=${JSON.stringify(model)}} ${used / (total - 1)}`,
     ];
-    return reply.type("text/plain; version=0.0.4").send(`${lines.join("\n")}\n`);
+    return reply.type("text/plain; version=0.0.4").send(`${lines.join("\n")}\n${metrics()}`);
   });
   app.post("/v1/completions", async (request, reply) => {
     const parsed = completionSchema.safeParse(request.body);
