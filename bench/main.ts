@@ -14,6 +14,7 @@ import { pushVsPullLinks } from "./push-vs-pull-links/index.js";
 import { read } from "./read.js";
 import type { Row } from "./report.js";
 import { printRows } from "./report.js";
+import { trace } from "./trace.js";
 
 /** Each benchmark gets the parts of --only, if any. */
 const BENCHMARKS: Readonly<Record<string, (only: readonly string[] | undefined) => Promise<readonly Row[]>>> =
@@ -27,6 +28,7 @@ const BENCHMARKS: Readonly<Record<string, (only: readonly string[] | undefined) 
     metadata,
     neuron,
     "pull-hops": pullHops,
+    trace,
     "push-vs-pull": pushVsPull,
     "push-vs-pull-links": pushVsPullLinks,
     disaggregation,

@@ -131,7 +131,7 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
     skip,
   }) => {
     const { kind, tp } = prefill();
-    const other = { ...kind, version: kind.version === "0.32" ? "0.33" : "0.32" } as const;
+    const other = { ...kind, version: kind.version === "0.33" ? "0.32" : "0.33" } as const;
     const [here, there] = [kind, other].map((each) => recordingFolder(each, tp, decode().tp));
     if (!existsSync(join(there ?? "", "manifest.json")))
       skip(`nothing was recorded of vLLM ${other.version} yet`);
@@ -142,7 +142,7 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
     expect(new Set(named)).toEqual(
       new Set([
         ...["prefill: vLLM", "decode: vLLM", "prefill: compatibility hash", "decode: compatibility hash"],
-        // vLLM 0.32 does not have this field, and push does not send it.
+        // vLLM 0.31 and 0.32 do not have this field, and push does not send it.
         ...(kind.mode === "pull" ? ["a prompt: remote_registration_generation"] : []),
       ]),
     );

@@ -1,5 +1,6 @@
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
+import { describedVersion } from "@kv/protocol";
 import { createProxy } from "@kv/proxy";
 import { afterEach, expect, test } from "vitest";
 import { decode, plain, prefill, type TransferParams } from "./completion.js";
@@ -183,9 +184,15 @@ export function prefillSuite(server: () => VllmServer): void {
 
   for (const blockSize of [16, 24, 64]) {
     test(`our P has blocks of ${blockSize} tokens, D of 32: D generates our engine's tokens`, async () => {
-      const isPush = server().kind.mode === "push";
+      const { kind } = server();
+      const isPush = kind.mode === "push";
       // A vLLM D that reads takes only blocks that divide its own.
       if (!isPush && blockSize !== 16) return;
+      if (!isPush && describedVersion(kind.version)?.mixesUpSmallerBlocks === true) {
+        // The tools refuse this pair. When these tokens are right, the flag of the version is out of date.
+        expect(await served(await open({ blockSize: 16 }))).not.toEqual(reference.hf_greedy16);
+        return;
+      }
       await expectServed(1, { blockSize, announcesPeerBlocks: isPush });
       const { made } = await prefillThenDecode({ blockSize, announcesPeerBlocks: isPush }, (ours, params) =>
         ours.damage(firstBlocks(params), PROMPT_TOKENS),

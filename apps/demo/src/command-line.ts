@@ -39,6 +39,7 @@ interface RawFlags {
   model?: string;
   kvHeads?: string;
   extraConfig?: string;
+  trace?: string;
   port: number;
   adminPort?: number;
   keep: boolean;

@@ -64,6 +64,7 @@ export {
   type RemoteRequest,
   type SendableRequest,
 } from "./scheduler/step-types.js";
+export { acquireTraced, endWith, inSpan, type SpanPlace, transferTraced } from "./tracing/spans.js";
 export {
   type ConnectorWorkerOptions,
   createConnectorWorker,

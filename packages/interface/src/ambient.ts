@@ -1,3 +1,5 @@
+import type { Tracer } from "./tracing.js";
+
 /**
  * A source of time. Long-lived parts receive it as an option instead of reading globals, so that tests run in virtual time. `systemClock` is the
  * real one.
@@ -49,7 +51,7 @@ export interface Metrics {
   observe(name: string, value: number, labels?: Readonly<Record<string, string>>): void;
 }
 
-/** Time, randomness, log and metrics: what every long-lived part receives. */
+/** Time, randomness, log, metrics and traces: what every long-lived part receives. */
 export interface Ambient {
   /** Source of time. */
   clock: Clock;
@@ -59,6 +61,8 @@ export interface Ambient {
   log: Log;
   /** Sink for metrics. */
   metrics: Metrics;
+  /** Records spans. Undefined: no spans are recorded. */
+  tracer?: Tracer | undefined;
 }
 
 /** `Ambient` as options. `ambient` replaces absent and undefined members with defaults. */
@@ -71,6 +75,8 @@ export interface AmbientOptions {
   readonly log?: Log | undefined;
   /** Default: `noMetrics`. */
   readonly metrics?: Metrics | undefined;
+  /** Default: undefined, no spans. */
+  readonly tracer?: Tracer | undefined;
 }
 
 /** Creates the real clock: `performance.now()`, and the timers of Node or the browser. */
@@ -98,12 +104,13 @@ export const silentLog: Log = { debug() {}, info() {}, warn() {}, error() {} };
 /** A metrics sink that discards every value. */
 export const noMetrics: Metrics = { count() {}, observe() {} };
 
-/** Completes options with the system's clock and randomness, no log and no metrics. */
+/** Completes options with the system's clock and randomness, no log, no metrics and no spans. */
 export function ambient(options: AmbientOptions = {}): Ambient {
   return {
     clock: options.clock ?? systemClock(),
     random: options.random ?? systemRandom(),
     log: options.log ?? silentLog,
     metrics: options.metrics ?? noMetrics,
+    tracer: options.tracer,
   };
 }

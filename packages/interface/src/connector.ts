@@ -28,6 +28,8 @@ export interface ConnectorRequest {
   readonly numPromptTokens: number;
   /** Parameters that came with the request; undefined when there were none. */
   readonly kvTransferParams: KvTransferParams | undefined;
+  /** W3C `traceparent` of the engine's span of the request: the parent of the connector's spans. Absent: parameters of an `@kv` peer may have one. */
+  readonly traceparent?: string | undefined;
 }
 
 /** Result of `SchedulerConnector.matchedTokens`. */

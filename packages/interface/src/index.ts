@@ -7,5 +7,6 @@ export * from "./kv-cache.js";
 export * from "./platform.js";
 export * from "./side-channel.js";
 export * from "./staging.js";
+export * from "./tracing.js";
 export * from "./transport.js";
 export { Turns } from "./turns.js";

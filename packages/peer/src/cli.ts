@@ -5,6 +5,8 @@ import { addDecode } from "./cli/decode-command.js";
 import { addDoctor } from "./cli/doctor-command.js";
 import { addPrefill } from "./cli/prefill-command.js";
 import { addDiff, addRecord } from "./cli/record-command.js";
+import { addTrace } from "./cli/trace-command.js";
+import { addWatch } from "./cli/watch-command.js";
 import { addWire } from "./cli/wire-command.js";
 import { addPlan } from "./live-plan/command.js";
 
@@ -15,7 +17,18 @@ const program = new Command("kv-peer")
   .version(packageVersion(import.meta.url))
   // Subcommands inherit this when they are added. Otherwise commander exits with 1.
   .exitOverride();
-for (const add of [addDoctor, addDecode, addPrefill, addRecord, addDiff, addPlan, addWire]) add(program);
+for (const add of [
+  addDoctor,
+  addDecode,
+  addPrefill,
+  addRecord,
+  addDiff,
+  addPlan,
+  addWire,
+  addTrace,
+  addWatch,
+])
+  add(program);
 
 // `complete <shell>` prints the completion of a shell.
 tab(program);

@@ -1,5 +1,5 @@
 import { rmSync } from "node:fs";
-import { zmqSideChannel } from "@kv/connector";
+import { memoryMetrics, zmqSideChannel } from "@kv/connector";
 import type { SideChannel, Transport } from "@kv/interface";
 import { type MemoryNetwork, memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { type HeadlessPrefill, openHeadlessPrefill } from "../src/headless/headless-prefill.js";
@@ -13,6 +13,7 @@ export interface Served {
   readonly folder: string;
   readonly server: EngineServer;
   readonly prefill: HeadlessPrefill;
+  readonly network: MemoryNetwork;
   /** The transport of the decode side, on the same network. */
   readonly transport: Transport;
   readonly sideChannel: SideChannel;
@@ -31,6 +32,10 @@ export async function serveSample(
     clockOffsetMs?: number;
     factors?: Readonly<Record<string, unknown>>;
     network?: MemoryNetwork;
+    /** Changes the KV that the server hands out. */
+    served?: (kv: Uint8Array) => void;
+    /** The host that the server announces for its side channel. */
+    sideChannelHost?: string;
   } = {},
 ): Promise<Served> {
   const {
@@ -45,17 +50,27 @@ export async function serveSample(
   const transports = [memoryTransport({ network }), memoryTransport({ network })] as const;
   const sideChannel = zmqSideChannel();
   const folder = await sampleRecording(lengths, undefined, options.factors);
+  const metrics = memoryMetrics();
+  const recording = await openRecording(folder);
   const prefill = await openHeadlessPrefill({
-    recording: await openRecording(folder),
+    recording: {
+      ...recording,
+      async kv(prompt) {
+        const kv = await recording.kv(prompt);
+        options.served?.(kv);
+        return kv;
+      },
+    },
+    metrics,
     transport: transports[0],
     sideChannel,
-    sideChannelHost: "127.0.0.1",
+    sideChannelHost: options.sideChannelHost ?? "127.0.0.1",
     sideChannelPort: 0,
     leaseMs,
     numBlocks,
     anyPrompt: true,
   });
-  const app = new PrefillServer({ prefill, model, vllmVersion });
+  const app = new PrefillServer({ prefill, model, vllmVersion, metrics: metrics.render });
   if (clockOffsetMs !== 0) {
     app.server.prependListener("request", (_request, response) => {
       response.setHeader("date", new Date(Date.now() + clockOffsetMs).toUTCString());
@@ -66,6 +81,7 @@ export async function serveSample(
     folder,
     server: new EngineServer(url),
     prefill,
+    network,
     transport: transports[1],
     sideChannel,
     async close() {

@@ -3,7 +3,8 @@ import { readFileSync } from "node:fs";
 import { setFlagsFromString } from "node:v8";
 import tab from "@bomb.sh/tab/commander";
 import { instanceName, type Role } from "@kv/fleet";
-import { reportFailure, runProgram } from "@kv/interface/program";
+import { openSpanOutput, reportFailure, runProgram } from "@kv/interface/program";
+import { OtlpTracer } from "@kv/protocol";
 import { createCommand } from "./config/cli-command.js";
 import { parseCli } from "./config/cli-options.js";
 import { createProxy } from "./proxy.js";
@@ -24,11 +25,14 @@ async function main(): Promise<void> {
   }
   setFlagsFromString(`--heap-growing-percent=${HEAP_GROWTH_PERCENT}`);
   const sources = { readFile: (path: string) => readFileSync(path, "utf8"), env: process.env };
-  const { host, port, logLevel, settings } = parseCli(process.argv.slice(2), sources);
+  const { host, port, logLevel, trace, settings } = parseCli(process.argv.slice(2), sources);
   const log = jsonLog(logLevel, process.stderr);
   if (settings.admin === undefined && process.env.KV_PROXY_ADMIN_TOKEN !== undefined)
     log.warn("setting-unused", { setting: "KV_PROXY_ADMIN_TOKEN", why: "--admin-port is not given" });
-  const proxy = createProxy({ ...settings, log });
+  const spans = openSpanOutput({ file: trace, env: process.env, log });
+  const tracer =
+    spans && new OtlpTracer({ service: "kv-proxy", instance: `${process.pid}`, write: spans.write });
+  const proxy = createProxy({ ...settings, log, tracer });
   const { url, adminUrl } = await proxy.listen({ host, port }).catch(async (error: unknown) => {
     await proxy.close({ graceMs: 0 });
     throw error;
@@ -44,7 +48,13 @@ async function main(): Promise<void> {
     signals += 1;
     log.info("closing", { signal, in_flight: proxy.status().requests.in_flight });
     // The second signal aborts the requests in flight.
-    proxy.close(signals > 1 ? { graceMs: 0 } : {}).catch(fail);
+    const closed = proxy.close(signals > 1 ? { graceMs: 0 } : {});
+    closed
+      .then(() => {
+        tracer?.close();
+        return spans?.close();
+      })
+      .catch(fail);
   };
   process.on("SIGTERM", stop);
   process.on("SIGINT", stop);

@@ -25,6 +25,7 @@ import {
   systemClock,
   systemRandom,
   type Timer,
+  type Tracer,
 } from "@kv/interface";
 import { type ProxySettings, type ProxySettingsInput, readSettings } from "./config/settings.js";
 import { unusedSettings } from "./config/unused-settings.js";
@@ -48,7 +49,6 @@ import { AutoscalingSignals, type SignalsStatus } from "./telemetry/autoscaling-
 import { bothMetrics, PrometheusMetrics } from "./telemetry/prometheus.js";
 import { RequestCounts, type RequestCountsStatus } from "./telemetry/request-counts.js";
 import { RequestHistory } from "./telemetry/request-history.js";
-import { Tracing } from "./telemetry/tracing.js";
 import { healthProbe, instanceGet } from "./upstream/health-probe.js";
 import { Upstream } from "./upstream/upstream.js";
 
@@ -62,6 +62,8 @@ export interface ProxyOptions extends ProxySettingsInput {
   readonly log?: Log | undefined;
   /** Receives all metrics, besides the admin route `/metrics`. */
   readonly metrics?: Metrics | undefined;
+  /** Records a span for each request and each leg. By default none; trace headers of clients pass unchanged then. */
+  readonly tracer?: Tracer | undefined;
   /** Creates the routing strategy of each role, which the proxy closes. By default, the setting `routing` names it. */
   readonly createRouting?: ((role: Role) => Routing) | undefined;
   /** Creates a source of instances, besides the settings' lists. By default, the setting `discovery` names it. */
@@ -149,7 +151,7 @@ class PrefillDecodeProxy implements Proxy {
   #closing: Promise<void> | undefined = undefined;
 
   constructor(options: ProxyOptions) {
-    const { clock, random, log, metrics, createRouting, createDiscovery, ...input } = options;
+    const { clock, random, log, metrics, tracer, createRouting, createDiscovery, ...input } = options;
     const settings = readSettings(input);
     this.#settings = settings;
     const { timeouts } = settings;
@@ -157,6 +159,7 @@ class PrefillDecodeProxy implements Proxy {
       clock: clock ?? systemClock(),
       random: random ?? systemRandom(),
       log: log ?? silentLog,
+      tracer,
     };
     this.#startedAtMs = own.clock.now();
     const discovery = createDiscovery?.() ?? configuredDiscovery(settings.discovery, own.clock);
@@ -197,11 +200,10 @@ class PrefillDecodeProxy implements Proxy {
       metrics: metrics === undefined ? prometheus : bothMetrics(metrics, prometheus),
     };
     this.#ambient = ambient;
-    const tracing = new Tracing();
     const signals = new AutoscalingSignals({ prefillers, decoders, pairing, clock: own.clock });
     this.#signals = signals;
     prometheus.addSignals(() => signals.status());
-    const legs = new Legs({ prefillers, decoders, pairing, upstream, settings, tracing, signals, ambient });
+    const legs = new Legs({ prefillers, decoders, pairing, upstream, settings, signals, ambient });
     this.#flow = new GenerationFlow(legs, createStrategy(settings, legs));
     const history = new RequestHistory(own.clock);
     const limits = resolveLimits(settings);
@@ -214,7 +216,6 @@ class PrefillDecodeProxy implements Proxy {
       flow: this.#flow,
       counts: this.#counts,
       history,
-      tracing,
       inFlight,
       abandoned: new AbandonedPrefills({
         clock: own.clock,

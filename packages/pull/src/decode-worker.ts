@@ -29,7 +29,7 @@ export class DecodeWorker {
   readonly #sending = new TaskTracker();
 
   constructor(context: WorkerContext) {
-    const { clock, log, notifications, output, settings, caches } = context;
+    const { clock, log, notifications, output, settings, caches, tracer } = context;
     this.#context = context;
     this.engines = new RemoteEngines(context, {
       failureType: "handshake_setup_failed",
@@ -48,6 +48,7 @@ export class DecodeWorker {
         clock,
         log,
         output,
+        tracer,
         tasks: this.#running,
         timeoutMs: settings.requestTimeoutMs,
         hasSingleGroup: caches.config.groups.length === 1,

@@ -26,7 +26,7 @@ export type HeartbeatRequest = Pick<RequestProof, "requestId"> & Partial<Request
  * readers are done with this rank's part, or when its lease has ended.
  */
 export class PrefillWorker {
-  readonly #context: Pick<WorkerContext, "clock" | "log" | "metrics" | "output" | "settings">;
+  readonly #context: Pick<WorkerContext, "clock" | "log" | "metrics" | "output" | "settings" | "tracer">;
   // Requests are added by the step that runs them, not by the step that finishes them: their parameters reach a D without a step, and the D
   // may complete first.
   readonly #byWireId = new Map<string, SendableState>();
@@ -35,7 +35,7 @@ export class PrefillWorker {
   readonly #completions: CompletionCounter;
   readonly #leases: Leases;
 
-  constructor(context: Pick<WorkerContext, "clock" | "log" | "metrics" | "output" | "settings">) {
+  constructor(context: Pick<WorkerContext, "clock" | "log" | "metrics" | "output" | "settings" | "tracer">) {
     this.#context = context;
     const { requiresKvPeer } = context.settings;
     this.#guard = new MessageGuard({ requiresKvPeer, log: context.log });
@@ -43,6 +43,7 @@ export class PrefillWorker {
     this.#leases = new Leases({
       clock: context.clock,
       extensionMs: context.settings.extensionMs,
+      tracer: context.tracer,
       onExpired: (wireId) => this.#leaseExpired(wireId),
     });
   }

@@ -1,6 +1,8 @@
-import type { HeartbeatSender } from "@kv/connector/building-blocks";
 import {
+  endWith,
   type FailureType,
+  type HeartbeatSender,
+  inSpan,
   isPeerLost,
   type RankKey,
   ReceiveError,
@@ -8,6 +10,7 @@ import {
   type RemoteEngine,
   type RemoteEngines,
   rankKey,
+  transferTraced,
   unreachablePeer,
   type WorkerContext,
 } from "@kv/connector/building-blocks";
@@ -58,36 +61,42 @@ export class PullReceiver {
 
   /** Notifies ranks of P, in the background, that this rank does not need the request's blocks (any more). */
   notifyDone(engine: RemoteEngine, remote: RemoteBlocks, ranks: Iterable<RankKey>): void {
-    const { log, metrics, notifications } = this.#context;
+    const { log, metrics, notifications, tracer } = this.#context;
     const payload = doneNotification(engine, remote);
+    const parent = remote.traceparent;
     for (const rank of ranks) {
       const agent = engine.agents.get(rank);
       if (agent === undefined) continue;
-      void notifications.send(agent, payload, (error) => {
+      const span = tracer?.start("kv.notify", { parent, attributes: { "kv.remote_agent": agent } });
+      const sent = notifications.send(agent, payload, (error) => {
         // P frees the blocks when the lease ends.
         metrics.notificationFailed();
+        span?.end(error);
         log.warn("notification_failed", {
           requestId: remote.requestId,
           remoteRank: rank,
           error: String(error),
         });
       });
+      void endWith(span, sent);
     }
   }
 
   async #receiveFrom(engine: RemoteEngine, order: ReceiveOrder, signal: AbortSignal): Promise<void> {
-    const { clock } = this.#context;
+    const { clock, tracer } = this.#context;
+    const parent = order.remote.traceparent;
     /** Ranks of P to notify at the end. A notification that is attached to a READ removes its rank. */
     const toNotify = new Set(engine.agents.keys());
     try {
-      const plan = planReceive(engine, order, signal);
+      const plan = inSpan(tracer?.start("kv.plan", { parent }), () => planReceive(engine, order, signal));
       const canAsk = engine.incarnation !== undefined;
       if (!canAsk && clock.now() >= this.#deadlineMs(order, engine)) throw this.#expired(order, engine);
       await this.#readAll(engine, plan, order, signal, { mayRide: !canAsk, toNotify });
       if (canAsk) await this.#requireLease(order, engine, signal);
       else if (clock.now() > this.#deadlineMs(order, engine)) throw this.#expired(order, engine);
       try {
-        this.#pass.apply(engine, plan);
+        if (plan.receivePass !== undefined)
+          inSpan(tracer?.start("kv.receive_pass", { parent }), () => this.#pass.apply(engine, plan));
       } catch (error) {
         throw ReceiveError.from(error, "KV_TRANSFER_FAILED", "transfer_exception", signal);
       }
@@ -105,7 +114,8 @@ export class PullReceiver {
     signal: AbortSignal,
     { mayRide, toNotify }: { readonly mayRide: boolean; readonly toNotify: Set<RankKey> },
   ): Promise<void> {
-    const { agent, log, metrics } = this.#context;
+    const { agent, log, metrics, tracer } = this.#context;
+    const place = { tracer, parent: order.remote.traceparent };
     const notification = doneNotification(engine, order.remote);
     // One failed READ makes the others useless: they are aborted, and still waited for.
     const abort = new AbortController();
@@ -141,14 +151,12 @@ export class PullReceiver {
       // NIXL delivers a notification only after its own request. With several READs from one rank, P is notified after all of them.
       const rides = mayRide && plan.reads.filter((other) => other.sourceIndex === sourceIndex).length === 1;
       try {
-        const transfer = agent.transfer({
-          operation: "READ",
-          local: lists.local,
-          remote: lists.remote,
-          ...descriptors,
-          signal: abort.signal,
-          notification: rides ? notification : undefined,
-        });
+        const read = { operation: "READ", local: lists.local, remote: lists.remote, ...descriptors } as const;
+        const transfer = transferTraced(
+          agent,
+          { ...read, signal: abort.signal, notification: rides ? notification : undefined },
+          place,
+        );
         const done = transfer.done.then(
           (result) => {
             if (rides) toNotify.delete(rank);

@@ -45,7 +45,7 @@ class PushWorkerHalves implements WorkerHalves {
   readonly #decode: DecodeWorker;
 
   constructor(context: WorkerContext) {
-    const { agent, clock, log, metrics, settings, local, options, output, notifications } = context;
+    const { agent, clock, log, metrics, settings, local, options, output, notifications, tracer } = context;
     this.#context = context;
     const links = new ConsumerLinks(context);
     const consumers = new PeerTable({
@@ -62,6 +62,7 @@ class PushWorkerHalves implements WorkerHalves {
       clock,
       log,
       metrics,
+      tracer,
       output,
       notifications,
       consumers,

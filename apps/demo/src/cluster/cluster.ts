@@ -8,6 +8,7 @@ import type { SideChannelAddress } from "../instance/observed-side-channel.js";
 import { type Child, startChild } from "../processes/child-process.js";
 import type { LogLevel } from "../processes/json-log.js";
 import { SupervisedServer } from "../processes/supervisor.js";
+import { openTraces } from "../processes/traces.js";
 import { type ClusterOptions, type PlannedInstance, planInstances, planProxy } from "./cluster-plan.js";
 
 /** A server of the cluster. */
@@ -28,6 +29,8 @@ export interface StartOptions {
   readonly restart?: boolean | undefined;
   /** Port of the proxy. Default: 0, a free one. */
   readonly proxyPort?: number | undefined;
+  /** File that the spans of all servers are appended to. */
+  readonly trace?: string | undefined;
 }
 
 /** Prefill and decode instances and a proxy in front of them, all running. */
@@ -75,13 +78,19 @@ export async function startCluster(options: ClusterOptions, start: StartOptions)
 /** The memory transport reaches no other process, so all instances run in this one, with the same HTTP and handshakes. */
 async function startInThisProcess(
   options: ClusterOptions,
-  { log, proxyPort = 0 }: StartOptions,
+  { log, proxyPort = 0, trace }: StartOptions,
   closers: CloseStack,
 ) {
   const network = memoryNetwork();
+  const tracerOf = (service: string, instance: string) => {
+    const traces = openTraces(trace, { service, instance, log });
+    closers.add(`spans of ${instance}`, () => traces.close());
+    return traces.tracer;
+  };
   const start = async ({ name, config }: PlannedInstance): Promise<ClusterMember> => {
     const instance = await startInstance(readInstanceConfig(config), {
       log,
+      tracer: tracerOf("kv-demo", name),
       transport: memoryTransport({ network, host: name }),
       sideChannel: memorySideChannel({ network, host: name }),
     });
@@ -94,7 +103,8 @@ async function startInThisProcess(
   const decodes = await Promise.all(planned.decodes.map(start));
   // The proxy reads side channels over TCP, and those of the memory network are in this process.
   const pairing = { mode: "off" } as const;
-  const proxy = createProxy({ ...planProxy(prefills, decodes, options), pairing, log });
+  const tracer = tracerOf("kv-proxy", "proxy");
+  const proxy = createProxy({ ...planProxy(prefills, decodes, options), pairing, log, tracer });
   closers.add("proxy", () => proxy.close());
   const { url } = await proxy.listen({ port: proxyPort });
   return { proxy: { name: "proxy", url, backend: null }, prefills, decodes };
@@ -102,7 +112,7 @@ async function startInThisProcess(
 
 async function startProcesses(
   options: ClusterOptions,
-  { log, logLevel, restart = false, proxyPort = 0 }: StartOptions,
+  { log, logLevel, restart = false, proxyPort = 0, trace }: StartOptions,
   closers: CloseStack,
 ) {
   const start = async (
@@ -114,7 +124,8 @@ async function startProcesses(
       const port = before?.port ?? firstPort;
       const sideChannelPort = before?.sideChannel?.port;
       const settings = JSON.stringify({ sideChannelPort, ...config, port });
-      return [role, "--log-level", logLevel, "--config", settings];
+      const traced = trace === undefined ? [] : ["--trace", trace];
+      return [role, "--log-level", logLevel, "--config", settings, ...traced];
     };
     const server = await SupervisedServer.start({
       start: (before) => startChild({ name, args: argumentsFor(before) }),

@@ -110,7 +110,12 @@ export class Engine {
     const { maxModelLen = model.config.maxModelLen } = this.#options;
     checkRequest(request, { ...model.config, maxModelLen, blockSize, capacity: blocks.capacity });
     const uniform = this.#ambient.random.next;
-    const record = new RequestRecord(request, { blockSize, uniform, prefixCaching });
+    const record = new RequestRecord(request, {
+      blockSize,
+      uniform,
+      prefixCaching,
+      tracer: this.#ambient.tracer,
+    });
     this.#scheduler.add(record);
     this.#wakeup.wake();
     return {
@@ -224,8 +229,16 @@ export class Engine {
   async #forward({ record, numTokens }: Chunk): Promise<void> {
     const { request, numComputedTokens } = record;
     const promptLength = request.promptTokens.length;
+    const span =
+      record.span === undefined || numComputedTokens >= promptLength
+        ? undefined
+        : this.#ambient.tracer?.start("kv_engine.compute_prompt", {
+            parent: record.span.traceparent,
+            attributes: { "kv.tokens": numTokens },
+          });
     try {
       const token = await this.#runner.advance(record, numTokens);
+      span?.end();
       if (numComputedTokens < promptLength)
         this.#scheduler.cachePrompt(record, Math.min(record.numComputedTokens, promptLength));
       if (token === undefined || record.ending !== undefined) return;
@@ -236,7 +249,12 @@ export class Engine {
       request.onToken?.(token);
       const reason = record.stopReason(this.#options.model.config.eosTokenIds);
       if (reason !== undefined) record.end(reason);
+      else if (record.output.length === 1 && record.span !== undefined) {
+        const parent = record.span.traceparent;
+        record.generateSpan = this.#ambient.tracer?.start("kv_engine.generate", { parent });
+      }
     } catch (error) {
+      span?.end(error);
       const message = `request ${request.requestId} failed in the model`;
       record.end("error", KvError.from(error, "KV_ENGINE_FAILED", message));
     }

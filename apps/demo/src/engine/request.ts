@@ -1,4 +1,11 @@
-import { type ConnectorRequest, type FinishReason, KvError, type KvTransferParams } from "@kv/interface";
+import {
+  type ConnectorRequest,
+  type FinishReason,
+  KvError,
+  type KvTransferParams,
+  type Span,
+  type Tracer,
+} from "@kv/interface";
 import { type BlockHash, blockHashes } from "./cache/block-pool.js";
 import type { EngineModelConfig } from "./engine-model.js";
 import { createSampler, type Sampler, type SamplingOptions } from "./sampling.js";
@@ -18,6 +25,8 @@ export interface EngineRequest {
   /** Alternatives to report with each token, 0 to 20. */
   readonly topLogprobs?: number | undefined;
   readonly kvTransferParams?: KvTransferParams | undefined;
+  /** W3C `traceparent` of the client's request. */
+  readonly traceparent?: string | undefined;
   /** Called with each token when it is sampled. */
   onToken?(token: EngineToken): void;
   /** Called after `onToken`; true ends the output, because it contains a stop string. */
@@ -66,6 +75,12 @@ export class RequestRecord {
   readonly hashes: readonly BlockHash[];
   readonly sampler: Sampler;
   readonly done: Promise<EngineResult>;
+  /** From the submission to the outcome. */
+  readonly span: Span | undefined;
+  /** From the submission to the admission. */
+  readonly queueSpan: Span | undefined;
+  /** From the first output token to the outcome; undefined before, and where the output is one token. */
+  generateSpan: Span | undefined;
   readonly output: EngineToken[] = [];
   state: RequestState = "waiting";
   /** The blocks of the prompt first; the rest is room for the output. */
@@ -103,11 +118,24 @@ export class RequestRecord {
 
   constructor(
     request: EngineRequest,
-    options: { blockSize: number; uniform: () => number; prefixCaching: boolean },
+    options: {
+      blockSize: number;
+      uniform: () => number;
+      prefixCaching: boolean;
+      tracer?: Tracer | undefined;
+    },
   ) {
     const { requestId, promptTokens, kvTransferParams, sampling = { temperature: 0 } } = request;
+    const numPromptTokens = promptTokens.length;
     this.request = request;
-    this.connectorRequest = { requestId, numPromptTokens: promptTokens.length, kvTransferParams };
+    this.span = options.tracer?.start("kv_engine.request", {
+      kind: "server",
+      parent: request.traceparent,
+      attributes: { "kv.request_id": requestId, "kv.prompt_tokens": numPromptTokens },
+    });
+    const traceparent = this.span?.traceparent ?? request.traceparent;
+    this.queueSpan = this.span && options.tracer?.start("kv_engine.queue", { parent: traceparent });
+    this.connectorRequest = { requestId, numPromptTokens, kvTransferParams, traceparent };
     this.hashes = options.prefixCaching ? blockHashes(promptTokens, options.blockSize) : [];
     this.sampler = createSampler(sampling, options.uniform);
     this.done = new Promise((resolve, reject) => {
@@ -134,10 +162,16 @@ export class RequestRecord {
   }
 
   resolve(result: EngineResult): void {
+    this.generateSpan?.end();
+    this.span?.set({ "kv.output_tokens": result.tokens.length, "kv.remote_tokens": result.remoteTokens });
+    this.span?.end();
     this.#resolve(result);
   }
 
   reject(error: KvError): void {
+    this.queueSpan?.end(error);
+    this.generateSpan?.end(error);
+    this.span?.end(error);
     this.#reject(error);
   }
 

@@ -82,6 +82,7 @@ export class Scheduler {
       try {
         if (!this.#admit(record)) return;
         record.admittedMs = clock.now();
+        record.queueSpan?.end();
       } catch (error) {
         // The connector refused the request, so no peer will write into its blocks.
         if (record.state === "remote") record.state = "running";

@@ -1,4 +1,6 @@
 import type { IncomingHttpHeaders, ServerResponse } from "node:http";
+import { readTraceparent } from "@kv/interface";
+import { peerTraceparent } from "@kv/protocol";
 import type { Engine } from "../engine/engine.js";
 import type { EngineHandle, EngineResult, EngineToken } from "../engine/request.js";
 import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
@@ -96,6 +98,7 @@ export function startGeneration(body: CompletionBody | ChatBody, options: Genera
       seed: body.seed ?? undefined,
     },
     kvTransferParams: body.kv_transfer_params ?? undefined,
+    traceparent: readTraceparent(headers.traceparent) ?? peerTraceparent(body.kv_transfer_params),
     onToken,
     isStopped,
   });

@@ -8,6 +8,7 @@ import type { SideChannelAddress } from "../instance/observed-side-channel.js";
 import type { ChildMessage } from "./child-process.js";
 import { jsonLog, type LogLevel } from "./json-log.js";
 import { parseJson } from "./parse-json.js";
+import { openTraces, type Traces } from "./traces.js";
 
 /** Options of the commands that run one server. */
 interface ServerFlags {
@@ -15,6 +16,8 @@ interface ServerFlags {
   readonly config?: string | undefined;
   readonly port?: number | undefined;
   readonly logLevel: LogLevel;
+  /** File that spans are appended to. */
+  readonly trace?: string | undefined;
   /** Started by the demo, which gets the outcome over IPC. */
   readonly child?: boolean | undefined;
 }
@@ -41,9 +44,15 @@ export async function runInstance(
 ): Promise<void> {
   const settings = readInstanceConfig(instanceSettings(role, flags));
   const log = jsonLog(flags.logLevel, { instance: settings.name ?? settings.role, pid: process.pid });
-  await runServer(flags, async () => {
+  const traces = openTraces(flags.trace, {
+    service: "kv-demo",
+    instance: settings.name ?? settings.role,
+    log,
+  });
+  await runServer(flags, traces, async () => {
     const instance = await startInstance(settings, {
       log,
+      tracer: traces.tracer,
       transport: nixlTransport({ log }),
       sideChannel: zmqSideChannel({ log }),
     });
@@ -56,7 +65,7 @@ export async function runInstance(
 /** The settings of an instance from the options of its command. Errors: `KV_CONFIG_INVALID`. */
 export function instanceSettings(
   role: "prefill" | "decode" | undefined,
-  { config, kvTransferConfig, extraConfig, logLevel: _, child: __, ...options }: InstanceFlags,
+  { config, kvTransferConfig, extraConfig, logLevel: _, child: __, trace: ___, ...options }: InstanceFlags,
 ): Record<string, unknown> {
   const given = config === undefined ? {} : parseJson("--config", config);
   const usual: Record<string, unknown> = {
@@ -99,8 +108,9 @@ export async function runProxy(flags: ProxyFlags): Promise<void> {
     ...(adminPort === undefined ? {} : { admin: { ...settings.admin, port: adminPort } }),
   };
   const log = jsonLog(flags.logLevel, { instance: "proxy", pid: process.pid });
-  await runServer(flags, async () => {
-    const proxy = createProxy({ ...resolved, log });
+  const traces = openTraces(flags.trace, { service: "kv-proxy", instance: "proxy", log });
+  await runServer(flags, traces, async () => {
+    const proxy = createProxy({ ...resolved, log, tracer: traces.tracer });
     const address = await proxy.listen({ port });
     const shown = { config: { ...resolved, port: address.port } };
     return { ...address, backend: null, sideChannel: null, shown, drain: () => proxy.close() };
@@ -129,6 +139,7 @@ const EXIT_TIMEOUT_MS = 2000;
  */
 async function runServer(
   { child: isChild = false }: ServerFlags,
+  traces: Traces,
   start: () => Promise<Server>,
 ): Promise<void> {
   // Before anything is opened: the parent may end while its child starts.
@@ -139,7 +150,7 @@ async function runServer(
   let server: Server | undefined;
   const stop = () => {
     if (stopping !== undefined || server === undefined) process.exit(1);
-    stopping = server.drain().then(
+    stopping = drain(server).then(
       () => exit(0),
       (error: unknown) => {
         process.stderr.write(`${String(error)}\n`);
@@ -147,6 +158,13 @@ async function runServer(
       },
     );
   };
+  async function drain(running: Server): Promise<void> {
+    try {
+      await running.drain();
+    } finally {
+      await traces.close();
+    }
+  }
   process.on("SIGTERM", stop);
   process.on("SIGINT", stop);
   try {

@@ -1,5 +1,6 @@
 import { randomUUID } from "node:crypto";
-import type { Log } from "@kv/interface";
+import { writeFile } from "node:fs/promises";
+import { KvError, type Log } from "@kv/interface";
 import { chooseTransport, type TransportName } from "../cluster/choose-transport.js";
 import { type Cluster, startCluster } from "../cluster/cluster.js";
 import type { ClusterOptions } from "../cluster/cluster-plan.js";
@@ -17,6 +18,8 @@ export interface DemoOptions extends Omit<ClusterOptions, "transport" | "cacheTo
   readonly maxTokens: number;
   readonly restart: boolean;
   readonly port: number;
+  /** File for the spans of all servers; what it holds is overwritten. */
+  readonly trace?: string | undefined;
 }
 
 export interface DemoRun {
@@ -38,6 +41,7 @@ export interface DemoOutput {
 export async function runDemo(options: DemoOptions, output: DemoOutput): Promise<DemoRun> {
   const { say, log, logLevel } = output;
   const { maxTokens } = options;
+  if (options.trace !== undefined) await startFile(options.trace);
   const transport = await chooseTransport(options.transport, say);
   const prepared = await prepareRun(options, say);
   const { prompts, modelName } = prepared;
@@ -48,7 +52,7 @@ export async function runDemo(options: DemoOptions, output: DemoOutput): Promise
   say(describe(options, transport));
   const cluster = await startCluster(
     { ...options, transport, cacheTokens },
-    { log, logLevel, restart: options.restart, proxyPort: options.port },
+    { log, logLevel, restart: options.restart, proxyPort: options.port, trace: options.trace },
   );
   try {
     say(`sending ${prompts.length} prompts at once through ${cluster.proxy.url}`);
@@ -72,6 +76,13 @@ export async function runDemo(options: DemoOptions, output: DemoOutput): Promise
     await cluster.close();
     throw error;
   }
+}
+
+/** Errors: `KV_CONFIG_INVALID`. */
+async function startFile(file: string): Promise<void> {
+  await writeFile(file, "").catch((cause: unknown) => {
+    throw new KvError("KV_CONFIG_INVALID", `--trace ${file} cannot be written: ${String(cause)}`, { cause });
+  });
 }
 
 function describe(options: DemoOptions, transport: TransportName): string {

@@ -6,6 +6,7 @@ import type { ClockOffset } from "../handshake/clock-offset.js";
 import { queryLease } from "../handshake/lease-query.js";
 import { type RankKey, rankKey } from "../handshake/rank-key.js";
 import type { RemoteRequest } from "../scheduler/step-types.js";
+import { acquireTraced, endWith } from "../tracing/spans.js";
 import type { WorkerContext } from "../worker/worker-context.js";
 import type { EngineAddress } from "./engine-address.js";
 import type { Peer, PeerRef } from "./peer.js";
@@ -84,7 +85,10 @@ export class RemoteEngines {
    */
   async acquire(request: RemoteRequest, signal: AbortSignal): Promise<PeerRef<RemoteEngine>> {
     for (let isSecondTry = false; ; isSecondTry = true) {
-      const reference = await this.table.acquire(request, signal);
+      const reference = await acquireTraced(this.table, request, signal, {
+        tracer: this.#context.tracer,
+        parent: request.traceparent,
+      });
       const { peer } = reference;
       if (isMeant(peer, request)) return reference;
       reference.release();
@@ -101,17 +105,21 @@ export class RemoteEngines {
 
   /** Asks the process at the request's address whether it holds the request's blocks. Errors: as `queryLease`. */
   queryLease(request: RemoteRequest, signal: AbortSignal): Promise<LeaseReply> {
-    const { engineId, requestId, host, port, lease, blocks } = request;
-    const { sideChannel, settings } = this.#context;
-    return queryLease(
-      {
-        engineId,
-        requestId,
-        generation: lease?.generation,
-        capability: lease?.capability,
-        blocks,
-      },
-      { sideChannel, host, port, timeoutMs: settings.handshakeTimeoutMs, signal },
+    const { engineId, requestId, host, port, lease, blocks, traceparent } = request;
+    const { sideChannel, settings, tracer } = this.#context;
+    const span = tracer?.start("kv.lease_query", { parent: traceparent, kind: "client" });
+    return endWith(
+      span,
+      queryLease(
+        {
+          engineId,
+          requestId,
+          generation: lease?.generation,
+          capability: lease?.capability,
+          blocks,
+        },
+        { sideChannel, host, port, timeoutMs: settings.handshakeTimeoutMs, signal },
+      ),
     );
   }
 

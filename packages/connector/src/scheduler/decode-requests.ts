@@ -214,6 +214,8 @@ export class DecodeRequests<Source extends PromptSource> {
     let refusal: KvError | undefined;
     try {
       source = this.#orders.read(params, request.numPromptTokens);
+      const { traceparent } = request;
+      if (traceparent !== undefined) source = { ...source, remote: { ...source.remote, traceparent } };
     } catch (error) {
       refusal = KvError.from(error, "KV_REQUEST_INVALID", `request ${request.requestId}`);
       this.#release(request, this.#orders.addressToNotify(params));

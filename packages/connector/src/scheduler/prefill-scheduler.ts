@@ -16,6 +16,7 @@ import {
   type TransferMode,
 } from "@kv/protocol";
 import type { EngineListener } from "../handshake/engine-listener.js";
+import { traceMember } from "../tracing/spans.js";
 import { type Generation, Generations } from "./generations.js";
 import type { LeaseOrder, SendableRequest } from "./step-types.js";
 
@@ -100,6 +101,7 @@ export class PrefillScheduler {
       generation: generation.generation,
       capability: generation.capability,
       blockIds,
+      ...traceMember(request.traceparent),
       numTokens: numPromptTokens,
       promptBlockIds,
       expiresAtMs,
@@ -110,7 +112,7 @@ export class PrefillScheduler {
     const announcedMs = Math.min(expiresAtMs, unattendedExpiresAtMs);
     return {
       keepBlocks: true,
-      kvTransferParams: this.#transferParams(generation, promptBlockIds, numPromptTokens, announcedMs),
+      kvTransferParams: this.#transferParams(request, generation, promptBlockIds, announcedMs),
     };
   }
 
@@ -165,7 +167,7 @@ export class PrefillScheduler {
     this.takeStep();
   }
 
-  #admit({ requestId, numPromptTokens }: ConnectorRequest, blockIds: BlockIds): Generation {
+  #admit({ requestId, numPromptTokens, traceparent }: ConnectorRequest, blockIds: BlockIds): Generation {
     const generation = this.#generations.begin(requestId);
     // A preempted request is admitted again, with other blocks.
     this.#inBatch.push({
@@ -174,6 +176,7 @@ export class PrefillScheduler {
       generation: generation.generation,
       capability: generation.capability,
       blockIds,
+      ...traceMember(traceparent),
       ...(this.#options.isLayerwise === true ? this.#promptOf(numPromptTokens, blockIds) : {}),
     });
     return generation;
@@ -204,9 +207,9 @@ export class PrefillScheduler {
   }
 
   #transferParams(
+    { numPromptTokens, traceparent }: ConnectorRequest,
     { wireId, generation, capability }: Generation,
     promptBlockIds: BlockIds,
-    numTokens: number,
     expiresAtMs: number,
   ): KvTransferParams {
     const { engineId, tpSize, dcpSize, ppSize, transferMode, incarnation, listener } = this.#options;
@@ -221,11 +224,11 @@ export class PrefillScheduler {
       tpSize,
       dcpSize,
       ppSize,
-      remoteNumTokens: numTokens,
+      remoteNumTokens: numPromptTokens,
       remoteBlocksExpiryTime: isPull ? expiresAtMs / 1000 : undefined,
       remoteRegistrationGeneration: isPull ? listener.registrationGeneration : undefined,
       transferMode,
-      lease: { incarnation, generation, capability },
+      lease: { incarnation, generation, capability, traceparent },
     });
   }
 }

@@ -1,5 +1,6 @@
 import { type BlockIds, KvError, type KvTransferParams } from "@kv/interface";
 import { blocksDigest, parseTransferParams, type RemotePrefillParams, type TransferMode } from "@kv/protocol";
+import { traceMember } from "../tracing/spans.js";
 import type { RemoteRequest } from "./step-types.js";
 
 /**
@@ -37,6 +38,7 @@ export function readRemoteRequest(
     registrationGeneration: parsed.remoteRegistrationGeneration,
     requestId: parsed.remoteRequestId,
     lease: parsed.lease,
+    ...traceMember(parsed.lease?.traceparent),
     ...(parsed.remoteBlockIds.length === 0
       ? {}
       : { blocks: blocksDigest(parsed.remoteBlockIds, parsed.remoteNumTokens) }),

@@ -16,6 +16,8 @@ export interface SendableRequest {
   readonly capability?: string | undefined;
   /** All blocks of the request, per KV cache group. */
   readonly blockIds: BlockIds;
+  /** Parent of the workers' spans. */
+  readonly traceparent?: string | undefined;
   /** Prompt tokens whose KV the blocks will hold; set for a running request only with layerwise push. */
   readonly numTokens?: number | undefined;
   /** The blocks of those tokens, per group. A D gets these. */
@@ -38,6 +40,8 @@ export interface RemoteRequest extends EngineAddress {
   readonly requestId: string;
   /** P's process and the use of its blocks; undefined where P is vLLM. */
   readonly lease?: RemoteLease | undefined;
+  /** Parent of the spans about the request. */
+  readonly traceparent?: string | undefined;
   /** The blocks and tokens that the parameters name, see `blocksDigest`; undefined where they name no blocks. */
   readonly blocks?: string | undefined;
 }

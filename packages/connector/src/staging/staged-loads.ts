@@ -4,6 +4,7 @@ import {
   KvError,
   type Log,
   type Staging,
+  type Tracer,
   type WorkerOutput,
 } from "@kv/interface";
 import type { StagedRequest, StagingCopied } from "./staging-step.js";
@@ -24,13 +25,14 @@ export interface Loads {
 export interface LoadsOptions {
   readonly clock: Clock;
   readonly log: Log;
+  readonly tracer: Tracer | undefined;
   readonly onCopied?: (copied: StagingCopied) => void;
   staging(): Staging;
   /** True while `take` would return something. */
   loaded(): void;
 }
 
-export function createLoads({ clock, log, onCopied, staging, loaded }: LoadsOptions): Loads {
+export function createLoads({ clock, log, tracer, onCopied, staging, loaded }: LoadsOptions): Loads {
   const requests = new Map<string, StagedRequest>();
   /** Requests that the connector has reported. A second report (the blocks are no longer at risk) is passed on. */
   const reported = new Set<string>();
@@ -43,10 +45,16 @@ export function createLoads({ clock, log, onCopied, staging, loaded }: LoadsOpti
   async function load(order: StagedRequest): Promise<void> {
     const { requestId } = order;
     const startedMs = clock.now();
+    const span = tracer?.start("kv.stage_load", {
+      parent: order.traceparent,
+      attributes: { "kv.blocks": order.wire.flat().length },
+    });
     try {
       await staging().load(requestId, order);
+      span?.end();
       onCopied?.({ requestId, direction: "load", wire: order.wire, durationMs: clock.now() - startedMs });
     } catch (error) {
+      span?.end(error);
       const { code, message } = KvError.from(error, "KV_STAGING_FAILED", `loading request ${requestId}`);
       log.warn("staging-load-failed", { requestId, code, error: message });
       const blockIds = order.device.length === 1 ? [...(order.device[0] ?? [])] : [];

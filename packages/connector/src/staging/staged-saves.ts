@@ -1,4 +1,11 @@
-import { type BlockIds, type Clock, type KvCacheConfig, KvError, type Staging } from "@kv/interface";
+import {
+  type BlockIds,
+  type Clock,
+  type KvCacheConfig,
+  KvError,
+  type Staging,
+  type Tracer,
+} from "@kv/interface";
 import type { StagedRequest, StagingCopied } from "./staging-step.js";
 
 /** Prefill: the running requests, and how many blocks of each have been copied into the pool. */
@@ -13,11 +20,12 @@ export interface Saves {
 
 export interface SavesOptions {
   readonly clock: Clock;
+  readonly tracer: Tracer | undefined;
   readonly onCopied?: (copied: StagingCopied) => void;
   staging(): Staging;
 }
 
-export function createSaves({ clock, onCopied, staging }: SavesOptions): Saves {
+export function createSaves({ clock, tracer, onCopied, staging }: SavesOptions): Saves {
   const requests = new Map<string, { readonly order: StagedRequest; savedTokens: number }>();
   let blockSize = 1;
 
@@ -41,12 +49,18 @@ export function createSaves({ clock, onCopied, staging }: SavesOptions): Saves {
           const [from, to] = [Math.floor(begun / blockSize), Math.ceil(ready / blockSize)];
           const cut = (ids: BlockIds) => ids.map((group) => group.slice(from, to));
           const startedMs = clock.now();
+          const wire = cut(order.wire);
+          const span = tracer?.start("kv.stage_save", {
+            parent: order.traceparent,
+            attributes: { "kv.blocks": wire.flat().length },
+          });
           try {
-            const wire = cut(order.wire);
             await staging().save(requestId, { device: cut(order.device), wire });
+            span?.end();
             request.savedTokens = ready;
             onCopied?.({ requestId, direction: "save", wire, durationMs: clock.now() - startedMs });
           } catch (error) {
+            span?.end(error);
             failures.set(requestId, KvError.from(error, "KV_STAGING_FAILED", `saving request ${requestId}`));
           }
         }),

@@ -8,6 +8,8 @@ import {
   type StagedBlocks,
   type StepMetadata,
 } from "@kv/interface";
+import { peerTraceparent } from "@kv/protocol";
+import { traceMember } from "../tracing/spans.js";
 import { createStagingPool } from "./staging-pool.js";
 import type { StagedRequest, StagingOrders } from "./staging-step.js";
 
@@ -58,7 +60,12 @@ export function stagedScheduler(
     if (wire === undefined) throw notAdmitted(requestId);
     const device = blockIds.map((ids) => ids.slice(0, count));
     saves = saves.filter((save) => save.requestId !== requestId);
-    saves.push({ requestId, numTokens: numPromptTokens, ...paired(device, wire) });
+    saves.push({
+      requestId,
+      numTokens: numPromptTokens,
+      ...traceMember(traceparentOf(request)),
+      ...paired(device, wire),
+    });
     inner.afterAllocation(request, wire, 0);
   }
 
@@ -71,7 +78,7 @@ export function stagedScheduler(
     const device = blockIds.map((ids) => ids.slice(skipped, end));
     const wire = pool.take(requestId, perGroup(end - skipped));
     if (wire === undefined) throw notAdmitted(requestId);
-    loads.push({ requestId, numTokens, ...paired(device, wire) });
+    loads.push({ requestId, numTokens, ...traceMember(traceparentOf(request)), ...paired(device, wire) });
     inner.afterAllocation(request, inPlace(wire, skipped), externalTokens);
   }
 
@@ -148,6 +155,11 @@ function paired(device: BlockIds, wire: BlockIds): StagedBlocks {
     device,
     wire: device.map((ids, group) => (wire[group] ?? []).slice(0, ids.length)),
   };
+}
+
+/** The engine's context, else that of an `@kv` P. */
+function traceparentOf({ traceparent, kvTransferParams }: ConnectorRequest): string | undefined {
+  return traceparent ?? peerTraceparent(kvTransferParams);
 }
 
 function notAdmitted(requestId: string): KvError {

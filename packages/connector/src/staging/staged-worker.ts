@@ -4,6 +4,7 @@ import {
   type Log,
   type Platform,
   type Staging,
+  type Tracer,
   type Transport,
   type WorkerConnector,
   type WorkerOutput,
@@ -19,6 +20,7 @@ export interface StagedWorkerOptions {
   readonly poolBlocks: number;
   readonly clock: Clock;
   readonly log: Log;
+  readonly tracer: Tracer | undefined;
   readonly onCopied?: (copied: StagingCopied) => void;
 }
 

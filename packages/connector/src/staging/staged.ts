@@ -33,7 +33,7 @@ export function staged(module: ConnectorModule, options: StagedOptions): Connect
     },
     async createWorker(given) {
       refuseLayerwise(given.config);
-      const { clock, log } = ambient(given);
+      const { clock, log, tracer } = ambient(given);
       const direct = platform.capabilities.directRegistration?.find(({ backend }) =>
         given.config.backends.some(({ name }) => name === backend),
       );
@@ -46,7 +46,7 @@ export function staged(module: ConnectorModule, options: StagedOptions): Connect
         ...given,
         platform: { ...rest, capabilities: { ...rest.capabilities, registersAs: ["DRAM"] } },
       });
-      const around = { platform, transport: given.transport, poolBlocks, clock, log };
+      const around = { platform, transport: given.transport, poolBlocks, clock, log, tracer };
       return stagedWorker(inside, { ...around, ...(onCopied === undefined ? {} : { onCopied }) });
     },
   };

@@ -18,6 +18,8 @@ export interface StagedRequest {
   readonly device: BlockIds;
   readonly wire: BlockIds;
   readonly numTokens: number;
+  /** Parent of the copies' spans. */
+  readonly traceparent?: string | undefined;
 }
 
 /** Reads the staging instructions of a step. Errors: `KV_INTERNAL` when the key holds anything else. */

@@ -171,7 +171,7 @@ class ConnectorWorker implements WorkerConnector, AsyncDisposable {
 
   async #openWith(caches: KvCaches): Promise<OpenWorker> {
     const { config, engine, transport, tpRank, ppRank } = this.#options;
-    const { clock, log, metrics, random } = ambient(this.#options);
+    const { clock, log, metrics, random, tracer } = ambient(this.#options);
     const sideChannel = sideChannelFor(this.#options.sideChannel, this.#settings, { clock, log });
     const agent = await transport.createAgent({
       name: random.uuid(),
@@ -191,6 +191,7 @@ class ConnectorWorker implements WorkerConnector, AsyncDisposable {
         clock,
         log,
         metrics: new TransferMetrics(metrics),
+        tracer,
         options: this.#options,
         settings: this.#settings,
         sideChannel,

@@ -1,4 +1,4 @@
-import type { Clock, Timer } from "@kv/interface";
+import { type Clock, KvError, type Span, type Timer, type Tracer } from "@kv/interface";
 import type { LeaseOrder } from "../scheduler/step-types.js";
 
 /** When a lease ends. */
@@ -10,6 +10,8 @@ export interface LeaseTerms {
    * of versions that send no heartbeats.
    */
   readonly unattendedExpiresAtMs?: number | undefined;
+  /** Parent of the lease's span. */
+  readonly traceparent?: string | undefined;
 }
 
 /** Options of `Leases`. */
@@ -18,6 +20,8 @@ export interface LeasesOptions {
   readonly clock: Clock;
   /** How long a heartbeat extends a lease from its arrival, in ms. vLLM 0.33: two thirds of the lease. */
   readonly extensionMs: number;
+  /** Gets a span for each lease, with an event for each extension. */
+  readonly tracer?: Tracer | undefined;
   /** Called from the timer for each lease that has ended. `close` does not call it. */
   onExpired(id: string): void;
 }
@@ -26,6 +30,7 @@ interface Lease {
   attendedMs: number;
   readonly unattendedMs: number;
   isAttended: boolean;
+  readonly span: Span | undefined;
 }
 
 /**
@@ -43,11 +48,17 @@ export class Leases {
   }
 
   /** Grants a lease. */
-  grant(id: string, { expiresAtMs, unattendedExpiresAtMs }: LeaseTerms): void {
+  grant(id: string, { expiresAtMs, unattendedExpiresAtMs, traceparent }: LeaseTerms): void {
+    const { clock, tracer } = this.#options;
+    const span = tracer?.start("kv.lease", {
+      parent: traceparent,
+      attributes: { "kv.wire_id": id, "kv.lease.granted_ms": expiresAtMs - clock.now() },
+    });
     this.#leases.set(id, {
       attendedMs: expiresAtMs,
       unattendedMs: unattendedExpiresAtMs ?? expiresAtMs,
       isAttended: false,
+      span,
     });
     this.#armTimer();
   }
@@ -61,6 +72,7 @@ export class Leases {
       if (lease === undefined) continue;
       lease.isAttended = true;
       lease.attendedMs = Math.max(lease.attendedMs, extendedMs);
+      lease.span?.event("extended", { "kv.lease.extension_ms": this.#options.extensionMs });
       isEarlier ||= lease.attendedMs < this.#timerAtMs;
     }
     // A timer that fires too early checks again, which is cheaper than moving it at each heartbeat. Only a timer that is too late must move.
@@ -69,6 +81,7 @@ export class Leases {
 
   /** Ends a lease early. Returns whether there was one. */
   release(id: string): boolean {
+    this.#leases.get(id)?.span?.end();
     const existed = this.#leases.delete(id);
     if (this.#leases.size === 0) this.#armTimer();
     return existed;
@@ -121,10 +134,13 @@ export class Leases {
     this.#timerAtMs = Number.POSITIVE_INFINITY;
     const nowMs = this.#options.clock.now();
     // Heartbeats move single leases, so the map is not ordered by time: check all leases.
-    const expired = [...this.#leases].filter(([, lease]) => nowMs >= end(lease)).map(([id]) => id);
-    for (const id of expired) this.#leases.delete(id);
+    const expired = [...this.#leases].filter(([, lease]) => nowMs >= end(lease));
+    for (const [id, { span }] of expired) {
+      this.#leases.delete(id);
+      span?.end(new KvError("KV_LEASE_EXPIRED", "the lease ended before every reader was done"));
+    }
     this.#armTimer();
-    for (const id of expired) this.#options.onExpired(id);
+    for (const [id] of expired) this.#options.onExpired(id);
   }
 }
 
@@ -134,8 +150,9 @@ export class Leases {
  */
 export function localLeaseTerms(order: LeaseOrder, schedulerClockMs: number, nowMs: number): LeaseTerms {
   const toLocalMs = (atMs: number) => nowMs + (atMs - schedulerClockMs);
-  const { expiresAtMs, unattendedExpiresAtMs } = order;
+  const { expiresAtMs, unattendedExpiresAtMs, traceparent } = order;
   return {
+    traceparent,
     expiresAtMs: toLocalMs(expiresAtMs),
     unattendedExpiresAtMs: unattendedExpiresAtMs === undefined ? undefined : toLocalMs(unattendedExpiresAtMs),
   };

@@ -1,4 +1,4 @@
-import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
+import { type Clock, KvError, type Log, type Span, type Timer, type Tracer } from "@kv/interface";
 import type { RemoteRequest } from "../scheduler/step-types.js";
 import { ReceiveError } from "./receive-error.js";
 import type { TaskTracker } from "./task-tracker.js";
@@ -30,6 +30,8 @@ export interface PendingReceivesOptions {
   readonly log: Log;
   /** Gets the outcome of each receive. */
   readonly output: WorkerOutputQueue;
+  /** Gets a span for each receive. */
+  readonly tracer?: Tracer | undefined;
   /** Tracks the running receives. */
   readonly tasks: TaskTracker;
   /** From the order until the KV is in place, in ms. */
@@ -40,8 +42,9 @@ export interface PendingReceivesOptions {
 
 /** One request whose KV is being received. */
 export class PendingReceive<Order extends ReceiveOrderBase> {
-  /** The scheduler's order. */
+  /** The scheduler's order. In a trace, the receive is the parent of the spans about the order. */
   readonly order: Order;
+  readonly #span: Span | undefined;
   readonly #options: PendingReceivesOptions;
   readonly #controller = new AbortController();
   readonly #timer: Timer;
@@ -51,8 +54,16 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
   isAborted = false;
 
   constructor(order: Order, options: PendingReceivesOptions) {
-    const { clock, timeoutMs } = options;
-    this.order = order;
+    const { clock, timeoutMs, tracer } = options;
+    const { requestId, remote } = order;
+    this.#span = tracer?.start("kv.receive", {
+      parent: remote.traceparent,
+      attributes: { "kv.request_id": requestId, "kv.remote_engine_id": remote.engineId },
+    });
+    this.order =
+      this.#span === undefined
+        ? order
+        : { ...order, remote: { ...remote, traceparent: this.#span.traceparent } };
     this.#options = options;
     this.#timer = clock.setTimer(() => this.fail(timeoutError(order, timeoutMs)), timeoutMs, { ref: true });
   }
@@ -97,8 +108,9 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
   }
 
   /** Stops the deadline. */
-  end(): void {
+  end(error: ReceiveError | undefined): void {
     this.#timer.cancel();
+    this.#span?.end(error?.error);
   }
 }
 
@@ -172,7 +184,7 @@ export class PendingReceives<Order extends ReceiveOrderBase> {
   }
 
   #end(receive: PendingReceive<Order>, error: ReceiveError | undefined): void {
-    receive.end();
+    receive.end(error);
     this.#receives.delete(receive.order.requestId);
     this.#receiver.ended?.(receive, error);
   }

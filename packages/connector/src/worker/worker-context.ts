@@ -1,4 +1,4 @@
-import type { Agent, Clock, KvCaches, Log, SideChannel, WorkerOptions } from "@kv/interface";
+import type { Agent, Clock, KvCaches, Log, SideChannel, Tracer, WorkerOptions } from "@kv/interface";
 import type { ModelGeometry, RankGeometry } from "@kv/plan";
 import type { ConnectorSettings } from "../config/connector-settings.js";
 import type { ConnectorHandshake } from "../handshake/connector-handshake.js";
@@ -15,6 +15,8 @@ export interface WorkerContext {
   readonly log: Log;
   /** Counters under vLLM's names. */
   readonly metrics: TransferMetrics;
+  /** Records the worker's spans; undefined where none are wanted. */
+  readonly tracer?: Tracer | undefined;
   /** The options that the engine created the worker with. */
   readonly options: WorkerOptions;
   /** The settings of the transfer config. */

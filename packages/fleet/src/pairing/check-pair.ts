@@ -108,7 +108,7 @@ const planKeys = new WeakMap<EngineFacts, string>();
 function planKey(facts: EngineFacts): string {
   let key = planKeys.get(facts);
   if (key === undefined) {
-    const { metadata, tpSize, mode, isVllm, factors } = facts;
+    const { metadata, tpSize, mode, isVllm, vllmVersion, factors } = facts;
     const {
       engineId: _,
       agentMetadata: __,
@@ -118,7 +118,15 @@ function planKey(facts: EngineFacts): string {
       rest: _____,
       ...geometry
     } = metadata;
-    const all = [geometry, baseAddresses.length, tpSize, mode, isVllm, String(factors?.["num_kv_heads"])];
+    const all = [
+      geometry,
+      baseAddresses.length,
+      tpSize,
+      mode,
+      isVllm,
+      vllmVersion ?? "",
+      String(factors?.["num_kv_heads"]),
+    ];
     key = createHash("sha256").update(JSON.stringify(all)).digest("base64");
     planKeys.set(facts, key);
   }
@@ -152,6 +160,7 @@ function checkPlan(prefill: EngineFacts, decode: EngineFacts): PairCheck {
     isPush: prefill.mode === "push" || decode.mode === "push",
     hasVllm: prefill.isVllm || decode.isVllm,
     decodeIsVllm: decode.isVllm && sizes.headsAreKnown,
+    decodeVersion: decode.isVllm ? decode.vllmVersion : undefined,
   });
   if (limit !== undefined) {
     const { factor, prefill: ours, decode: theirs, text } = limit;

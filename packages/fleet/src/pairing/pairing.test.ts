@@ -208,6 +208,19 @@ test("equal hashes without a plan are no pair: the layout is named with both val
   ]);
 });
 
+test("a vLLM 0.31 decode worker with larger blocks than prefill's is no pair: its text would be wrong", async () => {
+  const v31 = { factors: { vllm_version: "0.31.0", nixl_connector_version: 13 } };
+  const half = METADATA.blockLengthsBytes.map((length) => length / 2);
+  const small = { blockSize: METADATA.blockSize / 2, blockLengthsBytes: half, blockStridesBytes: half };
+  const [p, d] = [await sideChannel({ ...v31, metadata: small }), await sideChannel(v31)];
+  const versions = { p0: "0.31.0", d0: "0.31.0" };
+  const { route, pools } = await fleet({ prefill: [p.port], decode: [d.port], versions });
+  expect(route(1)).toEqual(["undefined-undefined"]);
+  expect(pools.prefill.status()[0]?.pairing?.differences).toEqual([
+    { factor: "block_size", prefill: "16", decode: "32" },
+  ]);
+});
+
 test("TP sizes that are not configured follow from the lengths of the blocks", async () => {
   const lengths = METADATA.blockLengthsBytes.map((length) => length / 2);
   const one = await sideChannel();

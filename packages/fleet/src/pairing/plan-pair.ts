@@ -5,7 +5,7 @@ import {
   type RankGeometry,
   type ReceiveConversion,
 } from "@kv/plan";
-import type { AgentMetadata } from "@kv/protocol";
+import { type AgentMetadata, describedVersion } from "@kv/protocol";
 import { handshakeTargetRanks } from "@kv/topology";
 
 /** Two engines, each by the metadata of its rank (0, 0), and what handshakes do not carry. */
@@ -87,7 +87,7 @@ export function planRanks(
 /** All conversions that a decode engine may be able to do after a receive. */
 export const CONVERSIONS: readonly ReceiveConversion[] = ["attention-order", "hnd-to-nhd"];
 
-/** A pair that has a plan, and that vLLM 0.33 cannot serve. */
+/** A pair that has a plan, and that vLLM cannot serve. */
 export interface VllmLimit {
   /** What differs: "block_size" or "tp_size". */
   readonly factor: string;
@@ -109,18 +109,26 @@ interface VllmSides {
   readonly hasVllm: boolean;
   /** The decode engine is vLLM, which reads from no more ranks than the model has KV heads. */
   readonly decodeIsVllm: boolean;
+  /** What the decode engine answers to `/version`. */
+  readonly decodeVersion: string | undefined;
 }
 
-/** Why vLLM 0.33 cannot serve a pair that has a plan; undefined where it can. */
+/** Why vLLM (0.33, unless its version says otherwise) cannot serve a pair that has a plan; undefined where it can. */
 export function vllmLimit(
   { prefill, decode, prefillTp, decodeTp, numKvHeads }: PairToPlan,
-  { isPush, hasVllm, decodeIsVllm }: VllmSides,
+  { isPush, hasVllm, decodeIsVllm, decodeVersion }: VllmSides,
 ): VllmLimit | undefined {
   const sizes = [prefill.blockSize, decode.blockSize] as const;
   if (isPush && hasVllm && sizes[0] !== sizes[1]) {
     const text = `push with kernel blocks of ${sizes[0]} and ${sizes[1]} tokens fails at prefill, or stops the decode engine`;
     const fix =
       "give both the same --block-size, use pull, or set push_announced_block_size at a prefill worker of this project";
+    return { factor: "block_size", prefill: sizes[0], decode: sizes[1], text, fix };
+  }
+  const release = decodeVersion === undefined ? undefined : describedVersion(decodeVersion);
+  if (release?.mixesUpSmallerBlocks === true && !hasMla(prefill) && sizes[0] < sizes[1]) {
+    const text = `a decode worker of vLLM ${release.version} with blocks of ${sizes[1]} tokens mixes up blocks of ${sizes[0]}: the text is wrong, without an error`;
+    const fix = "give both the same --block-size, or upgrade to vLLM 0.32";
     return { factor: "block_size", prefill: sizes[0], decode: sizes[1], text, fix };
   }
   if (decodeIsVllm && !hasMla(prefill) && prefillTp > decodeTp && prefillTp > numKvHeads) {

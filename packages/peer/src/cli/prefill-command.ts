@@ -1,4 +1,4 @@
-import { zmqSideChannel } from "@kv/connector";
+import { memoryMetrics, zmqSideChannel } from "@kv/connector";
 import { nixlTransport } from "@kv/nixl";
 import { type Command, Option } from "commander";
 import { openHeadlessPrefill } from "../headless/headless-prefill.js";
@@ -45,7 +45,9 @@ async function serve(options: Options): Promise<void> {
   const { manifest } = recording;
   const transport = nixlTransport();
   const sideChannel = zmqSideChannel();
+  const metrics = memoryMetrics();
   const prefill = await openHeadlessPrefill({
+    metrics,
     recording,
     transport,
     sideChannel,
@@ -56,7 +58,7 @@ async function serve(options: Options): Promise<void> {
     anyPrompt: options.anyPrompt,
   });
   const { model = "recorded", vllmVersion = "0.0.0" } = manifest.prefill;
-  const app = new PrefillServer({ prefill, model, vllmVersion });
+  const app = new PrefillServer({ prefill, model, vllmVersion, metrics: metrics.render });
   const url = await app.listen({ host: options.host, port: options.port });
   process.stdout.write(
     `kv-peer prefill ready ${url} with ${manifest.prompts.length} prompts of ${options.from}\n`,

@@ -64,6 +64,20 @@ test("pairs that vLLM cannot serve although a plan exists fail: more prefill ran
   expect(push.at(-1)?.found).toContain("push with kernel blocks of 16 and 32 tokens");
 });
 
+test("a vLLM 0.31 decode worker that merges smaller blocks fails; 0.32 and equal blocks pass", () => {
+  const attentionBackend = "FLASH_ATTN";
+  const small = server("prefill", { blockSize: 16, ...sized(0.5), attentionBackend });
+  const of = (vllmVersion: string, p = small) =>
+    plan(p, server("decode", { attentionBackend }, { vllmVersion })).at(-1);
+  expect(of("0.31.0")).toMatchObject({ id: "plan.vllm", status: "fail" });
+  expect(of("0.31.0")?.found).toContain("the text is wrong");
+  expect(of("0.32.0")).toMatchObject({ id: "plan.built", status: "ok" });
+  expect(of("0.31.0", server("prefill", { attentionBackend }))).toMatchObject({
+    id: "plan.built",
+    status: "ok",
+  });
+});
+
 test("the check says that the TP size is assumed", () => {
   const [check] = plan(server("prefill"), server("decode"), { tpIsAssumed: true });
   expect(check?.found).toContain("assumed: a TP size");

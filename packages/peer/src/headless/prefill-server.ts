@@ -13,6 +13,8 @@ export interface PrefillServerOptions {
   readonly model: string;
   /** The answer of `/version`. */
   readonly vllmVersion: string;
+  /** The metrics of the connector in Prometheus' text format, such as `memoryMetrics().render`. Default: none. */
+  readonly metrics?: (() => string) | undefined;
   /** Source of the request ids' suffixes. Default: the system's. */
   readonly random?: Random | undefined;
 }
@@ -93,11 +95,12 @@ export class PrefillServer {
   }
 
   #metrics(): string {
-    const { prefill, model } = this.#options;
+    const { prefill, model, metrics = () => "" } = this.#options;
     const { total, used } = prefill.blocks;
     return [
       `vllm:cache_config_info{block_size="${prefill.blockSize}",num_gpu_blocks="${total}"} 1.0`,
-      `vllm:kv_cache_usage_perc{model_name=${JSON.stringify(model)}} ${used / (total - 1)}\n`,
+      `vllm:kv_cache_usage_perc{model_name=${JSON.stringify(model)}} ${used / (total - 1)}`,
+      metrics(),
     ].join("\n");
   }
 

@@ -120,15 +120,22 @@ async function kvDifferences(
   options: DiffOptions,
 ): Promise<(Pick<Difference, "one" | "other"> & { readonly region: string })[]> {
   if (prompt.kv.sha256 === match.kv.sha256) return [];
-  const [x, y] = [await one.kv(prompt), await other.kv(match)];
+  const handshakes = await one.handshakes(one.manifest.prefill);
+  return compareKv(await one.kv(prompt), await other.kv(match), filledParts(handshakes, prompt), options);
+}
+
+/** Compares the KV of one prompt, region by region: those that differ. */
+export function compareKv(
+  x: Uint8Array,
+  y: Uint8Array,
+  parts: readonly FilledPart[],
+  options: DiffOptions,
+): (Pick<Difference, "one" | "other"> & { readonly region: string })[] {
   if (x.byteLength !== y.byteLength) {
     return [{ region: "KV", one: `${x.byteLength} bytes`, other: `${y.byteLength} bytes` }];
   }
   const found: (Pick<Difference, "one" | "other"> & { region: string })[] = [];
-  for (const { name, offsetBytes, lengthBytes } of filledParts(
-    await one.handshakes(one.manifest.prefill),
-    prompt,
-  )) {
+  for (const { name, offsetBytes, lengthBytes } of parts) {
     const part = [x, y].map((bytes) => bytes.subarray(offsetBytes, offsetBytes + lengthBytes));
     const values = compareBytes(part[0] ?? x, part[1] ?? y, options);
     if (values !== undefined) found.push({ region: name, ...values });
@@ -136,15 +143,17 @@ async function kvDifferences(
   return found;
 }
 
-interface FilledPart {
+/** The blocks of one region that a prompt fills completely. */
+export interface FilledPart {
   readonly name: string;
   readonly offsetBytes: number;
   readonly lengthBytes: number;
 }
 
-function filledParts(
-  handshakes: readonly RecordedHandshake[],
-  { params, tokens }: RecordedPrompt,
+/** Where the blocks that a prompt fills lie in its KV. The rest of a last block holds leftovers of other requests. */
+export function filledParts(
+  handshakes: readonly Pick<RecordedHandshake, "tpRank" | "metadata">[],
+  { params, tokens }: Pick<RecordedPrompt, "params" | "tokens">,
 ): FilledPart[] {
   const parts: FilledPart[] = [];
   const blockIds = readRemotePrefill(params).remoteBlockIds;

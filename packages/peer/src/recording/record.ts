@@ -1,5 +1,4 @@
 import {
-  type BlockIds,
   KvError,
   type KvTransferParams,
   type Random,
@@ -8,12 +7,11 @@ import {
   type Transport,
 } from "@kv/interface";
 import type { RemotePrefillParams } from "@kv/protocol";
-import { type MatchingDecode, openMatchingDecode } from "../headless/matching-decode.js";
 import { filterNotifications, type NotificationFilter } from "../headless/notification-filter.js";
 import type { EngineServer } from "../http/engine-server.js";
 import { exchangeHandshake } from "../protocol/handshake.js";
-import { kernelBlocksOfRegion } from "../protocol/region-blocks.js";
-import { decodeRequestId, readDoneText, readRemotePrefill } from "../protocol/remote-prefill.js";
+import { readDoneText, readRemotePrefill } from "../protocol/remote-prefill.js";
+import { receiveKv } from "./receive-kv.js";
 import {
   createRecording,
   type Manifest,
@@ -109,37 +107,16 @@ class Recorder {
     return manifest;
   }
 
-  /** Receives the KV of a prompt into a headless decode engine and copies it out. */
-  async #receiveKv(
+  #receiveKv(
     tokens: readonly number[],
     params: KvTransferParams,
     remote: RemotePrefillParams,
   ): Promise<Uint8Array> {
     const { sideChannel, sideChannelHost, sideChannelPort } = this.#options;
-    const matching = await openMatchingDecode(remote, {
-      transport: this.#filter.transport,
-      sideChannel,
-      sideChannelHost,
-      sideChannelPort,
-      random: this.#random,
-      concurrency: 1,
-    });
-    const { decode } = matching;
-    try {
-      const blockIds = consecutiveIds(remote.remoteBlockIds);
-      const request = {
-        requestId: decodeRequestId(remote, this.#random),
-        numPromptTokens: remote.remoteNumTokens ?? tokens.length,
-        kvTransferParams: params,
-      };
-      const { failure } = await decode.receive(request, blockIds);
-      if (failure !== undefined) throw new KvError(failure.code, failure.message);
-      const kv = copyBlocks(matching, remote.tpSize, blockIds);
-      decode.finish(request, blockIds);
-      return kv;
-    } finally {
-      await decode.close();
-    }
+    const { transport } = this.#filter;
+    const random = this.#random;
+    const place = { transport, sideChannel, sideChannelHost, sideChannelPort, random };
+    return receiveKv({ tokens, params, remote }, place);
   }
 
   /** The tokens that the decode server generates from this KV; undefined without a decode server. */
@@ -197,23 +174,4 @@ class Recorder {
     ]);
     return { url: server.url, vllmVersion, model: model?.root ?? model?.id, ranks };
   }
-}
-
-/** Block ids 1, 2, … in lists of the same lengths. */
-function consecutiveIds(like: BlockIds): BlockIds {
-  let next = 1;
-  return like.map((ids) => ids.map(() => next++));
-}
-
-/** The bytes of the blocks: rank after rank, within a rank region after region. */
-function copyBlocks({ decode, metadata }: MatchingDecode, tpSize: number, blockIds: BlockIds): Uint8Array {
-  const blocks: Uint8Array[] = [];
-  for (let tpRank = 0; tpRank < tpSize; tpRank++) {
-    for (const region of metadata.baseAddresses.keys()) {
-      for (const id of kernelBlocksOfRegion(metadata, region, blockIds))
-        blocks.push(decode.block(tpRank, region, id));
-    }
-  }
-  // A copy of its own: the blocks are views of memory that is freed next.
-  return new Uint8Array(Buffer.concat(blocks));
 }

@@ -1,4 +1,4 @@
-import { type BlockIds, KvError, type KvTransferParams } from "@kv/interface";
+import { type BlockIds, KvError, type KvTransferParams, readTraceparent } from "@kv/interface";
 import { isMap, MapFields, malformed } from "../encoding/map-fields.js";
 import { MAX_REQUEST_ID_BYTES } from "../notifications/notifications.js";
 import { isCapability } from "./capability.js";
@@ -27,6 +27,11 @@ export interface RemoteLease {
    * Absent from peers that do not know it.
    */
   readonly capability?: string | undefined;
+  /**
+   * W3C `traceparent` of the request at P: the parent of D's spans where no front end gives D one over HTTP. Absent where P's request has no
+   * trace.
+   */
+  readonly traceparent?: string | undefined;
 }
 
 /** `kv_transfer_params` of a request to D, from P's response (vLLM 0.33: `request_finished` in pull_scheduler.py and push_scheduler.py). */
@@ -179,14 +184,22 @@ function expiryTime(fields: MapFields): number | undefined {
   throw fields.malformed("remote_blocks_expiry_time", "a number of seconds", value);
 }
 
+/** `traceparent` of P's request, from the parameters that an `@kv` P answered; undefined where they have none, or a malformed one. */
+export function peerTraceparent(params: KvTransferParams | null | undefined): string | undefined {
+  const peer = params?.["kv_peer"];
+  return isMap(peer) ? readTraceparent(peer["traceparent"]) : undefined;
+}
+
 /** A malformed lease counts as absent: the key is ours, and proxies may carry anything under it. */
 function readLease(value: unknown): RemoteLease | undefined {
   if (!isMap(value)) return undefined;
   const { incarnation, generation, capability } = value;
+  const traceparent = readTraceparent(value["traceparent"]);
   if (typeof incarnation !== "string" || incarnation === "" || incarnation.length > 255) return undefined;
   if (typeof generation !== "number" || !Number.isSafeInteger(generation)) return undefined;
-  if (capability === undefined || capability === null) return { incarnation, generation };
-  return isCapability(capability) ? { incarnation, generation, capability } : undefined;
+  const lease = { incarnation, generation, ...(traceparent === undefined ? {} : { traceparent }) };
+  if (capability === undefined || capability === null) return lease;
+  return isCapability(capability) ? { ...lease, capability } : undefined;
 }
 
 /** The parameters of P's response, for `encodeRemotePrefillParams`. */
@@ -229,8 +242,18 @@ export function encodeRemotePrefillParams(answer: RemotePrefillAnswer): KvTransf
   };
 }
 
-function leaseMap({ incarnation, generation, capability }: RemoteLease): Readonly<Record<string, unknown>> {
-  return { incarnation, generation, ...(capability === undefined ? {} : { capability }) };
+function leaseMap({
+  incarnation,
+  generation,
+  capability,
+  traceparent,
+}: RemoteLease): Readonly<Record<string, unknown>> {
+  return {
+    incarnation,
+    generation,
+    ...(capability === undefined ? {} : { capability }),
+    ...(traceparent === undefined ? {} : { traceparent }),
+  };
 }
 
 /** The request id without the suffix of eight hex digits that vLLM appends (vLLM: `get_base_request_id`). Throws nothing. */

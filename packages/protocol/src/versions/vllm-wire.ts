@@ -9,6 +9,11 @@ export interface VllmVersion {
    * has to be upgraded.
    */
   readonly support: "transfers" | "handshake";
+  /**
+   * A D of this release mixes up the heads and tokens of blocks from a P with smaller blocks: the text is wrong, without an error. Seen on the CPU;
+   * `kv_postprocess_blksize_on_receive` swaps dimensions that 0.32 no longer swaps.
+   */
+  readonly mixesUpSmallerBlocks?: true;
 }
 
 const VERSIONS = [
@@ -16,7 +21,7 @@ const VERSIONS = [
   { version: "0.28.0", connectorVersion: 7, support: "handshake" },
   { version: "0.29.0", connectorVersion: 9, support: "handshake" },
   { version: "0.30.0", connectorVersion: 11, support: "handshake" },
-  { version: "0.31.0", connectorVersion: 13, support: "handshake" },
+  { version: "0.31.0", connectorVersion: 13, support: "handshake", mixesUpSmallerBlocks: true },
   { version: "0.32.0", connectorVersion: 14, support: "transfers" },
   { version: "0.33.0", connectorVersion: 15, support: "transfers" },
 ] as const satisfies readonly VllmVersion[];

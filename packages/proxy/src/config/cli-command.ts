@@ -61,6 +61,7 @@ export interface Flags {
   adminTokenFile?: string;
   corsOrigin?: string[];
   instanceRoutes?: boolean;
+  trace?: string;
   logLevel: LogLevel;
 }
 
@@ -184,6 +185,10 @@ export function createCommand(): Command {
     .option("--lease-ms <ms>", "how long a prefill instance surely holds blocks", wholeNumber)
     .option("--health-interval-ms <ms>", "time between two health checks; 0 disables them", wholeNumber)
     .option("--grace-ms <ms>", "time for requests in flight to end at SIGTERM", wholeNumber)
+    .option(
+      "--trace <file>",
+      "append spans to a file as lines of OTLP JSON (OTEL_EXPORTER_OTLP_ENDPOINT sends them to a collector)",
+    )
     .addOption(
       new Option("--log-level <level>", "least level of the JSON lines on stderr")
         .choices(LOG_LEVELS)

@@ -8,6 +8,8 @@ export interface CliOptions {
   readonly host: string;
   readonly port: number;
   readonly logLevel: LogLevel;
+  /** File that spans are appended to. */
+  readonly trace: string | undefined;
   /** The settings of the file, with those of the flags over them. `createProxy` checks them. */
   readonly settings: ProxySettingsInput;
 }
@@ -42,6 +44,7 @@ export function parseCli(
     host: flags.host ?? host ?? "127.0.0.1",
     port: flags.port ?? port ?? 8000,
     logLevel: flags.logLevel,
+    trace: flags.trace,
     settings,
   };
 }

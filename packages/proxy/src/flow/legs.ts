@@ -6,9 +6,9 @@ import {
   type Role,
   type Visit,
 } from "@kv/fleet";
-import { type Ambient, KvError } from "@kv/interface";
+import { type Ambient, KvError, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
-import { forwardedHeaders, legHeaders } from "../http/headers.js";
+import { forwardedHeaders, legHeaders, traceparentOf } from "../http/headers.js";
 import type { GenerationRequest } from "../request/generation-request.js";
 import { decodeBody, prefillBody, singleInstanceBody } from "../request/leg-bodies.js";
 import { firstEventIsKnown, isEventStream } from "../response/event-stream.js";
@@ -16,7 +16,6 @@ import { endedVisit, type LegAnswer, readLegAnswer } from "../response/leg-answe
 import { type PrefillOutcome, readPrefillAnswer } from "../response/prefill-answer.js";
 import type { AutoscalingSignals } from "../telemetry/autoscaling-signals.js";
 import type { Disaggregation } from "../telemetry/request-record.js";
-import { type LegSpan, NO_SPAN, type Tracing } from "../telemetry/tracing.js";
 import { PromptRenderer } from "../upstream/prompt-renderer.js";
 import type { Upstream, UpstreamAnswer } from "../upstream/upstream.js";
 import { badAnswer, badStatus, isServerFailure } from "../upstream/upstream-errors.js";
@@ -32,7 +31,6 @@ export interface LegsOptions {
   readonly pairing: Pairing | undefined;
   readonly upstream: Upstream;
   readonly settings: ProxySettings;
-  readonly tracing: Tracing;
   readonly signals: AutoscalingSignals;
   readonly ambient: Ambient;
 }
@@ -70,10 +68,9 @@ export class Legs {
   readonly prefillCosts = new PrefillCosts();
   readonly #renderer: PromptRenderer;
   readonly #upstream: Upstream;
-  readonly #tracing: Tracing;
   readonly #background = new Set<Promise<void>>();
 
-  constructor({ prefillers, decoders, pairing, upstream, settings, tracing, signals, ambient }: LegsOptions) {
+  constructor({ prefillers, decoders, pairing, upstream, settings, signals, ambient }: LegsOptions) {
     this.prefillers = prefillers;
     this.decoders = decoders;
     this.pairing = pairing;
@@ -81,7 +78,6 @@ export class Legs {
     this.ambient = ambient;
     this.forwarded = forwardedHeaders(settings.forwardHeaders);
     this.#upstream = upstream;
-    this.#tracing = tracing;
     this.signals = signals;
     this.#renderer = new PromptRenderer({ prefillers, upstream, forwarded: this.forwarded, ambient });
   }
@@ -141,15 +137,15 @@ export class Legs {
           const durationMs = nowMs - startedAtMs;
           this.prefillCosts.ended({ request: part.request, usage, durationMs, wasAlone });
           record.cachedTokens = usageOf(usage).cachedTokens;
-          span.set({ "kv.cached_tokens": record.cachedTokens });
+          span?.set({ "kv.cached_tokens": record.cachedTokens });
           this.#signalPrefill(usage, durationMs, expected);
         }
         part.onPrefilled?.(instance);
-        span.set({ "http.response.status_code": answer.status });
-        span.end();
+        span?.set({ "http.response.status_code": answer.status });
+        span?.end();
         return outcome;
       } catch (error) {
-        span.end(deadline.reasonOr(error));
+        span?.end(deadline.reasonOr(error));
         throw error;
       }
     };
@@ -266,14 +262,14 @@ export class Legs {
           record.firstByteMs = firstByteMs;
           record.streamed = eventStream;
         } else record.prefillMs = firstByteMs;
-        span.set({ "http.response.status_code": answer.status, "kv.first_byte_ms": firstByteMs });
+        span?.set({ "http.response.status_code": answer.status, "kv.first_byte_ms": firstByteMs });
         if (!alone || !isServerFailure(legAnswer.status) || legAnswer.rest !== undefined) return legAnswer;
         serverFailure = { ...legAnswer, visit: endedVisit(instance) };
         throw badStatus(role, instance.url, legAnswer.status);
       } catch (error) {
         answer?.discard();
         if (decoding && !deadline.aborted) attempts.failedDecode.add(instance);
-        span.end(deadline.reasonOr(error));
+        span?.end(deadline.reasonOr(error));
         throw error;
       }
     };
@@ -298,7 +294,7 @@ export class Legs {
   #send(
     part: Part,
     instance: Instance,
-    span: LegSpan,
+    span: Span | undefined,
     body: string,
     onSent?: () => void,
   ): Promise<UpstreamAnswer> {
@@ -312,7 +308,7 @@ export class Legs {
         forwarded: this.forwarded,
         requestId: part.requestId,
         instance,
-        traceHeaders: span.headers,
+        traceparent: span?.traceparent,
       }),
       body,
       abort: part.deadline,
@@ -320,11 +316,14 @@ export class Legs {
     });
   }
 
-  #startSpan(part: Part, { role, url }: Instance): LegSpan {
-    const attributes = { "kv.request_id": part.requestId, "server.address": url };
-    const span = this.#tracing.leg(role, part.headers, attributes);
+  #startSpan(part: Part, { role, url }: Instance): Span | undefined {
+    const span = this.ambient.tracer?.start(`kv_proxy.${role}`, {
+      kind: "client",
+      parent: traceparentOf(part.headers),
+      attributes: { "kv.request_id": part.requestId, "server.address": url },
+    });
     const { disaggregation } = part.record;
-    if (span !== NO_SPAN && disaggregation !== undefined) span.set(disaggregationAttributes(disaggregation));
+    if (disaggregation !== undefined) span?.set(disaggregationAttributes(disaggregation));
     return span;
   }
 
@@ -364,8 +363,8 @@ function disaggregationAttributes(decision: Disaggregation): Record<string, stri
 }
 
 /** A visit that also ends the leg's span, with the last byte of the answer. */
-function withSpan(visit: Visit, span: LegSpan): Visit {
-  if (span === NO_SPAN) return visit;
+function withSpan(visit: Visit, span: Span | undefined): Visit {
+  if (span === undefined) return visit;
   return {
     instance: visit.instance,
     succeeded() {

@@ -7,7 +7,6 @@ import { Deadline } from "../request/deadline.js";
 import { parseGenerationRequest } from "../request/generation-request.js";
 import { AutoscalingSignals } from "../telemetry/autoscaling-signals.js";
 import { RequestRecord } from "../telemetry/request-record.js";
-import { Tracing } from "../telemetry/tracing.js";
 import { Upstream } from "../upstream/upstream.js";
 import { Attempts } from "./attempts.js";
 import type { Part } from "./client-request.js";
@@ -52,7 +51,6 @@ async function setUp({ prefillWorks = false, decodeHangs = false }) {
     upstream,
     settings,
     pairing: undefined,
-    tracing: new Tracing(),
     signals: new AutoscalingSignals({ prefillers, decoders, pairing: undefined, clock: ambient.clock }),
     ambient,
   });

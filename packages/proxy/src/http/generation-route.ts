@@ -1,5 +1,5 @@
 import type { IncomingHttpHeaders, ServerResponse } from "node:http";
-import { type Ambient, KvError } from "@kv/interface";
+import { type Ambient, KvError, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { ClientRequest } from "../flow/client-request.js";
 import type { GenerationFlow } from "../flow/generation-flow.js";
@@ -8,9 +8,8 @@ import { type Endpoint, parseGenerationRequest } from "../request/generation-req
 import { isClients, type RequestCounts } from "../telemetry/request-counts.js";
 import type { RequestHistory } from "../telemetry/request-history.js";
 import { RequestRecord } from "../telemetry/request-record.js";
-import { type LegSpan, NO_SPAN, type Tracing } from "../telemetry/tracing.js";
 import { type ErrorForm, errorEvent, errorForClient, sendError, statusOf } from "./error-response.js";
-import { forwardedHeaders, requestIdOf } from "./headers.js";
+import { forwardedHeaders, requestIdOf, traceparentOf } from "./headers.js";
 import type { AbandonedPrefills } from "./limits/abandoned-prefills.js";
 import type { RequestSlot, RequestsInFlight } from "./limits/requests-in-flight.js";
 import type { ReceivedBody } from "./read-body.js";
@@ -20,7 +19,6 @@ export interface GenerationRouteOptions {
   readonly flow: GenerationFlow;
   readonly counts: RequestCounts;
   readonly history: RequestHistory;
-  readonly tracing: Tracing;
   readonly inFlight: RequestsInFlight;
   readonly abandoned: AbandonedPrefills;
   readonly settings: Pick<ProxySettings, "timeouts" | "forwardHeaders" | "exposeInstances">;
@@ -58,8 +56,8 @@ export class GenerationRoute {
 
   /** Answers one request, and resolves when its answer has left; never rejects. */
   async serve({ endpoint, headers, body, response, client: name }: ReceivedRequest): Promise<void> {
-    const { ambient, flow, counts, tracing, settings, inFlight, abandoned } = this.#options;
-    const { clock, random } = ambient;
+    const { ambient, flow, counts, settings, inFlight, abandoned } = this.#options;
+    const { clock, random, tracer } = ambient;
     const { requestMs, stallMs } = settings.timeouts;
     if (this.#warnsOfAuthorization && headers.authorization !== undefined) this.#warnOfAuthorization();
     const form: ErrorForm = endpoint === "/v1/messages" ? "anthropic" : "openai";
@@ -70,7 +68,7 @@ export class GenerationRoute {
     let requestId: string | undefined;
     let client: ClientRequest | undefined;
     let failure: KvError | undefined;
-    let span: LegSpan | undefined;
+    let span: Span | undefined;
     let slot: RequestSlot | undefined;
     let abandonedEarly = false;
     const admission = {
@@ -86,8 +84,12 @@ export class GenerationRoute {
       requestId = requestIdOf(headers, random);
       slot = inFlight.admit(name);
       const request = parseGenerationRequest(endpoint, body.take());
-      span = tracing.request(headers, { "kv.request_id": requestId, "url.path": endpoint });
-      const legHeaders = span === NO_SPAN ? headers : { ...headers, ...span.headers };
+      span = tracer?.start("kv_proxy.request", {
+        kind: "server",
+        parent: traceparentOf(headers),
+        attributes: { "kv.request_id": requestId, "url.path": endpoint },
+      });
+      const legHeaders = span === undefined ? headers : { ...headers, traceparent: span.traceparent };
       client = new ClientRequest(requestId, request, legHeaders, response, deadline, record, admission);
       failure = await flow.run(client);
     } catch (thrown) {
@@ -146,7 +148,7 @@ export class GenerationRoute {
     startedAtMs: number;
     record: RequestRecord;
     failure: KvError | undefined;
-    span: LegSpan | undefined;
+    span: Span | undefined;
   }): void {
     const { ambient, counts, history } = this.#options;
     const { clock, log, metrics } = ambient;

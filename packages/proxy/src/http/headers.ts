@@ -45,16 +45,17 @@ export interface LegHeadersOptions {
   readonly forwarded: ReadonlySet<string>;
   readonly requestId: string;
   readonly instance?: { readonly dataParallelRank?: number | undefined } | undefined;
-  readonly traceHeaders?: Readonly<Record<string, string>> | undefined;
+  /** `traceparent` of the leg's span. Undefined where none is recorded: the client's passes unchanged. */
+  readonly traceparent?: string | undefined;
 }
 
-/** Headers of a leg: those of the client that are forwarded, the request's id, and `traceHeaders` over the client's. */
+/** Headers of a leg: those of the client that are forwarded, the request's id, and `traceparent` over the client's. */
 export function legHeaders({
   clientHeaders,
   forwarded,
   requestId,
   instance,
-  traceHeaders,
+  traceparent,
 }: LegHeadersOptions): Record<string, string | string[]> {
   const headers: Record<string, string | string[]> = {};
   const named = namedByConnection(clientHeaders.connection);
@@ -69,7 +70,13 @@ export function legHeaders({
   // An instance that is one rank of a data-parallel server overrides the client's choice of a rank.
   if (instance?.dataParallelRank !== undefined)
     headers["x-data-parallel-rank"] = String(instance.dataParallelRank);
-  return Object.assign(headers, traceHeaders);
+  if (traceparent !== undefined) headers["traceparent"] = traceparent;
+  return headers;
+}
+
+/** The value of the `traceparent` header; undefined where there is none, or more than one. */
+export function traceparentOf({ traceparent }: IncomingHttpHeaders): string | undefined {
+  return typeof traceparent === "string" ? traceparent : undefined;
 }
 
 /** Headers of the client's answer: the instance's, and the client's request id, as a leg may have had another. */

@@ -1,83 +1,90 @@
-import { context, propagation, trace } from "@opentelemetry/api";
-import { W3CTraceContextPropagator } from "@opentelemetry/core";
-import {
-  BasicTracerProvider,
-  InMemorySpanExporter,
-  SimpleSpanProcessor,
-} from "@opentelemetry/sdk-trace-base";
-import { afterEach, expect, test } from "vitest";
+import { OtlpTracer, readSpans, type TraceSpan } from "@kv/protocol";
+import { expect, test } from "vitest";
 import { decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "../support/fake-upstream.js";
 import { post, runProxy, upstream } from "../support/set-up.js";
-
-afterEach(() => {
-  trace.disable();
-  propagation.disable();
-  context.disable();
-});
 
 const traceId = "0af7651916cd43dd8448eb211c80319c";
 const traceparent = `00-${traceId}-b7ad6b7169203331-01`;
 
+/** A tracer, and the spans that have ended. */
+function recorded() {
+  const lines: string[] = [];
+  const tracer = new OtlpTracer({ service: "kv-proxy", write: (line) => lines.push(line) });
+  const spans = (): TraceSpan[] => {
+    tracer.flush();
+    return lines.flatMap(readSpans);
+  };
+  return { tracer, spans };
+}
+
 test("each leg has a span in the client's trace, and its instance gets that span as parent", async () => {
-  const exporter = new InMemorySpanExporter();
-  trace.setGlobalTracerProvider(
-    new BasicTracerProvider({ spanProcessors: [new SimpleSpanProcessor(exporter)] }),
-  );
-  propagation.setGlobalPropagator(new W3CTraceContextPropagator());
+  const { tracer, spans } = recorded();
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], tracer });
   await post(`${url}/v1/completions`, { prompt: "a" }, { headers: { traceparent } });
   await expect
-    .poll(() => exporter.getFinishedSpans().map(({ name }) => name))
+    .poll(() => spans().map(({ name }) => name))
     .toEqual(["kv_proxy.prefill", "kv_proxy.decode", "kv_proxy.request"]);
-  const spans = exporter.getFinishedSpans();
-  const request = spans[2]?.spanContext().spanId;
-  expect(spans.map(({ parentSpanId }) => parentSpanId)).toEqual([request, request, "b7ad6b7169203331"]);
-  for (const [at, instance] of [p, d].entries()) {
-    const span = spans[at];
-    expect(span?.spanContext().traceId).toBe(traceId);
+  const [prefill, decode, request] = spans();
+  expect([prefill?.parentSpanId, decode?.parentSpanId, request?.parentSpanId]).toEqual([
+    request?.spanId,
+    request?.spanId,
+    "b7ad6b7169203331",
+  ]);
+  for (const [span, instance] of [
+    [prefill, p],
+    [decode, d],
+  ] as const) {
+    expect(span?.traceId).toBe(traceId);
     expect(span?.attributes).toMatchObject({
       "server.address": instance.url,
       "http.response.status_code": 200,
     });
-    expect(instance.seen[0]?.headers.traceparent).toBe(`00-${traceId}-${span?.spanContext().spanId}-01`);
+    expect(instance.seen[0]?.headers.traceparent).toBe(`00-${traceId}-${span?.spanId}-01`);
   }
+});
 
-  exporter.reset();
+test("a leg that fails ends its span with the error's code", async () => {
+  const { tracer, spans } = recorded();
+  const p = await upstream(prefillOk);
   const broken = await upstream(({ response }) => sendJson(response, { error: {} }, 500));
-  const failing = await runProxy({ prefillers: [p.url], decoders: [broken.url] });
-  await post(`${failing.url}/v1/completions`, { prompt: "a" });
-  await expect
-    .poll(() => exporter.getFinishedSpans().find(({ name }) => name === "kv_proxy.decode")?.attributes)
-    .toMatchObject({ "error.type": "KV_PROXY_UPSTREAM_FAILED" });
-
-  exporter.reset();
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [broken.url], tracer });
   await post(`${url}/v1/completions`, { prompt: "a" });
-  await expect.poll(() => exporter.getFinishedSpans().length).toBe(3);
-  const traces = new Set(exporter.getFinishedSpans().map((span) => span.spanContext().traceId));
-  expect([traces.size, traces.has(traceId)]).toEqual([1, false]);
+  await expect
+    .poll(() => spans().find(({ name }) => name === "kv_proxy.decode")?.attributes)
+    .toMatchObject({ "error.type": "KV_PROXY_UPSTREAM_FAILED" });
+  expect(new Set(spans().map((span) => span.traceId)).size).toBe(1);
+});
+
+test("a client that does not sample its trace gets no spans, and its headers pass unchanged", async () => {
+  const { tracer, spans } = recorded();
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], tracer });
+  const unsampled = `00-${traceId}-b7ad6b7169203331-00`;
+  await post(`${url}/v1/completions`, { prompt: "a" }, { headers: { traceparent: unsampled } });
+  for (const { seen } of [p, d]) expect(seen[0]?.headers.traceparent).toBe(unsampled);
+  expect(spans()).toEqual([]);
 });
 
 test("the inputs and the reason of the rule about one leg or two are on the spans of all legs", async () => {
-  const exporter = new InMemorySpanExporter();
-  trace.setGlobalTracerProvider(
-    new BasicTracerProvider({ spanProcessors: [new SimpleSpanProcessor(exporter)] }),
-  );
+  const { tracer, spans: all } = recorded();
   const usage = { prompt_tokens: 20, prompt_tokens_details: { cached_tokens: 4 } };
   const p = await upstream(({ response }) =>
     sendJson(response, { choices: [], usage, kv_transfer_params: JSON.parse(KV_PARAMS_TEXT) }),
   );
   const d = await upstream(decodeOk);
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], disaggregateAbove: 10 });
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], disaggregateAbove: 10, tracer });
   const prompts = [
     { length: 20, reason: "long-suffix", legs: ["kv_proxy.prefill", "kv_proxy.decode"] },
     { length: 5, reason: "short-suffix", legs: ["kv_proxy.decode"] },
   ];
   for (const [at, { length, reason, legs }] of prompts.entries()) {
-    exporter.reset();
+    const before = all().length;
     await post(`${url}/v1/completions`, { prompt: Array.from({ length }, (_, id) => id) });
-    await expect.poll(() => exporter.getFinishedSpans().length).toBe(legs.length + 1);
-    const spans = exporter.getFinishedSpans().filter(({ name }) => name !== "kv_proxy.request");
+    await expect.poll(() => all().length).toBe(before + legs.length + 1);
+    const spans = all()
+      .slice(before)
+      .filter(({ name }) => name !== "kv_proxy.request");
     expect(spans.map(({ name }) => name)).toEqual(legs);
     for (const { attributes } of spans) {
       expect(attributes).toMatchObject({

@@ -48,7 +48,7 @@ export class DecodeWorker {
   #closed = false;
 
   constructor(context: WorkerContext) {
-    const { clock, log, output, notifications, settings, caches, options } = context;
+    const { clock, log, output, notifications, settings, caches, options, tracer } = context;
     const { groups } = caches.config;
     const { tpSize } = options.engine;
     this.#context = context;
@@ -63,6 +63,7 @@ export class DecodeWorker {
         clock,
         log,
         output,
+        tracer,
         tasks: this.#running,
         timeoutMs: settings.registrationTimeoutMs,
         hasSingleGroup: groups.length === 1,
@@ -77,6 +78,7 @@ export class DecodeWorker {
     });
     this.#receiveOptions = {
       clock,
+      tracer,
       engines: this.engines,
       sender: this.#sender,
       liveness: this.#liveness,

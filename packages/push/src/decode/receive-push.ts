@@ -1,12 +1,13 @@
 import {
   type FailureType,
+  inSpan,
   ReceiveError,
   type ReceivePass,
   type RemoteEngine,
   type RemoteEngines,
   unreachablePeer,
 } from "@kv/connector/building-blocks";
-import { type Clock, KvError, type Timer } from "@kv/interface";
+import { type Clock, KvError, type Timer, type Tracer } from "@kv/interface";
 import { PUSH_CONTROL } from "@kv/protocol";
 import type { RegistrationOrder } from "../step-metadata.js";
 import { planReceive, type ReceivingEngine } from "./plan-receive.js";
@@ -18,6 +19,7 @@ import type { RegistrationSender } from "./registration-sender.js";
 export interface ReceivePushOptions extends ReceivingEngine {
   readonly engines: Pick<RemoteEngines, "acquire">;
   readonly clock: Clock;
+  readonly tracer: Tracer | undefined;
   readonly sender: RegistrationSender;
   readonly liveness: ProducerLiveness;
   /** Applied after the last byte. */
@@ -82,14 +84,19 @@ class PushReceive {
 
   async run(): Promise<void> {
     const { order } = this.#request;
-    const plan = planReceive(this.#engine, order, this.#options);
+    const { tracer, receivePass } = this.#options;
+    const parent = order.remote.traceparent;
+    const plan = inSpan(tracer?.start("kv.plan", { parent }), () =>
+      planReceive(this.#engine, order, this.#options),
+    );
     const failure = await this.#registerAndWait();
     if (failure !== undefined) {
       await this.#waitUntilSafe(failure);
       throw failure;
     }
     try {
-      this.#options.receivePass.apply(this.#engine, plan);
+      if (plan.receivePass !== undefined)
+        inSpan(tracer?.start("kv.receive_pass", { parent }), () => receivePass.apply(this.#engine, plan));
     } catch (error) {
       throw this.#error(error, "transfer_exception");
     }

@@ -1,16 +1,21 @@
-import type { RemoteEngine, RemoteEngines, WorkerContext } from "@kv/connector/building-blocks";
+import {
+  endWith,
+  type RemoteEngine,
+  type RemoteEngines,
+  type WorkerContext,
+} from "@kv/connector/building-blocks";
 import { encodeRegistration, encodeWithdrawal, PUSH_CONTROL, type Registrant } from "@kv/protocol";
 import type { RegistrationOrder } from "../step-metadata.js";
 
 /** Sends registrations and withdrawals to the ranks of producers. */
 export class RegistrationSender {
-  readonly #context: Pick<WorkerContext, "log" | "metrics" | "notifications" | "options">;
+  readonly #context: Pick<WorkerContext, "log" | "metrics" | "notifications" | "options" | "tracer">;
   readonly #engines: { readonly table: Pick<RemoteEngines["table"], "drop"> };
   /** The incarnation of this consumer's process, from the latest step. */
   incarnation = "";
 
   constructor(
-    context: Pick<WorkerContext, "log" | "metrics" | "notifications" | "options">,
+    context: Pick<WorkerContext, "log" | "metrics" | "notifications" | "options" | "tracer">,
     engines: { readonly table: Pick<RemoteEngines["table"], "drop"> },
   ) {
     this.#context = context;
@@ -19,13 +24,19 @@ export class RegistrationSender {
 
   /** Registers the order's blocks with one rank. Resolves with false if the transport could not send the message; the engine is then dropped. */
   register(order: RegistrationOrder, engine: RemoteEngine, agent: string): Promise<boolean> {
-    const { notifications, metrics, log } = this.#context;
+    const { notifications, metrics, log, tracer } = this.#context;
+    const span = tracer?.start("kv.register", {
+      parent: order.remote.traceparent,
+      attributes: { "kv.remote_agent": agent },
+    });
     const payload = encodeRegistration(order, this.#registrant(), engine.features.has(PUSH_CONTROL));
-    return notifications.send(agent, payload, (error) => {
+    const sent = notifications.send(agent, payload, (error) => {
       metrics.notificationFailed();
+      span?.end(error);
       log.warn("push_reg_notif_failed", { requestId: order.requestId, agent, error: String(error) });
       this.#engines.table.drop(engine, String(error));
     });
+    return endWith(span, sent);
   }
 
   /**

@@ -1,4 +1,11 @@
-import type { EngineAddress, PeerRef, PeerTable, WorkerContext } from "@kv/connector/building-blocks";
+import {
+  acquireTraced,
+  type EngineAddress,
+  type PeerRef,
+  type PeerTable,
+  type SpanPlace,
+  type WorkerContext,
+} from "@kv/connector/building-blocks";
 import { KvError, type PreparedList } from "@kv/interface";
 import { buildEngineTransferPlan, type EngineTransferPlan, type RankGeometry } from "@kv/plan";
 import { PUSH_CONTROL, type Registration } from "@kv/protocol";
@@ -50,6 +57,8 @@ export function ranksServed(local: Pick<RankGeometry, "tpRank" | "tpSize">, remo
   return handshakeTargetRanks({ tpRank: local.tpRank, tpSize: local.tpSize, remoteTpSize });
 }
 
+const NO_SPANS: SpanPlace = { tracer: undefined, parent: undefined };
+
 /**
  * Acquires the link to the process that sent a registration. A restarted consumer returns under the same engine id, so the open link may
  * belong to the previous process; another handshake then decides. For a vLLM consumer the open link is used unchanged. The caller
@@ -59,11 +68,12 @@ export async function acquireConsumer(
   registration: Registration,
   consumers: PeerTable<ConsumerLink>,
   signal?: AbortSignal,
+  place: SpanPlace = NO_SPANS,
 ): Promise<PeerRef<ConsumerLink>> {
   const { engineId, host, port, tpSize, own, wireId } = registration;
   for (let reopened = false; ; reopened = true) {
     const address: EngineAddress = { engineId, host, port, tpSize, dcpSize: 1, ppSize: 1 };
-    const reference = await consumers.acquire(address, signal);
+    const reference = await acquireTraced(consumers, address, signal, place);
     if (own === undefined || reference.peer.incarnation === own.incarnation) return reference;
     reference.release();
     if (reopened) {

@@ -7,7 +7,7 @@ import {
   type TransferMetrics,
   type WorkerOutputQueue,
 } from "@kv/connector/building-blocks";
-import { type Clock, KvError, type Log } from "@kv/interface";
+import { type Clock, KvError, type Log, type Tracer } from "@kv/interface";
 import type { Registration, RequestProof } from "@kv/protocol";
 import { ranksServed } from "./consumer-link.js";
 import type { EndedNotices } from "./ended-notices.js";
@@ -22,6 +22,7 @@ export interface FinishedRequestsOptions {
   readonly clock: Clock;
   readonly log: Log;
   readonly metrics: Pick<TransferMetrics, "leaseExpired">;
+  readonly tracer?: Tracer | undefined;
   readonly output: WorkerOutputQueue;
   /** This producer rank's tensor-parallel rank. */
   readonly tpRank: number;
@@ -53,9 +54,10 @@ export class FinishedRequests {
   readonly #releasing = new TaskTracker();
 
   constructor(options: FinishedRequestsOptions) {
-    const { clock, extensionMs } = options;
+    const { clock, extensionMs, tracer } = options;
     this.#options = options;
-    this.#leases = new Leases({ clock, extensionMs, onExpired: (wireId) => this.#leaseExpired(wireId) });
+    const onExpired = (wireId: string) => this.#leaseExpired(wireId);
+    this.#leases = new Leases({ clock, extensionMs, tracer, onExpired });
   }
 
   /** Starts the lease of a finished request. */

@@ -114,7 +114,7 @@ export class LayerwiseWrites {
     computed: ReadonlySet<string>,
   ): void {
     const { own } = registration;
-    const { promptBlockIds, numTokens, requestId } = request.order;
+    const { promptBlockIds, numTokens, requestId, traceparent } = request.order;
     if (own === undefined || promptBlockIds === undefined || numTokens === undefined) return;
     const entry = this.#entries.get(key) ?? {
       request,
@@ -130,7 +130,7 @@ export class LayerwiseWrites {
     const regions = new Set([...computed].filter((region) => !entry.started.has(region)));
     for (const region of regions) entry.started.add(region);
     if (regions.size === 0) return;
-    const order = { requestId, promptBlockIds, numTokens };
+    const order = { requestId, promptBlockIds, numTokens, traceparent };
     const work = this.#options.dispatcher
       .write({
         registration,

@@ -7,7 +7,7 @@ import {
   type TransferMetrics,
   type WorkerOutputQueue,
 } from "@kv/connector/building-blocks";
-import { type Agent, type Clock, type ComputedLayer, KvError, type Log } from "@kv/interface";
+import { type Agent, type Clock, type ComputedLayer, KvError, type Log, type Tracer } from "@kv/interface";
 import type { Registration } from "@kv/protocol";
 import type { PushStepMetadata } from "../step-metadata.js";
 import type { ConsumerLink } from "./consumer-link.js";
@@ -25,6 +25,8 @@ export interface PushWriterOptions {
   readonly clock: Clock;
   readonly log: Log;
   readonly metrics: TransferMetrics;
+  /** Gets spans of leases and writes. */
+  readonly tracer?: Tracer | undefined;
   readonly output: WorkerOutputQueue;
   readonly notifications: NotificationSender;
   /** The consumer engines that are open. */

@@ -1,5 +1,19 @@
-import type { LeaseOrder, NotificationSender, TransferMetrics } from "@kv/connector/building-blocks";
-import { type Agent, type DescriptorPairs, type DescriptorRuns, KvError, type Log } from "@kv/interface";
+import {
+  endWith,
+  inSpan,
+  type LeaseOrder,
+  type NotificationSender,
+  type TransferMetrics,
+  transferTraced,
+} from "@kv/connector/building-blocks";
+import {
+  type Agent,
+  type DescriptorPairs,
+  type DescriptorRuns,
+  KvError,
+  type Log,
+  type Tracer,
+} from "@kv/interface";
 import { planRequest, swapDirection } from "@kv/plan";
 import type { Registration } from "@kv/protocol";
 import { encodeNotification, encodeRegistrationWritten } from "@kv/protocol";
@@ -12,6 +26,8 @@ export interface WriteBlocksOptions {
   readonly notifications: Pick<NotificationSender, "send">;
   readonly metrics: Pick<TransferMetrics, "transferred" | "notificationFailed">;
   readonly log: Log;
+  /** Gets spans of the plan, the WRITEs and the notifications. */
+  readonly tracer?: Tracer | undefined;
   /** This producer rank's tensor-parallel rank. */
   readonly tpRank: number;
   /** This engine's tensor-parallel size: the `n` of the done notification `"{id}:{n}"`. */
@@ -25,7 +41,7 @@ export interface BlockWrite {
   /** The consumer's ranks that are written to. */
   readonly ranks: readonly number[];
   /** The producer's blocks, per group, and the number of tokens in them. */
-  readonly order: Pick<LeaseOrder, "requestId" | "promptBlockIds" | "numTokens">;
+  readonly order: Pick<LeaseOrder, "requestId" | "promptBlockIds" | "numTokens" | "traceparent">;
   /** True for the regions that are written. Default: all. */
   readonly includesRegion?: ((region: string) => boolean) | undefined;
   /** This write completes the request: the consumer's ranks are notified. Default true. */
@@ -53,7 +69,11 @@ export async function writeBlocks(
   const notification = writtenNotification(registration, options.tpSize);
   const targets = ranks.map((rank) => targetOf(link, rank));
   // All ranks are planned before a byte is written: if one cannot be planned, none is written.
-  const planned = targets.map((target) => planWrites(target, write, options.tpRank));
+  const { tracer } = options;
+  const parent = write.order.traceparent;
+  const planned = inSpan(tracer?.start("kv.plan", { parent }), () =>
+    targets.map((target) => planWrites(target, write, options.tpRank)),
+  );
   signal.throwIfAborted();
   // One failed WRITE makes the others useless. They are aborted, but still awaited.
   const abort = new AbortController();
@@ -69,11 +89,14 @@ export async function writeBlocks(
 
   async function notify({ agent }: ConsumerTarget): Promise<void> {
     if (failed) return;
-    await options.notifications.send(agent, notification, (error) => {
+    const span = tracer?.start("kv.notify", { parent, attributes: { "kv.remote_agent": agent } });
+    const sent = options.notifications.send(agent, notification, (error) => {
       options.metrics.notificationFailed();
+      span?.end(error);
       options.log.warn("notification_failed", { agent, error: String(error) });
       fail(error);
     });
+    await endWith(span, sent);
   }
 
   async function writeTo(target: ConsumerTarget, writes: readonly PlannedWrite[]): Promise<void> {
@@ -82,14 +105,17 @@ export async function writeBlocks(
     for (const { lists, descriptors } of writes) {
       if (failed) break;
       try {
-        const transfer = options.agent.transfer({
+        const order = {
           operation: "WRITE",
           local: lists.local,
           remote: lists.remote,
           ...descriptors,
-          signal: abort.signal,
-          ...(rides ? { notification } : {}),
-        });
+        } as const;
+        const transfer = transferTraced(
+          options.agent,
+          { ...order, signal: abort.signal, ...(rides ? { notification } : {}) },
+          { tracer, parent },
+        );
         ended.push(
           transfer.done.then((result) => options.metrics.transferred(result), fail),
           transfer.released,

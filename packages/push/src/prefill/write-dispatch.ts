@@ -4,7 +4,7 @@ import {
   type PeerTable,
   type TransferMetrics,
 } from "@kv/connector/building-blocks";
-import { type Clock, KvError, type Log } from "@kv/interface";
+import { type Clock, KvError, type Log, type Span } from "@kv/interface";
 import type { Registration } from "@kv/protocol";
 import { acquireConsumer, type ConsumerLink } from "./consumer-link.js";
 import { type BlockWrite, type WriteBlocksOptions, writeBlocks } from "./write-blocks.js";
@@ -63,8 +63,13 @@ export class WriteDispatcher {
     const queue = this.#queues.get(consumer) ?? { running: 0, waiting: [] };
     this.#queues.set(consumer, queue);
     this.#waiting += 1;
+    const { order } = write;
+    const span = this.#options.tracer?.start("kv.push", {
+      parent: order.traceparent,
+      attributes: { "kv.request_id": order.requestId, "kv.remote_engine_id": engineId },
+    });
     return new Promise((resolve) => {
-      queue.waiting.push(() => this.#run(write).then(resolve));
+      queue.waiting.push(() => this.#run(write, span).then(resolve));
       this.#startNext(consumer, queue);
     });
   }
@@ -96,9 +101,11 @@ export class WriteDispatcher {
   }
 
   /** Acquires the link to the process that registered, and writes within the deadline. */
-  async #run(write: DispatchedWrite): Promise<KvError | undefined> {
-    const { clock, consumers, writeTimeoutMs } = this.#options;
-    const { registration, controller } = write;
+  async #run(write: DispatchedWrite, span: Span | undefined): Promise<KvError | undefined> {
+    const { clock, consumers, writeTimeoutMs, tracer } = this.#options;
+    const { registration, controller, order } = write;
+    const parent = span?.traceparent;
+    span?.event("started");
     const { signal } = controller;
     const timer = clock.setTimer(
       () => controller.abort(timedOut(registration, writeTimeoutMs)),
@@ -107,10 +114,13 @@ export class WriteDispatcher {
     let reference: PeerRef<ConsumerLink> | undefined;
     try {
       signal.throwIfAborted();
-      reference = await acquireConsumer(registration, consumers, signal);
-      await writeBlocks(reference.peer, write, signal, this.#options);
+      reference = await acquireConsumer(registration, consumers, signal, { tracer, parent });
+      const traced = { ...write, order: { ...order, traceparent: parent } };
+      await writeBlocks(reference.peer, traced, signal, this.#options);
+      span?.end();
       return undefined;
     } catch (thrown) {
+      span?.end(thrown);
       return this.#failed(write, reference?.peer, thrown);
     } finally {
       timer.cancel();

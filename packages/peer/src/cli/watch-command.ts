@@ -1,0 +1,243 @@
+import { createServer } from "node:http";
+import { zmqSideChannel } from "@kv/connector";
+import { KvError, systemClock, systemRandom } from "@kv/interface";
+import { nixlTransport } from "@kv/nixl";
+import { type Command, InvalidArgumentError, Option } from "commander";
+import { EngineServer } from "../http/engine-server.js";
+import { sendRequest } from "../http/http-request.js";
+import type { DiffOptions } from "../recording/diff.js";
+import { openRecording } from "../recording/recording.js";
+import type { CanaryReference, WatchedPair } from "../watch/canary.js";
+import { FINDING_KINDS, type Finding, findingLine } from "../watch/findings.js";
+import { requireAnswers, Watch, type WatchRound } from "../watch/watch.js";
+import { count, duration, port, serverUrl } from "./option-values.js";
+
+interface WatchFlags {
+  pair: string[];
+  against?: string;
+  interval: number;
+  once?: true;
+  promptTokens: number;
+  outputTokens: number;
+  type?: keyof typeof TOLERANCES;
+  tolerance?: number;
+  sideChannelHost: string;
+  sideChannelPort: number;
+  metricsHost: string;
+  metricsPort?: number;
+  webhook?: string;
+  json?: true;
+}
+
+/** Differences that another order of additions explains, for values of KV of about 10. */
+const TOLERANCES = { float32: 1e-4, float16: 2e-2, bfloat16: 1.5e-1 } as const;
+const WEBHOOK_TIMEOUT_MS = 10_000;
+
+export function addWatch(program: Command): void {
+  program
+    .command("watch")
+    .description(
+      "check serving pairs at an interval: KV and tokens of a canary prompt, counters of trouble, addresses; exit code 1 with --once when something was found",
+    )
+    .requiredOption(
+      "--pair <url...>",
+      "PREFILL_URL,DECODE_URL of a pair that serves requests; PREFILL_URL alone compares only KV",
+    )
+    .option(
+      "--against <folder>",
+      "a recording of the same version whose first prompt is the canary (default: the first prefill server that answers is the reference)",
+    )
+    .addOption(
+      new Option("--interval <time>", "time between two rounds").argParser(duration).default(60_000, "60s"),
+    )
+    .option("--once", "one round; exit code 1 when it finds something, 2 when a server does not answer")
+    .option(
+      "--prompt-tokens <n>",
+      "tokens of the canary; a multiple of the block size covers every block",
+      count,
+      128,
+    )
+    .option("--output-tokens <n>", "tokens that the decode server generates", count, 8)
+    .addOption(
+      new Option("--type <type>", "type of the values in KV; bytes are compared when absent").choices(
+        Object.keys(TOLERANCES),
+      ),
+    )
+    .option(
+      "--tolerance <x>",
+      "largest difference of two values that counts as equal (default: by --type)",
+      tolerance,
+    )
+    .option("--side-channel-host <host>", "host at which a server that pushes reaches this one", "127.0.0.1")
+    .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 0)
+    .option("--metrics-host <host>", "address of the metrics", "127.0.0.1")
+    .option("--metrics-port <port>", "serve Prometheus metrics at /metrics; 0 takes a free port", port)
+    .option("--webhook <url>", "POST each new finding as JSON", serverOrPath)
+    .option("--json", "print one line of JSON per round")
+    .action(watch);
+}
+
+async function watch(flags: WatchFlags): Promise<void> {
+  const pairs = flags.pair.map(readPair);
+  const { prompt, reference } = await readReference(flags);
+  const transport = nixlTransport();
+  const sideChannel = zmqSideChannel();
+  const watching = new Watch({
+    pairs,
+    reference,
+    prompt,
+    outputTokens: flags.outputTokens,
+    ...comparison(flags),
+    transport,
+    sideChannel,
+    sideChannelHost: flags.sideChannelHost,
+    sideChannelPort: flags.sideChannelPort,
+    random: systemRandom(),
+    clock: systemClock(),
+  });
+  const stop = new AbortController();
+  for (const signal of ["SIGTERM", "SIGINT"] as const) process.once(signal, () => stop.abort());
+  const closeMetrics = await serveMetrics(flags, watching);
+  try {
+    while (!stop.signal.aborted) {
+      const startedMs = performance.now();
+      const round = await watching.round();
+      report(round, flags);
+      await Promise.all(round.fresh.map((finding) => post(flags.webhook, finding)));
+      if (flags.once === true) {
+        requireAnswers(round);
+        if (round.findings.length > 0) process.exitCode = 1;
+        return;
+      }
+      await pause(Math.max(0, flags.interval - (performance.now() - startedMs)), stop.signal);
+    }
+  } finally {
+    await closeMetrics();
+    await sideChannel.close();
+    await transport.close();
+  }
+}
+
+function readPair(text: string): WatchedPair {
+  const [prefill = "", decode, ...more] = text.split(",");
+  if (more.length > 0)
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `--pair ${text} has ${more.length + 2} servers; a pair has one or two`,
+    );
+  return {
+    prefill: new EngineServer(serverUrl(prefill)),
+    decode: decode === undefined ? undefined : new EngineServer(serverUrl(decode)),
+  };
+}
+
+/** The canary prompt, and what it must give where a recording says so. */
+async function readReference({ against, promptTokens }: WatchFlags): Promise<{
+  readonly prompt: readonly number[];
+  readonly reference: CanaryReference | undefined;
+}> {
+  if (against === undefined) {
+    const prompt = Array.from({ length: promptTokens }, (_, at) => ((7 * at * at + 3 * at + 11) % 900) + 10);
+    return { prompt, reference: undefined };
+  }
+  const recording = await openRecording(against);
+  const [first] = recording.manifest.prompts;
+  if (first === undefined) throw new KvError("KV_CONFIG_INVALID", `${against} has no prompt`);
+  const reference = {
+    from: `the recording in ${against}`,
+    kv: await recording.kv(first),
+    tokens: first.made,
+  };
+  return { prompt: first.tokens, reference };
+}
+
+function comparison({ type, tolerance: given }: WatchFlags): DiffOptions {
+  if (type === undefined && given !== undefined)
+    throw new KvError("KV_CONFIG_INVALID", `--tolerance is ${given}, and bytes are compared`, {
+      hint: `add --type with one of ${Object.keys(TOLERANCES).join(", ")}`,
+    });
+  return type === undefined ? {} : { valueType: type, tolerance: given ?? TOLERANCES[type] };
+}
+
+function report(round: WatchRound, { json }: WatchFlags): void {
+  const { number, findings, cost } = round;
+  if (json === true) {
+    process.stdout.write(`${JSON.stringify({ round: number, findings: findings.map(described), cost })}\n`);
+    return;
+  }
+  for (const finding of findings) process.stdout.write(`${findingLine(finding)}\n`);
+  const { durationMs, kvBytes, prompts, promptTokens, outputTokens } = cost;
+  const count = `${findings.length} ${findings.length === 1 ? "finding" : "findings"}`;
+  process.stdout.write(
+    `round ${number}: ${count}; cost ${durationMs.toFixed(0)} ms, ${prompts} prompts of ${promptTokens} tokens, ${outputTokens} output tokens, ${(kvBytes / 1024).toFixed(0)} KiB of KV read\n`,
+  );
+}
+
+const described = (finding: Finding) => ({ ...finding, ...FINDING_KINDS[finding.kind] });
+
+/** A webhook that does not take a finding is reported on stderr; the finding was printed. */
+async function post(url: string | undefined, finding: Finding): Promise<void> {
+  if (url === undefined) return;
+  try {
+    const { status } = await sendRequest(url, {
+      method: "POST",
+      body: described(finding),
+      timeoutMs: WEBHOOK_TIMEOUT_MS,
+    });
+    if (status >= 300) process.stderr.write(`kv-peer: the webhook ${url} answered ${status}\n`);
+  } catch (error) {
+    const { message } = KvError.from(error, "KV_PROXY_UPSTREAM_FAILED", "the webhook failed");
+    process.stderr.write(`kv-peer: ${message}\n`);
+  }
+}
+
+async function serveMetrics(
+  { metricsHost, metricsPort }: WatchFlags,
+  watching: Watch,
+): Promise<() => Promise<void>> {
+  if (metricsPort === undefined) return async () => {};
+  const server = createServer((request, response) => {
+    if (request.method !== "GET" || request.url !== "/metrics") {
+      response.writeHead(404).end();
+      return;
+    }
+    response.writeHead(200, { "content-type": "text/plain; version=0.0.4" }).end(watching.metrics());
+  });
+  await new Promise<void>((resolve, reject) => {
+    server.once("error", (error) =>
+      reject(KvError.from(error, "KV_CONFIG_INVALID", `the metrics cannot listen on port ${metricsPort}`)),
+    );
+    server.listen(metricsPort, metricsHost, resolve);
+  });
+  const address = server.address();
+  if (typeof address === "object" && address !== null)
+    process.stderr.write(`kv-peer: metrics at http://${metricsHost}:${address.port}/metrics\n`);
+  return () =>
+    new Promise((resolve) => {
+      server.closeAllConnections();
+      server.close(() => resolve());
+    });
+}
+
+function pause(ms: number, signal: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    if (signal.aborted) return resolve();
+    const end = () => {
+      clearTimeout(timer);
+      resolve();
+    };
+    const timer = setTimeout(end, ms);
+    signal.addEventListener("abort", end, { once: true });
+  });
+}
+
+function tolerance(text: string): number {
+  const value = Number(text);
+  if (text !== "" && value >= 0 && Number.isFinite(value)) return value;
+  throw new InvalidArgumentError("It must be a number of 0 or more.");
+}
+
+function serverOrPath(text: string): string {
+  if (URL.canParse(text) && /^https?:/.test(text)) return text;
+  throw new InvalidArgumentError("It must be an http or https URL.");
+}

@@ -1,0 +1,76 @@
+import {
+  type BlockIds,
+  KvError,
+  type KvTransferParams,
+  type Random,
+  type SideChannel,
+  type Transport,
+} from "@kv/interface";
+import type { RemotePrefillParams } from "@kv/protocol";
+import { type MatchingDecode, openMatchingDecode } from "../headless/matching-decode.js";
+import { kernelBlocksOfRegion } from "../protocol/region-blocks.js";
+import { decodeRequestId } from "../protocol/remote-prefill.js";
+
+/** A prompt that P has computed: its tokens, P's answer, and the answer as it was read. */
+export interface PrefilledPrompt {
+  readonly tokens: readonly number[];
+  readonly params: KvTransferParams;
+  readonly remote: RemotePrefillParams;
+}
+
+/** How this side reaches P. The caller closes transport and side channel. */
+export interface ReceivePlace {
+  readonly transport: Transport;
+  readonly sideChannel: SideChannel;
+  /** Where a P that pushes reaches this side. Default: 127.0.0.1. */
+  readonly sideChannelHost?: string | undefined;
+  /** Default: 0, a free port. */
+  readonly sideChannelPort?: number | undefined;
+  readonly random: Random;
+}
+
+/**
+ * Receives the KV of a prompt into a headless decode engine of its own and copies it out: rank after rank, within a rank region after region,
+ * within a region the request's kernel blocks. Errors: those of `openMatchingDecode`; the code of the failed receive.
+ */
+export async function receiveKv(
+  { tokens, params, remote }: PrefilledPrompt,
+  place: ReceivePlace,
+): Promise<Uint8Array> {
+  const matching = await openMatchingDecode(remote, { ...place, concurrency: 1 });
+  const { decode } = matching;
+  try {
+    const blockIds = consecutiveIds(remote.remoteBlockIds);
+    const request = {
+      requestId: decodeRequestId(remote, place.random),
+      numPromptTokens: remote.remoteNumTokens ?? tokens.length,
+      kvTransferParams: params,
+    };
+    const { failure } = await decode.receive(request, blockIds);
+    if (failure !== undefined) throw new KvError(failure.code, failure.message);
+    const kv = copyBlocks(matching, remote.tpSize, blockIds);
+    decode.finish(request, blockIds);
+    return kv;
+  } finally {
+    await decode.close();
+  }
+}
+
+/** Block ids 1, 2, … in lists of the same lengths. */
+function consecutiveIds(like: BlockIds): BlockIds {
+  let next = 1;
+  return like.map((ids) => ids.map(() => next++));
+}
+
+/** The bytes of the blocks: rank after rank, within a rank region after region. */
+function copyBlocks({ decode, metadata }: MatchingDecode, tpSize: number, blockIds: BlockIds): Uint8Array {
+  const blocks: Uint8Array[] = [];
+  for (let tpRank = 0; tpRank < tpSize; tpRank++) {
+    for (const region of metadata.baseAddresses.keys()) {
+      for (const id of kernelBlocksOfRegion(metadata, region, blockIds))
+        blocks.push(decode.block(tpRank, region, id));
+    }
+  }
+  // A copy of its own: the blocks are views of memory that is freed next.
+  return new Uint8Array(Buffer.concat(blocks));
+}

@@ -1,0 +1,265 @@
+import { createServer, type Server } from "node:http";
+import { type AddressInfo, createServer as createSocket } from "node:net";
+import { METRICS } from "@kv/connector";
+import { systemClock, systemRandom } from "@kv/interface";
+import { afterEach, expect, test } from "vitest";
+import { EngineServer } from "../src/http/engine-server.js";
+import { parsePrometheusText } from "../src/http/prometheus-text.js";
+import { openRecording } from "../src/recording/recording.js";
+import type { CanaryReference, WatchedPair } from "../src/watch/canary.js";
+import { findingLine } from "../src/watch/findings.js";
+import { ServerCounters, sharedAddresses, wideAddresses } from "../src/watch/server-checks.js";
+import { requireAnswers, Watch } from "../src/watch/watch.js";
+import { runKvPeer } from "./run-kv-peer.js";
+import { METADATA, tokensOf } from "./sample-recording.js";
+import { type Served, serveSample } from "./served.js";
+
+const TRIES = 100;
+/** `KV_WATCH_ROUNDS=10000 npx vitest run packages/peer/test/watch.test.ts` is the long form. */
+const ROUNDS = Number(process.env["KV_WATCH_ROUNDS"] ?? 100);
+/** Three blocks of 32 tokens, all of them full. */
+const LENGTH = 96;
+const BLOCKS = LENGTH / METADATA.blockSize;
+
+const closing: (() => unknown)[] = [];
+afterEach(async () => {
+  for (const close of closing.splice(0).reverse()) await close();
+});
+
+async function served(options: Parameters<typeof serveSample>[0] = {}): Promise<Served> {
+  const opened = await serveSample({ lengths: [LENGTH], ...options });
+  closing.push(() => opened.close());
+  return opened;
+}
+
+async function referenceOf({ folder }: Served, tokens?: readonly number[]): Promise<CanaryReference> {
+  const recording = await openRecording(folder);
+  const [prompt] = recording.manifest.prompts;
+  return { from: "the recording", kv: await recording.kv(prompt as NonNullable<typeof prompt>), tokens };
+}
+
+function watchOf(one: Served, pairs: readonly WatchedPair[], reference?: CanaryReference): Watch {
+  const { transport, sideChannel } = one;
+  return new Watch({
+    pairs,
+    reference,
+    prompt: tokensOf(LENGTH),
+    outputTokens: 4,
+    transport,
+    sideChannel,
+    random: systemRandom(),
+    clock: systemClock(),
+  });
+}
+
+/** An HTTP server whose answers are fixed, by path. */
+async function answering(
+  answers: Readonly<Record<string, unknown>>,
+): Promise<{ url: string; bodies: string[] }> {
+  const bodies: string[] = [];
+  const server: Server = createServer((request, response) => {
+    let body = "";
+    request.on("data", (piece) => (body += piece));
+    request.on("end", () => {
+      bodies.push(body);
+      const answer = answers[request.url ?? ""];
+      response.writeHead(answer === undefined ? 404 : 200, { "content-type": "application/json" });
+      response.end(JSON.stringify(answer ?? {}));
+    });
+  });
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  closing.push(() => {
+    server.closeAllConnections();
+    server.close();
+  });
+  return { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, bodies };
+}
+
+const models = { data: [{ id: "m" }] };
+
+test(`a corrupted block is found within one round, in ${TRIES} of ${TRIES} tries, and the next round is clean`, async () => {
+  let damage: ((kv: Uint8Array) => void) | undefined;
+  const p = await served({ served: (kv) => damage?.(kv) });
+  const watch = watchOf(p, [{ prefill: p.server, decode: undefined }], await referenceOf(p));
+  let state = 12_345;
+  const next = (below: number) => {
+    state = (state * 1_103_515_245 + 12_345) % 2 ** 31;
+    return Math.floor((state / 2 ** 31) * below);
+  };
+  let found = 0;
+  let clean = 0;
+  for (let attempt = 0; attempt < TRIES; attempt++) {
+    const block = next(BLOCKS * METADATA.blockLengthsBytes.length);
+    const length = METADATA.blockLengthsBytes[0] ?? 0;
+    const at = block * length + next(length);
+    const flipped = 1 + next(255);
+    damage = (kv) => {
+      kv[at] = (kv[at] ?? 0) ^ flipped;
+    };
+    const { findings } = await watch.round();
+    const region = METADATA.regionNames?.[Math.floor(block / BLOCKS)] ?? "";
+    if (findings.some(({ kind, found: text }) => kind === "kv-differs" && text.includes(region))) found += 1;
+    damage = undefined;
+    if ((await watch.round()).findings.length === 0) clean += 1;
+  }
+  expect({ found, clean }).toEqual({ found: TRIES, clean: TRIES });
+});
+
+test(`no false alarm in ${ROUNDS} rounds; the cost of each is reported, and nothing stays allocated`, async () => {
+  const p = await served();
+  const watch = watchOf(p, [{ prefill: p.server, decode: undefined }]);
+  const bytes = BLOCKS * METADATA.blockLengthsBytes.reduce((sum, length) => sum + length, 0);
+  for (let number = 1; number <= ROUNDS; number++) {
+    const { findings, cost } = await watch.round();
+    expect(findings).toEqual([]);
+    expect(cost).toMatchObject({ kvBytes: bytes, prompts: 1, promptTokens: LENGTH, outputTokens: 0 });
+  }
+  await expect.poll(() => p.prefill.blocks.used).toBe(0);
+  const metrics = parsePrometheusText(watch.metrics());
+  expect(metrics.sum("kv_watch_rounds_total")).toBe(ROUNDS);
+  expect(metrics.sum("kv_watch_kv_read_bytes_total")).toBe(ROUNDS * bytes);
+  expect(metrics.sum("kv_watch_round_duration_seconds_count")).toBe(ROUNDS);
+  expect(metrics.sum("kv_watch_findings_total")).toBe(0);
+});
+
+test("without a recording two P's are compared with each other: the finding names both", async () => {
+  const good = await served();
+  const { network } = good;
+  const bad = await served({ network, served: (kv) => kv.fill(1, 0, 8) });
+  const watch = watchOf(good, [
+    { prefill: good.server, decode: undefined },
+    { prefill: bad.server, decode: undefined },
+  ]);
+  const first = await watch.round();
+  expect(first.findings).toMatchObject([{ kind: "kv-differs", server: bad.server.url }]);
+  expect(first.fresh).toEqual(first.findings);
+  const line = findingLine(first.findings[0] as (typeof first.findings)[0]);
+  expect(line).toContain(`differs from that of ${good.server.url} in 1 of 4 regions`);
+  expect(line).toMatch(/wrong text and status 200; remedy: drain this P/);
+  expect((await watch.round()).fresh).toEqual([]);
+});
+
+test("D's tokens are compared with the reference's", async () => {
+  const p = await served({ numBlocks: 16, leaseMs: 500 });
+  const answer = { choices: [{ token_ids: [1, 2, 9, 4] }] };
+  const d = new EngineServer((await answering({ "/v1/models": models, "/v1/completions": answer })).url);
+  const round = (tokens: readonly number[]) =>
+    referenceOf(p, tokens).then((reference) =>
+      watchOf(p, [{ prefill: p.server, decode: d }], reference).round(),
+    );
+  expect((await round([1, 2, 9, 4])).findings).toEqual([]);
+  const { findings, cost } = await round([1, 2, 3, 4]);
+  expect(findings).toMatchObject([
+    {
+      kind: "tokens-differ",
+      server: d.url,
+      found: expect.stringMatching(/^token 2 of the canary is 9 and not 3 /),
+    },
+  ]);
+  expect(cost.outputTokens).toBe(4);
+});
+
+test("a fleet that is half down: the other pair is checked, and a single round is an error that names the server", async () => {
+  const p = await served();
+  const gone = { prefill: new EngineServer("http://127.0.0.1:1"), decode: undefined };
+  const round = await watchOf(p, [gone, { prefill: p.server, decode: undefined }]).round();
+  expect(round.findings).toMatchObject([{ kind: "unreachable", server: "http://127.0.0.1:1" }]);
+  expect(round.cost.prompts).toBe(1);
+  expect(() => requireAnswers(round)).toThrow(/1 of the servers do not answer: http:\/\/127\.0\.0\.1:1 /);
+});
+
+test("counters that grow are found once; a restarted server counts from its new value", () => {
+  const counters = new ServerCounters("http://p");
+  const page = (after: number, failed: number) =>
+    parsePrometheusText(
+      `${METRICS.notificationsAfterExpiry}_total ${after}\n${METRICS.failedTransfers}_total ${failed}\n`,
+    );
+  expect(counters.compare(page(3, 5), 0)).toEqual([]);
+  expect(counters.compare(page(4, 5), 1)).toMatchObject([
+    { kind: "notifications-after-expiry", found: expect.stringMatching(/grew by 1 to 4$/) },
+  ]);
+  expect(counters.compare(page(4, 7), 2)).toMatchObject([{ kind: "failed-transfers" }]);
+  expect(counters.compare(page(0, 0), 3)).toEqual([]);
+  expect(counters.compare(page(0, 1), 4)).toMatchObject([{ kind: "failed-transfers" }]);
+});
+
+test("blocks that stay in use for 90 s without a request are found; a request in between starts the time again", () => {
+  const counters = new ServerCounters("http://p");
+  const page = (running: number) =>
+    parsePrometheusText(`vllm:kv_cache_usage_perc 0.25\nvllm:num_requests_running ${running}\n`);
+  const kinds = (running: number, nowMs: number) =>
+    counters.compare(page(running), nowMs).map(({ kind }) => kind);
+  expect([kinds(0, 0), kinds(0, 60_000), kinds(1, 80_000), kinds(0, 100_000)].flat()).toEqual([]);
+  expect(kinds(0, 190_000)).toEqual(["blocks-stay-allocated"]);
+});
+
+test("regions that share a base address are found by name", () => {
+  const [a = 0, , c = 0, d = 0] = METADATA.baseAddresses;
+  expect(sharedAddresses("p", METADATA)).toEqual([]);
+  expect(sharedAddresses("p", { ...METADATA, baseAddresses: [a, a, c, d] })).toMatchObject([
+    {
+      kind: "shared-base-address",
+      found: expect.stringContaining("layers.0.self_attn.attn and model.layers.1"),
+    },
+  ]);
+});
+
+test("KV events and side channels on every address are found: as announced, and by the sockets of this host", async () => {
+  const sources = {
+    "0": { enable_kv_cache_events: true, endpoint: "tcp://*:5557", replay_endpoint: "tcp://127.0.0.1:5558" },
+    "1": { enable_kv_cache_events: false, endpoint: "tcp://*:5559" },
+  };
+  const server = new EngineServer((await answering({ "/kv_event_sources": sources })).url);
+  const socket = createSocket().listen(0, "0.0.0.0");
+  const inner = createSocket().listen(0, "127.0.0.1");
+  closing.push(
+    () => socket.close(),
+    () => inner.close(),
+  );
+  await Promise.all([socket, inner].map((each) => new Promise((resolve) => each.once("listening", resolve))));
+  const at = async (host: string, port: number) =>
+    (await wideAddresses(server, { host, port })).map(({ found }) => found);
+  const events = "KV events listen on tcp://*:5557";
+  const widePort = (socket.address() as AddressInfo).port;
+  expect(await at("127.0.0.1", widePort)).toEqual([
+    events,
+    `the side channel listens on every address at port ${widePort}`,
+  ]);
+  expect(await at("127.0.0.1", (inner.address() as AddressInfo).port)).toEqual([events]);
+  expect(await at("0.0.0.0", 5600)).toEqual([events, "the side channel announces 0.0.0.0:5600"]);
+});
+
+test("the metrics of a headless prefill server have the connector's names", async () => {
+  const p = await served();
+  await watchOf(p, [{ prefill: p.server, decode: undefined }]).round();
+  const samples = await p.server.metrics();
+  for (const name of [METRICS.failedTransfers, METRICS.expiredRequests, METRICS.notificationsAfterExpiry])
+    expect(samples.sum(`${name}_total`)).toBe(0);
+});
+
+test("--once with a server that is down exits with 2 and names it; the webhook gets the finding", async () => {
+  const hook = await answering({ "/hook": {} });
+  const { code, stdout, stderr } = await runKvPeer(
+    ...["watch", "--once", "--pair", "http://127.0.0.1:1", "--webhook", `${hook.url}/hook`],
+  );
+  expect(code).toBe(2);
+  expect(stdout).toMatch(/^unreachable {2}http:\/\/127\.0\.0\.1:1: .*\nround 1: 1 finding; cost \d+ ms/);
+  expect(stderr).toMatch(/1 of the servers do not answer: .* \[KV_PROXY_UPSTREAM_FAILED\]/);
+  expect(JSON.parse(hook.bodies[0] ?? "")).toMatchObject({
+    kind: "unreachable",
+    server: "http://127.0.0.1:1",
+    remedy: expect.any(String),
+  });
+});
+
+test.each([
+  ["no pair", [], /required option/],
+  ["three servers", ["--pair", "http://a,http://b,http://c"], /has 3 servers; a pair has one or two/],
+  ["a side channel", ["--pair", "127.0.0.1:5600"], /is not a URL/],
+  ["no recording", ["--pair", "http://a", "--against", "/nowhere"], /cannot be read/],
+  ["a tolerance of bytes", ["--pair", "http://a", "--tolerance", "1"], /bytes are compared/],
+])("bad input to watch (%s) is an error with exit code 2", async (_, args, message) => {
+  const { code, stderr } = await runKvPeer("watch", "--once", ...args);
+  expect(code).toBe(2);
+  expect(stderr).toMatch(message);
+});

@@ -1,0 +1,3 @@
+import { matrix } from "./matrix.js";
+
+matrix({ version: "0.31", mode: "push" });
