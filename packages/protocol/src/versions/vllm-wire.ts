@@ -11,7 +11,7 @@ export interface VllmVersion {
   readonly support: "transfers" | "handshake";
   /**
    * A D of this release mixes up the heads and tokens of blocks from a P with smaller blocks: the text is wrong, without an error. Seen on the CPU;
-   * `kv_postprocess_blksize_on_receive` swaps dimensions that 0.32 no longer swaps.
+   * the cause is probably `kv_postprocess_blksize_on_receive`, which 0.32 rewrote (read, not isolated).
    */
   readonly mixesUpSmallerBlocks?: true;
 }
