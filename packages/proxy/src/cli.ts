@@ -50,10 +50,8 @@ async function main(): Promise<void> {
     // The second signal aborts the requests in flight.
     const closed = proxy.close(signals > 1 ? { graceMs: 0 } : {});
     closed
-      .then(() => {
-        tracer?.close();
-        return spans?.close();
-      })
+      .then(() => tracer?.close())
+      .then(() => spans?.close())
       .catch(fail);
   };
   process.on("SIGTERM", stop);
