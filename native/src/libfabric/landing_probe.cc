@@ -9,10 +9,12 @@ namespace {
 
 constexpr size_t kPageBytes = 4096;
 
-std::shared_ptr<Mapping> touched_page() {
-  auto page = Mapping::create(kPageBytes, false);
-  *page->data() = std::byte{1};
-  return page;
+// Three pages, of which the middle one is registered. Memory of a caller never lies beside it, so rows that begin before that memory, or go
+// past it, lie outside all registered memory.
+std::shared_ptr<Mapping> pages_with_target() {
+  auto pages = Mapping::create(3 * kPageBytes, false);
+  pages->data()[kPageBytes] = std::byte{1};
+  return pages;
 }
 
 // A prepared list of one byte.
@@ -38,13 +40,15 @@ std::vector<Handle<capi::OptArgs>> default_backends() {
 LandingProbe::LandingProbe(const capi::Functions& nixl, capi::Agent agent)
     : nixl_(nixl),
       agent_(agent),
-      page_(touched_page()),
+      pages_(pages_with_target()),
       registration_(nixl, agent,
-                    {.type = capi::MemoryType::dram, .address = page_->address(), .length = page_->length(), .device = 0}, default_backends(), false,
+                    {.type = capi::MemoryType::dram, .address = target_address(), .length = kPageBytes, .device = 0}, default_backends(), false,
                     [](capi::Status status) {
                       return Failure("KV_INTERNAL", std::string("NIXL could not register the target of landing probes: ") + describe(status));
                     }),
-      target_(prepare_byte(nixl, agent, "KV_INTERNAL", capi::kSelf, capi::MemoryType::dram, page_->address(), 0)) {}
+      target_(prepare_byte(nixl, agent, "KV_INTERNAL", capi::kSelf, capi::MemoryType::dram, target_address(), 0)) {}
+
+uint64_t LandingProbe::target_address() const { return pages_->address() + kPageBytes; }
 
 void LandingProbe::prepare(PreparedList& remote) const {
   const Row& first = remote.layout.rows().front();

@@ -22,9 +22,11 @@ class LandingProbe {
   capi::Request make(const PreparedList& remote) const;
 
  private:
+  uint64_t target_address() const;
+
   const capi::Functions& nixl_;
   capi::Agent agent_;
-  std::shared_ptr<Mapping> page_;
+  std::shared_ptr<Mapping> pages_;
   NixlRegistration registration_;
   PreparedHandle target_;
 };

@@ -26,7 +26,7 @@ const attempt = attempts[process.argv[2] ?? ""];
 transport.allocate(4096, { populate: false }).close();
 const first = await transport.createAgent();
 await first.close();
-// Room for everything but a thread's stack of 8 MiB. The stack of a thread that ended is used again, so threads take those.
+// Room for everything but the stack of a thread, 8 MiB.
 const pages = Number(readFileSync("/proc/self/statm", "latin1").split(" ")[0]);
 limitMemory(`${pages * 4096 + (4 << 20)}`);
 const outcomes: string[] = [];
