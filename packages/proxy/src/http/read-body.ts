@@ -51,9 +51,11 @@ export function readJsonBody(
     let chunks: Buffer[] = [];
     let lengthBytes = 0;
     let complete = false;
+    let refused = false;
     const scan = new JsonScan(limits);
     const refuse = (error: unknown) => {
       if (complete) return;
+      refused = true;
       request.removeAllListeners("data");
       chunks = [];
       share.end();
@@ -69,7 +71,10 @@ export function readJsonBody(
         chunks.push(chunk);
         if (lengthBytes > AT_ONCE_BYTES) {
           request.pause();
-          PIECES.later(() => request.resume());
+          // The rest of a refused body stays unread.
+          PIECES.later(() => {
+            if (!refused) request.resume();
+          });
         }
       } catch (error) {
         refuse(error);
