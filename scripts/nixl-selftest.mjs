@@ -18,11 +18,11 @@ import { root, run } from "./setup.mjs";
 
 const EXPECTED = ["owner: notified of read", "read 196608 bytes; the last byte is 7"];
 const packed = join(root, "native/build/packages");
+const platform = `${process.platform}-${process.arch}-gnu`;
 
 /** The tarballs of the packages that npm installs for @kv/nixl on this machine, by package. */
 function tarballs() {
   const { version } = JSON.parse(readFileSync(join(root, "packages/nixl/package.json"), "utf8"));
-  const platform = `${process.platform}-${process.arch}-gnu`;
   const names = ["nixl", "interface", `nixl-${platform}`, `nixl-libs-${platform}`];
   const there = readdirSync(packed);
   return names.map((name) => {
@@ -67,9 +67,9 @@ function node(args, { folder, home, bin }) {
 }
 
 export async function selftest() {
-  for (const script of ["build-platforms.mjs", "build-libs.mjs"]) {
-    await run(process.execPath, [join(root, "native/scripts", script)], { show: true });
-  }
+  const script = (name) => join(root, "native/scripts", name);
+  await run(process.execPath, [script("build-platforms.mjs"), "--platform", platform], { show: true });
+  await run(process.execPath, [script("build-libs.mjs")], { show: true });
   const work = mkdtempSync(join(tmpdir(), "kv-nixl-selftest-"));
   try {
     const [folder, home, bin] = ["user", "home", "bin"].map((name) => join(work, name));

@@ -1,8 +1,10 @@
-// npm run build:platforms: builds the addons of @kv/nixl and @kv/neuron for x64 and arm64 with Zig against glibc 2.28, checks what they need, and
-// packs the platform packages and @kv/nixl into native/build/packages. The result does not depend on the compiler or libraries of this machine.
+// npm run build:platforms [-- --platform linux-x64-gnu]: builds the addons of @kv/nixl and @kv/neuron for x64 and arm64, or for one platform, with
+// Zig against glibc 2.28, checks what they need, and packs the platform packages and @kv/nixl into native/build/packages. The result does not depend
+// on the compiler or libraries of this machine.
 import { spawnSync } from "node:child_process";
 import { mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { parseArgs } from "node:util";
 import { compile, nativeRoot, run } from "./compile.mjs";
 import { elfNeeds, violations } from "./elf-needs.mjs";
 import { buildNeuronAddon, isNeuronCurrent } from "./neuron-addon.mjs";
@@ -41,12 +43,21 @@ async function build(platform, { compiler, env }) {
   }
 }
 
-function pack() {
+function asked() {
+  const { values } = parseArgs({ options: { platform: { type: "string" } } });
+  if (values.platform === undefined) return PLATFORMS;
+  const platform = PLATFORMS.find(({ name }) => name === values.platform);
+  if (platform !== undefined) return [platform];
+  const names = PLATFORMS.map(({ name }) => name).join(", ");
+  throw new Error(`--platform must be of ${names}, not ${values.platform}`);
+}
+
+function pack(platforms) {
   const root = join(nativeRoot, "..");
   const into = join(nativeRoot, "build", "packages");
   mkdirSync(into, { recursive: true });
   const { packageManager } = JSON.parse(readFileSync(join(root, "package.json"), "utf8"));
-  const packages = PLATFORMS.map(({ name }) => `@kv/nixl-${name}`);
+  const packages = platforms.map(({ name }) => `@kv/nixl-${name}`);
   const places = [...packages, "@kv/nixl", "@kv/interface"].flatMap((place) => ["--filter", place]);
   const args = ["--yes", packageManager, "--recursive", ...places, "pack", "--pack-destination", into];
   const { status } = spawnSync("npx", args, { cwd: root, stdio: ["ignore", "inherit", "inherit"] });
@@ -54,15 +65,16 @@ function pack() {
 }
 
 try {
+  const platforms = asked();
   const current = (platform) => isCurrent(platform) && isNeuronCurrent(platform);
-  const tools = PLATFORMS.every(current) ? undefined : await zig();
-  for (const platform of PLATFORMS) {
+  const tools = platforms.every(current) ? undefined : await zig();
+  for (const platform of platforms) {
     if (!isNeuronCurrent(platform)) await buildNeuronAddon(platform, tools);
     if (isCurrent(platform)) continue;
     process.stderr.write(`kv_nixl: for ${platform.target}\n`);
     await build(platform, tools);
   }
-  pack();
+  pack(platforms);
 } catch (error) {
   console.error(`kv_nixl: ${error.message}`);
   process.exit(1);

@@ -2,10 +2,11 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { describedVersion } from "@kv/protocol";
 import { createProxy } from "@kv/proxy";
-import { afterEach, expect, test } from "vitest";
+import { afterEach, beforeAll, expect, test } from "vitest";
 import { decode, plain, prefill, type TransferParams } from "./completion.js";
 import { freshId, promptVariant } from "./held-blocks.js";
 import { type OurPrefill, type OurPrefillOptions, openOurPrefill } from "./our-prefill.js";
+import { untilRepacks } from "./repacks.js";
 import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
 import { PEER_DIR, type VllmServer } from "./server.js";
 import { prompt, TINY } from "./tiny-peer.js";
@@ -28,6 +29,7 @@ const firstBlocks = (params: TransferParams) => (params.remote_block_ids as numb
 /** A real vLLM decode worker continues from KV that our own engine computed with the same weights. */
 export function prefillSuite(server: () => VllmServer): void {
   let p: OurPrefill | undefined;
+  beforeAll(() => untilRepacks(server()));
   afterEach(async () => {
     await p?.instance.close();
     p = undefined;

@@ -1,8 +1,9 @@
-import { afterEach, expect, test } from "vitest";
+import { afterEach, beforeAll, expect, test } from "vitest";
 import { decode, plain, prefill } from "./completion.js";
 import { type HeadlessDecode, openHeadlessDecode, requestOf } from "./headless-decode.js";
 import { freshId, otherLegId, prefillAndHold, untilFreed } from "./held-blocks.js";
 import { type OurPrefill, openOurPrefill } from "./our-prefill.js";
+import { untilRepacks } from "./repacks.js";
 import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
 import type { VllmServer } from "./server.js";
 import { prompt } from "./tiny-peer.js";
@@ -19,6 +20,7 @@ const REQUEST_TIMEOUT_SECONDS = 10;
 export function restartSuite(server: () => VllmServer, restart: () => Promise<void>): void {
   let d: HeadlessDecode | undefined;
   let p: OurPrefill | undefined;
+  beforeAll(() => untilRepacks(server()));
   afterEach(async () => {
     await d?.close();
     await p?.instance.close();
@@ -57,6 +59,7 @@ export function restartSuite(server: () => VllmServer, restart: () => Promise<vo
     // No decode worker reads these blocks.
     await prefill(ours.url, TOKENS, { id: freshId() });
     await restart();
+    await untilRepacks(server());
 
     const { failure } = await decodeSide.receive(lost.asked, OUR_BLOCKS);
     expect(failure?.code).toMatch(/^KV_/);

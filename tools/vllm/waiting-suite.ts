@@ -1,7 +1,8 @@
-import { afterEach, beforeEach, expect, test } from "vitest";
+import { afterEach, beforeAll, beforeEach, expect, test } from "vitest";
 import { complete, completionBody, decode, plain, prefill } from "./completion.js";
 import { freshId } from "./held-blocks.js";
 import { type OurPrefill, openOurPrefill } from "./our-prefill.js";
+import { untilRepacks } from "./repacks.js";
 import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
 import type { VllmServer } from "./server.js";
 import { prompt } from "./tiny-peer.js";
@@ -33,6 +34,7 @@ export function waitingSuite(server: () => VllmServer): void {
   let ours: OurPrefill;
   let logged: string[];
   let busy: AbortController;
+  beforeAll(() => untilRepacks(server()));
 
   beforeEach(async () => {
     logged = [];
