@@ -159,7 +159,7 @@ function checkPlan(prefill: EngineFacts, decode: EngineFacts): PairCheck {
   const limit = vllmLimit(pair, {
     isPush: prefill.mode === "push" || decode.mode === "push",
     hasVllm: prefill.isVllm || decode.isVllm,
-    decodeIsVllm: decode.isVllm && sizes.headsAreKnown,
+    decodeIsVllm: decode.isVllm,
     decodeVersion: decode.isVllm ? decode.vllmVersion : undefined,
   });
   if (limit !== undefined) {
@@ -211,7 +211,7 @@ function tpSizes(prefill: EngineFacts, decode: EngineFacts) {
   else if (decodeTp !== undefined) prefillTp = whole(decodeTp / ratio) ?? decodeTp;
   else [prefillTp, decodeTp] = !isWhole ? [1, 1] : ratio >= 1 ? [1, ratio] : [1 / ratio, 1];
   const numKvHeads = headsAreKnown ? heads : Math.max(prefillTp, decodeTp);
-  return { prefillTp, decodeTp, numKvHeads, headsAreKnown };
+  return { prefillTp, decodeTp, numKvHeads };
 }
 
 /** The value in which the sides of a refused plan differ. In a plan's error, decode is local and prefill remote. */

@@ -89,12 +89,12 @@ export const CONVERSIONS: readonly ReceiveConversion[] = ["attention-order", "hn
 
 /** A pair that has a plan, and that vLLM cannot serve. */
 export interface VllmLimit {
-  /** What differs: "block_size" or "tp_size". */
+  /** What differs: "block_size", "attn_backend_name" or "tp_size". */
   readonly factor: string;
   /** The prefill engine's value. */
-  readonly prefill: number;
+  readonly prefill: number | string;
   /** The decode engine's value; for "tp_size" the model's KV heads. */
-  readonly decode: number;
+  readonly decode: number | string;
   /** One sentence for people. */
   readonly text: string;
   /** The remedy. */
@@ -124,6 +124,13 @@ export function vllmLimit(
     const fix =
       "give both the same --block-size, use pull, or set push_announced_block_size at a prefill worker of this project";
     return { factor: "block_size", prefill: sizes[0], decode: sizes[1], text, fix };
+  }
+  const backends = [prefill.attentionBackend, decode.attentionBackend] as const;
+  // Its worker repacks after the handshake of a heartbeat. That of a registration (`notif_agents_only` in `nixl/push_worker.py`) may come first.
+  if (isPush && decodeIsVllm && decode.attentionBackend === "CPU_ATTN" && backends[0] !== backends[1]) {
+    const text = `a vLLM decode worker on the CPU may take pushed KV of ${backends[0]} for its own ${backends[1]}: the text is wrong, without an error`;
+    const fix = "use pull, or the same attention backend at both";
+    return { factor: "attn_backend_name", prefill: backends[0], decode: backends[1], text, fix };
   }
   const release = decodeVersion === undefined ? undefined : describedVersion(decodeVersion);
   if (release?.mixesUpSmallerBlocks === true && !hasMla(prefill) && sizes[0] < sizes[1]) {
