@@ -225,19 +225,22 @@ test.each([
   ["push", "CPU_ATTN", "undefined-undefined"],
   ["push", "FLASH_ATTN", "p0-d0"],
   ["pull", "CPU_ATTN", "p0-d0"],
-])("another attention backend at prefill: %s into a vLLM decode worker with %s", async (mode, decode, routed) => {
-  const at = { factors: { transfer_mode: mode } };
-  const p = await sideChannel({ ...at, metadata: { attentionBackend: "PLAIN" }, announces: true });
-  const d = await sideChannel({ ...at, metadata: { attentionBackend: decode } });
-  const { route, pools } = await fleet({ prefill: [p.port], decode: [d.port], versions: { d0: "0.33.0" } });
-  expect(route(1)).toEqual([routed]);
-  const status = pools.prefill.status()[0]?.pairing;
-  if (routed === "p0-d0") return expect(status).toMatchObject({ state: "paired" });
-  expect(status?.differences).toEqual([
-    { factor: "attn_backend_name", prefill: "PLAIN", decode: "CPU_ATTN" },
-  ]);
-  expect(status?.reason).toContain("the text is wrong");
-});
+])(
+  "another attention backend at prefill: %s into a vLLM decode worker with %s",
+  async (mode, decode, routed) => {
+    const at = { factors: { transfer_mode: mode } };
+    const p = await sideChannel({ ...at, metadata: { attentionBackend: "PLAIN" }, announces: true });
+    const d = await sideChannel({ ...at, metadata: { attentionBackend: decode } });
+    const { route, pools } = await fleet({ prefill: [p.port], decode: [d.port], versions: { d0: "0.33.0" } });
+    expect(route(1)).toEqual([routed]);
+    const status = pools.prefill.status()[0]?.pairing;
+    if (routed === "p0-d0") return expect(status).toMatchObject({ state: "paired" });
+    expect(status?.differences).toEqual([
+      { factor: "attn_backend_name", prefill: "PLAIN", decode: "CPU_ATTN" },
+    ]);
+    expect(status?.reason).toContain("the text is wrong");
+  },
+);
 
 test("TP sizes that are not configured follow from the lengths of the blocks", async () => {
   const lengths = METADATA.blockLengthsBytes.map((length) => length / 2);
