@@ -28,6 +28,9 @@ const PROGRAMS: Readonly<Record<string, readonly string[]>> = {
     ...["packages/peer/src/cli.ts", "prefill", "--from", "RECORDING"],
     ...["--port", "PORT", "--side-channel-port", "PORT"],
   ],
+  "kv-peer watch --metrics-port": [
+    ...["packages/peer/src/cli.ts", "watch", "--pair", "http://127.0.0.1:1", "--metrics-port", "PORT"],
+  ],
   "kv-nixl bench --listen": ["packages/nixl/src/cli.ts", "bench", "--listen", "PORT"],
   "demo prefill": [
     "apps/demo/src/main.ts",

@@ -1,4 +1,4 @@
-import { execFile } from "node:child_process";
+import { execFile, spawn } from "node:child_process";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 
@@ -10,4 +10,9 @@ export function runKvPeer(...args: string[]): Promise<{ code: number; stdout: st
     ({ stdout }) => ({ code: 0, stdout, stderr: "" }),
     (error: { code: number; stdout: string; stderr: string }) => error,
   );
+}
+
+/** Starts kv-peer from its sources in a process of its own. */
+export function spawnKvPeer(...args: string[]) {
+  return spawn(process.execPath, ["--import", "tsx", cli, ...args], { stdio: ["ignore", "pipe", "pipe"] });
 }

@@ -1,3 +1,4 @@
+import { once } from "node:events";
 import { createServer, type Server } from "node:http";
 import { type AddressInfo, createServer as createSocket } from "node:net";
 import { METRICS } from "@kv/connector";
@@ -10,7 +11,7 @@ import type { CanaryReference, WatchedPair } from "../src/watch/canary.js";
 import { findingLine } from "../src/watch/findings.js";
 import { ServerCounters, sharedAddresses, wideAddresses } from "../src/watch/server-checks.js";
 import { requireAnswers, Watch } from "../src/watch/watch.js";
-import { runKvPeer } from "./run-kv-peer.js";
+import { runKvPeer, spawnKvPeer } from "./run-kv-peer.js";
 import { METADATA, tokensOf } from "./sample-recording.js";
 import { type Served, serveSample } from "./served.js";
 
@@ -250,6 +251,22 @@ test("--once with a server that is down exits with 2 and names it; the webhook g
     server: "http://127.0.0.1:1",
     remedy: expect.any(String),
   });
+});
+
+test("--metrics-port serves the rounds at /metrics and nothing else; SIGINT ends the program", async () => {
+  const child = spawnKvPeer("watch", "--pair", "http://127.0.0.1:1", "--metrics-port", "0");
+  closing.push(() => child.kill("SIGKILL"));
+  let stderr = "";
+  child.stderr.on("data", (piece) => (stderr += piece));
+  const url = () => /metrics at (http:\S+)/.exec(stderr)?.[1];
+  await expect.poll(url, { timeout: 20_000 }).toBeDefined();
+  const metrics = async () => parsePrometheusText(await (await fetch(url() ?? "")).text());
+  await expect.poll(async () => (await metrics()).sum("kv_watch_rounds_total"), { timeout: 20_000 }).toBe(1);
+  expect((await metrics()).sum("kv_watch_findings_total")).toBe(1);
+  expect((await fetch(new URL("/", url()))).status).toBe(404);
+  child.kill("SIGINT");
+  const [code] = await once(child, "close");
+  expect(code).toBe(0);
 });
 
 test.each([

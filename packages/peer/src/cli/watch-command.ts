@@ -31,6 +31,8 @@ interface WatchFlags {
 
 /** Differences that another order of additions explains, for values of KV of about 10. */
 const TOLERANCES = { float32: 1e-4, float16: 2e-2, bfloat16: 1.5e-1 } as const;
+/** Enough for some Prometheus servers, and for a person who looks. */
+const METRICS_CONNECTIONS = 32;
 const WEBHOOK_TIMEOUT_MS = 10_000;
 
 export function addWatch(program: Command): void {
@@ -203,6 +205,7 @@ async function serveMetrics(
     }
     response.writeHead(200, { "content-type": "text/plain; version=0.0.4" }).end(watching.metrics());
   });
+  server.maxConnections = METRICS_CONNECTIONS;
   await new Promise<void>((resolve, reject) => {
     server.once("error", (error) =>
       reject(KvError.from(error, "KV_CONFIG_INVALID", `the metrics cannot listen on port ${metricsPort}`)),
