@@ -1,6 +1,7 @@
 import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { zmqSideChannel } from "@kv/connector";
+import { systemClock, systemRandom } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import {
   diffRecordings,
@@ -14,6 +15,7 @@ import {
   record,
 } from "@kv/peer";
 import { afterAll, expect, test } from "vitest";
+import { Watch } from "../../packages/peer/src/watch/watch.js";
 import { decode as continued } from "./completion.js";
 import { expired, freshId, notifiedLate, untilFreed } from "./held-blocks.js";
 import { recordingFolder } from "./recordings.js";
@@ -25,6 +27,8 @@ import { until } from "./until.js";
 const OUTPUT_TOKENS = 16;
 const PROMPTS = [prompt(100), prompt(40), prompt(300)];
 const TIMEOUT_MS = 60_000;
+/** `KV_WATCH_ROUNDS=100 npm run test:vllm -- --only pull-0.33 -t "no false alarm"` is the long form. */
+const WATCH_ROUNDS = Number(process.env["KV_WATCH_ROUNDS"] ?? 5);
 
 /** `kv-peer` with a prefill server and a decode server of vLLM: the features that the package's README describes. */
 export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): void {
@@ -81,6 +85,28 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
     expect(report.reasons).toEqual([]);
     // vLLM counts an expired request once for each rank.
     if (p.kind.mode === "pull") expect(report.leaks?.expiredRequests).toBe(report.requests.unnotified * p.tp);
+  });
+
+  test(`watch: no false alarm in ${WATCH_ROUNDS} rounds`, async () => {
+    const server = ({ url }: VllmServer) => new EngineServer(url, { timeoutMs: TIMEOUT_MS });
+    const watch = new Watch({
+      pairs: [{ prefill: server(prefill()), decode: server(decode()) }],
+      reference: undefined,
+      prompt: prompt(128),
+      outputTokens: OUTPUT_TOKENS,
+      transport,
+      sideChannel,
+      sideChannelHost: "127.0.0.1",
+      sideChannelPort: 0,
+      random: systemRandom(),
+      clock: systemClock(),
+    });
+    for (let round = 1; round <= WATCH_ROUNDS; round += 1) {
+      const { findings, cost } = await watch.round();
+      expect(findings, `round ${round}`).toEqual([]);
+      expect(cost.outputTokens).toBe(OUTPUT_TOKENS);
+      expect(cost.kvBytes).toBeGreaterThan(0);
+    }
   });
 
   test("a recording of the pair is served to D: D generates the recorded tokens", async () => {

@@ -23,7 +23,9 @@ export async function untilRepacks(server: VllmServer): Promise<void> {
   if (kind.mode === "pull") return;
   const workers = () => {
     const lines = server.log().split("\n");
-    return new Set(lines.filter((line) => line.includes(REPACKS)).map((line) => /^\([^)]*\)/.exec(line)?.[0]));
+    return new Set(
+      lines.filter((line) => line.includes(REPACKS)).map((line) => /^\([^)]*\)/.exec(line)?.[0]),
+    );
   };
   const tried = async () => {
     if (workers().size >= tp) return true;
