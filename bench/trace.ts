@@ -7,8 +7,8 @@ import { complete } from "../apps/demo/src/run/completion-client.js";
 import type { Row } from "./report.js";
 import { bestRatio, pairRatio, spread } from "./report.js";
 
-const ROUNDS = Number(process.env.KV_BENCH_ROUNDS ?? 12);
-const WINDOW_MS = 3000;
+const ROUNDS = Number(process.env.KV_BENCH_ROUNDS ?? 30);
+const WINDOW_MS = 1500;
 const CLIENTS = 8;
 const PROMPT_TOKENS = 64;
 const OUTPUT_TOKENS = 8;
@@ -47,7 +47,7 @@ export async function trace(): Promise<readonly Row[]> {
     const ratio = pairRatio(rates[0], rates[1]);
     return [
       {
-        what: `requests per second of the demo, ${CLIENTS} clients: every request traced / no traces`,
+        what: `requests of the demo per second of processor time, ${CLIENTS} clients: every request traced / no traces`,
         ours: spread(rates[0], "/s"),
         theirs: spread(rates[1], "/s"),
         ratio,
@@ -64,9 +64,13 @@ export async function trace(): Promise<readonly Row[]> {
 
 let sent = 0;
 
-/** Requests that ended within the window, per second. Each prompt is new, so that its KV is transferred. */
+/**
+ * Requests per second of this process's processor time, which is what a busy process is limited by and what other load on the machine changes
+ * least. Each prompt is new, so that its KV is transferred.
+ */
 async function perSecond(url: string): Promise<number> {
   const begun = performance.now();
+  const before = process.cpuUsage();
   let done = 0;
   async function client(): Promise<void> {
     while (performance.now() - begun < WINDOW_MS) {
@@ -80,5 +84,6 @@ async function perSecond(url: string): Promise<number> {
     }
   }
   await Promise.all(Array.from({ length: CLIENTS }, client));
-  return (done * 1000) / (performance.now() - begun);
+  const { user, system } = process.cpuUsage(before);
+  return (done * 1e6) / (user + system);
 }
