@@ -1,5 +1,4 @@
 // The thread that reads mutated inputs. The main thread sees in `shared` which one is being read, and ends this thread when it hangs.
-import { getHeapStatistics } from "node:v8";
 import { parentPort, workerData } from "node:worker_threads";
 import { checkInput } from "./check-input.js";
 import { Coverage } from "./coverage.js";
@@ -18,14 +17,7 @@ const coverage = new Coverage();
 const failures = new Set<string>();
 const BATCH = 100;
 const MOST_FAILURES = 20;
-/** V8's counts take more memory the longer they run. A thread ends at this share of its heap, and the next one goes on. */
-const MOST_HEAP = 0.5;
 let tries = 0;
-
-function hasRoom(): boolean {
-  const { used_heap_size: used, heap_size_limit: limit } = getHeapStatistics();
-  return used < limit * MOST_HEAP;
-}
 
 function read(input: Uint8Array): void {
   current.set(input);
@@ -48,7 +40,7 @@ function report(message: FuzzReport): void {
 
 for (const input of inputs) read(input);
 coverage.add(coverage.takeNew());
-while (Date.now() < untilMs && failures.size < MOST_FAILURES && hasRoom()) {
+while (Date.now() < untilMs && failures.size < MOST_FAILURES) {
   const batch = Array.from({ length: BATCH }, () => mutate(target, inputs, pick));
   for (const input of batch) read(input);
   const news = coverage.takeNew();

@@ -16,7 +16,7 @@ const WORKER = new URL("./fuzz-worker.ts", import.meta.url).href;
 /** With --keep, per target and run. */
 const MOST_KEPT = 30;
 const MOST_FAILURES = 20;
-/** A new thread begins after this time, or earlier when V8's counts have filled half of its heap. */
+/** A new thread begins after this time: V8's counts take more memory the longer they run. */
 const ROUND_MS = 60_000;
 
 const { values } = parseArgs({
