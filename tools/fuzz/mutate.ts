@@ -131,6 +131,8 @@ function mutateJson(input: Uint8Array, words: readonly string[], pick: Pick): Ui
   }
   const value = holder[key];
   const odd = ODD_VALUES[pick(ODD_VALUES.length)];
+  // Copies of copies of copies would fill the heap before they are cut.
+  const most = 1 + Math.floor((16 * MAX_INPUT_BYTES) / input.length);
   switch (pick(7)) {
     case 0:
       if (holder === (root as unknown)) holder[key] = odd;
@@ -140,7 +142,8 @@ function mutateJson(input: Uint8Array, words: readonly string[], pick: Pick): Ui
       holder[key] = [value];
       break;
     case 2:
-      if (Array.isArray(value)) holder[key] = Array.from({ length: 2 ** pick(10) }, () => value[0]);
+      if (Array.isArray(value))
+        holder[key] = Array.from({ length: Math.min(2 ** pick(10), most) }, () => value[0]);
       else holder[key] = odd;
       break;
     case 3:
