@@ -1,6 +1,11 @@
-import type { IncomingMessage, Server, ServerResponse } from "node:http";
+import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Socket } from "node:net";
 import type { HttpLimits } from "./limits.js";
+
+type ConnectionLimits = Pick<
+  HttpLimits,
+  "maxConnections" | "maxConnectionsPerAddress" | "maxRequestsPerConnection"
+>;
 
 /** An open connection. */
 interface Connection {
@@ -27,15 +32,12 @@ export class Connections {
   /** Oldest first. */
   readonly #open = new Map<Socket, Connection>();
   readonly #clients = new Map<string, Client>();
-  readonly #limits: Pick<HttpLimits, "maxConnections" | "maxConnectionsPerAddress">;
+  readonly #limits: ConnectionLimits;
   #requests = 0;
   #isClosing = false;
 
-  constructor(server: Server, limits: Pick<HttpLimits, "maxConnections" | "maxConnectionsPerAddress">) {
+  constructor(limits: ConnectionLimits) {
     this.#limits = limits;
-    server.on("connection", (socket) => this.#accept(socket));
-    // Before the listeners of the framework, which may answer at once.
-    server.prependListener("request", (request, response) => this.#began(request, response));
   }
 
   /** Requests without a complete response. */
@@ -43,21 +45,16 @@ export class Connections {
     return this.#requests;
   }
 
-  /** Requests of a connection without a complete response. */
-  requestsOf(socket: Socket): number {
-    return this.#open.get(socket)?.responses.size ?? 0;
-  }
-
   /** Requests without a complete response of the address that a connection comes from. */
   requestsOfAddress(socket: Socket): number {
     return this.#open.get(socket)?.client.requests ?? 0;
   }
 
-  #accept(socket: Socket): void {
+  /** Takes a new connection, or refuses it. */
+  accept(socket: Socket): void {
     const address = socket.remoteAddress ?? "";
     if (!this.#hasRoom(address)) {
-      socket.on("error", () => {});
-      socket.write(REFUSAL, () => socket.destroy());
+      refuse(socket);
       return;
     }
     const client = this.#clients.get(address) ?? { address, connections: 0, requests: 0 };
@@ -99,10 +96,21 @@ export class Connections {
     if (client.connections === 0) this.#clients.delete(client.address);
   }
 
-  #began({ socket }: IncomingMessage, response: ServerResponse): void {
+  /**
+   * Counts a request. Returns whether it is to be served; above the limit of a connection, the connection ends. One chunk of pipelined requests has
+   * up to 2,000 of them.
+   */
+  begin({ socket }: IncomingMessage, response: ServerResponse): boolean {
     const connection = this.#open.get(socket);
-    if (connection === undefined) return;
+    if (connection === undefined) return false;
     const { client, responses } = connection;
+    if (responses.size >= this.#limits.maxRequestsPerConnection) {
+      this.#forget(socket);
+      const [current] = responses;
+      if (current?.headersSent === true) socket.destroy();
+      else refuse(socket);
+      return false;
+    }
     responses.add(response);
     client.requests += 1;
     this.#requests += 1;
@@ -112,6 +120,7 @@ export class Connections {
       this.#requests -= 1;
       if (this.#isClosing && responses.size === 0) socket.destroy();
     });
+    return true;
   }
 
   /** Closes connections without a pending response now, and the others as soon as their response has been sent. */
@@ -124,6 +133,13 @@ export class Connections {
   closeAll(): void {
     for (const socket of this.#open.keys()) socket.destroy();
   }
+}
+
+/** Ends a connection with an error. The kernel takes these few bytes at once, and nothing more of a flood is read. */
+function refuse(socket: Socket): void {
+  socket.on("error", () => {});
+  socket.write(REFUSAL);
+  socket.destroy();
 }
 
 /**

@@ -100,8 +100,7 @@ const tries: { readonly [K in keyof HttpLimits]: () => Promise<void> } = {
     const connection = await RawConnection.open(served.url);
     connection.write(GET.repeat(20));
     const text = await connection.untilClosed();
-    expect(text.match(/HTTP\/1.1 200/g)).toHaveLength(2);
-    expect(text.match(/HTTP\/1.1 503/g)).toHaveLength(1);
+    expect(text.match(/HTTP\/1.1 \d+/g)).toEqual(["HTTP/1.1 503"]);
     await expectServed(served);
   },
   async maxHeaderBytes() {

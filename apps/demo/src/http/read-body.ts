@@ -8,7 +8,7 @@ type BodyLimits = Pick<HttpLimits, "maxBodyBytes" | "maxBodiesBytes" | "maxBodyD
 /** A body of at most this many bytes is read and parsed at once; a larger one in turns with the others. */
 const AT_ONCE_BYTES = 64 * 1024;
 /** Node reads pieces of at most 64 KiB. */
-const PIECES = new Turns(16);
+const PIECES = new Turns(4);
 const PARSES = new Turns(1);
 
 /** A body that is being read. */

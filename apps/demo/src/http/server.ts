@@ -1,4 +1,4 @@
-import type { IncomingMessage } from "node:http";
+import { createServer, type IncomingMessage, type RequestListener, type Server } from "node:http";
 import type { AddressInfo } from "node:net";
 import { type Ambient, type AmbientOptions, ambient, KvError } from "@kv/interface";
 import Fastify, { type FastifyInstance, type FastifyReply, type FastifyRequest } from "fastify";
@@ -65,34 +65,37 @@ export class InstanceServer {
     this.#ambient = ambient(options);
     this.#limits = httpLimits(options.limits);
     this.#exposeErrors = options.exposeErrors ?? false;
-    const { headerTimeoutMs, requestTimeoutMs, idleTimeoutMs, maxHeaderBytes } = this.#limits;
-    this.#app = Fastify({
-      logger: false,
-      requestTimeout: requestTimeoutMs,
-      keepAliveTimeout: idleTimeoutMs,
-      http: {
-        headersTimeout: Math.min(headerTimeoutMs, requestTimeoutMs),
-        maxHeaderSize: maxHeaderBytes,
-        connectionsCheckingInterval: Math.max(10, Math.min(1000, Math.floor(headerTimeoutMs / 4))),
-      },
-    });
-    this.#connections = new Connections(this.#app.server, this.#limits);
+    this.#connections = new Connections(this.#limits);
+    this.#app = Fastify({ logger: false, serverFactory: (serve) => this.#createServer(serve) });
     this.#refused = new RefusedRequests(instance.engines[0], this.#ambient);
     this.#limitRequests();
     this.#addErrorHandlers();
     this.#addRoutes();
   }
 
+  #createServer(serve: RequestListener): Server {
+    const { headerTimeoutMs, requestTimeoutMs, idleTimeoutMs, maxHeaderBytes } = this.#limits;
+    const options = {
+      requestTimeout: requestTimeoutMs,
+      keepAliveTimeout: idleTimeoutMs,
+      headersTimeout: Math.min(headerTimeoutMs, requestTimeoutMs),
+      maxHeaderSize: maxHeaderBytes,
+      connectionsCheckingInterval: Math.max(10, Math.min(1000, Math.floor(headerTimeoutMs / 4))),
+    };
+    const server = createServer(options, (request, response) => {
+      if (this.#connections.begin(request, response)) serve(request, response);
+    });
+    return server.on("connection", (socket) => this.#connections.accept(socket));
+  }
+
   #limitRequests(): void {
-    const { maxRequests, maxRequestsPerAddress, maxRequestsPerConnection } = this.#limits;
+    const { maxRequests, maxRequestsPerAddress } = this.#limits;
     const bodies = new BodyReader(this.#limits);
     this.#app.removeAllContentTypeParsers();
     this.#app.addContentTypeParser("application/json", (_request: FastifyRequest, payload: IncomingMessage) =>
       bodies.read(payload),
     );
     this.#app.addHook("onRequest", async ({ raw }) => {
-      if (this.#connections.requestsOf(raw.socket) > maxRequestsPerConnection)
-        throw httpError(503, `the connection has more than ${maxRequestsPerConnection} requests at a time`);
       // Probes and metrics are answered under load too.
       if (raw.method !== "POST") return;
       if (this.#connections.requestsOfAddress(raw.socket) > maxRequestsPerAddress)

@@ -60,7 +60,10 @@ function answeringProofs(
 ): SideChannelListenOptions {
   const challenges = new Challenges({ clock });
   const challenge = () => [
-    encodeChallenge(challenges.issue(), "this engine requires handshake_key_file, which vLLM does not have"),
+    encodeChallenge(
+      challenges.issue(),
+      "handshake_key_require is set on this engine, and the message proves no key of handshake_key_file",
+    ),
   ];
   return {
     ...given,

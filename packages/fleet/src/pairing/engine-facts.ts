@@ -3,12 +3,13 @@ import {
   type AgentMetadata,
   compatibilityHash,
   decodeAgentMetadata,
+  decodeChallenge,
   decodeHandshakeRefusal,
   decodeHandshakeReply,
   encodeHandshakeRequest,
 } from "@kv/protocol";
 import type { Role } from "../instances/instance.js";
-import { requestOverSideChannel, type SideChannelAddress } from "../zmq/zmq-request.js";
+import { requestOverSideChannel, type SideChannelAddress, WITHOUT_KEY_HINT } from "../zmq/zmq-request.js";
 import { hasMla } from "./plan-pair.js";
 
 /** What is known about an instance's engine, as far as it decides which engines it fits. */
@@ -75,11 +76,15 @@ export async function readEngineFacts(options: ReadEngineOptions): Promise<Engin
     options,
   );
   const refusal = decodeHandshakeRefusal(frames);
-  if (refusal !== undefined)
+  if (refusal !== undefined) {
+    const hint =
+      decodeChallenge(frames) === undefined ? undefined : `there is no key here: ${WITHOUT_KEY_HINT}`;
     throw new KvError(
       "KV_HANDSHAKE_REFUSED",
       `the engine at ${address.host}:${address.port} refused: ${refusal}`,
+      { hint },
     );
+  }
   const { payload } = decodeHandshakeReply(frames);
   const metadata = { ...decodeAgentMetadata(payload.agentMetadataBytes), agentMetadata: new Uint8Array(0) };
   for (const [name, text] of [

@@ -38,7 +38,9 @@ export async function requestOverSideChannel(
   let connection: ZmqConnection | undefined;
   const unreachable = (why: string, cause?: unknown) =>
     new KvError("KV_SIDE_CHANNEL_UNREACHABLE", `${where} cannot be reached: ${why}`, {
-      hint: "is the engine up, is this the address of its side channel (VLLM_NIXL_SIDE_CHANNEL_HOST, _PORT), and may this host connect to it?",
+      hint: isAboutCurve(cause)
+        ? `side_channel_curve is on at this engine, and here is no key for it: ${WITHOUT_KEY_HINT}`
+        : "is the engine up, is this the address of its side channel (VLLM_NIXL_SIDE_CHANNEL_HOST, _PORT), and may this host connect to it?",
       details,
       cause,
     });
@@ -70,7 +72,9 @@ export async function requestOverSideChannel(
               : unreachable(
                   opened.waitsFor === "the connection"
                     ? reasonOf(error)
-                    : `what answers there is no side channel: ${reasonOf(error)}`,
+                    : isAboutCurve(error)
+                      ? reasonOf(error)
+                      : `what answers there is no side channel: ${reasonOf(error)}`,
                   error,
                 ),
           ),
@@ -85,6 +89,13 @@ export async function requestOverSideChannel(
     signal?.removeEventListener("abort", aborted);
     connection?.close();
   }
+}
+
+/** What to do with an engine that answers only those who have its key. */
+export const WITHOUT_KEY_HINT = "give the instances labels, or set pairing to off";
+
+function isAboutCurve(error: unknown): boolean {
+  return KvError.is(error) && error.details["peerMechanism"] === "CURVE";
 }
 
 function withReject(): { promise: Promise<never>; reject(error: unknown): void } {

@@ -7,6 +7,7 @@ import {
 import {
   type AgentMetadata,
   decodeAgentMetadata,
+  decodeChallenge,
   decodeHandshakePayload,
   decodeHandshakeRefusal,
   decodeHandshakeReply,
@@ -58,7 +59,13 @@ export async function exchangeHandshake(
 /** Decodes the frames of a reply. Errors: `KV_HANDSHAKE_REFUSED`, `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`. */
 export function decodeHandshake({ reply }: HandshakeExchange): RankHandshake {
   const refusal = decodeHandshakeRefusal(reply.frames);
-  if (refusal !== undefined) throw new KvError("KV_HANDSHAKE_REFUSED", `the engine refused: ${refusal}`);
+  if (refusal !== undefined) {
+    const hint =
+      decodeChallenge(reply.frames) === undefined
+        ? undefined
+        : "kv-peer has no key: start the engine without handshake_key_require while kv-peer examines it";
+    throw new KvError("KV_HANDSHAKE_REFUSED", `the engine refused: ${refusal}`, { hint });
+  }
   return decodeHandshakeReply(reply.frames);
 }
 

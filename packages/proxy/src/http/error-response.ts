@@ -195,9 +195,9 @@ export function refuseConnection(socket: Socket, error: KvError, answer: boolean
     return;
   }
   const phrase = statusOf(error) === 429 ? "Too Many Requests" : "Service Unavailable";
+  // The kernel takes these few bytes at once, and nothing more of a flood is read.
   endWithAnswer(socket, phrase, error);
-  // When the answer is in the kernel's buffer. What the client still sends is not read.
-  socket.destroySoon();
+  socket.destroy();
 }
 
 /** Writes an answer without a `ServerResponse`, and ends the connection's writable side. */
