@@ -45,7 +45,6 @@ export {
   type EtcdMetadataOptions,
   etcdMetadata,
 } from "./metadata/etcd-metadata.js";
-export { type FrameOptions, frameMetadata, unframeMetadata } from "./metadata/frame.js";
 export {
   fetchMetadata,
   invalidateMetadata,
