@@ -104,7 +104,7 @@ std::shared_ptr<PreparedList> NixlAgent::prepare(std::optional<std::string> remo
   list->of_peer = of_peer;
   // For local memory NIXL is asked when the first request by index needs it.
   if (list->remote) prepare_remote(*list);
-  if (of_peer && safeguards_.landing_probe() != nullptr) safeguards_.landing_probe()->prepare(*list);
+  if (of_peer) safeguards_.prepare_probe(*list);
   list->memories = std::move(memories);
   for (RegisteredMemory* memory : list->memories) ++memory->lists;
   if (of_peer) peers_.add_list(*list);

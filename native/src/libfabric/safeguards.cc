@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "library/failure.h"
 #include "peers/agent_metadata.h"
 
 namespace kv::nixl {
@@ -15,6 +14,8 @@ constexpr const char* kBackend = "LIBFABRIC";
 constexpr auto kQuarantine = std::chrono::seconds(5);
 // Attempts to load metadata while a peer's death explains that NIXL refuses it.
 constexpr int kMaxLoads = 4;
+// Peers that an agent can add over LIBFABRIC in its life. NIXL 1.5.0 numbers them with 8 bits and does not reuse a number.
+constexpr int kMaxPeers = 255;
 
 }  // namespace
 
@@ -42,6 +43,14 @@ std::unique_ptr<PeerLiveness> LibfabricSafeguards::start_watch(const std::string
   return PeerLiveness::connect_to(connection->second);
 }
 
+bool LibfabricSafeguards::answered(const std::string& peer, PeerLiveness* liveness) {
+  if (liveness == nullptr || liveness->connected()) return true;
+  if (liveness->alive()) return false;
+  throw Failure("KV_AGENT_METADATA_INVALID",
+                "nothing answers at the address in the metadata of \"" + peer + "\": its process is gone, or its host cannot be reached",
+                "pass the metadata of the process that runs now");
+}
+
 void LibfabricSafeguards::keep_watch(const std::string& peer, std::unique_ptr<PeerLiveness> liveness) {
   if (liveness) watched_[peer] = std::move(liveness);
 }
@@ -55,6 +64,14 @@ void LibfabricSafeguards::end_watch(const std::string& peer) {
 
 bool LibfabricSafeguards::may_retry_load(int attempts) {
   return watch_peers_ && attempts < kMaxLoads && any_death_after(Clock::now() - kQuarantine);
+}
+
+std::optional<Failure> LibfabricSafeguards::peer_limit_reached(const std::string& peer) const {
+  if (!watch_peers_ || loaded_peers_ < kMaxPeers) return std::nullopt;
+  return Failure("KV_AGENT_METADATA_INVALID",
+                 "NIXL refused the metadata of \"" + peer + "\": its LIBFABRIC plugin accepts at most " + std::to_string(kMaxPeers) +
+                     " peers in an agent's life, counting those that were removed and added again",
+                 "create a new agent");
 }
 
 PeerLiveness* LibfabricSafeguards::find(const std::string& peer) const {

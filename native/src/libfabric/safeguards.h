@@ -10,7 +10,9 @@
 #include "agent/notification_poller.h"
 #include "libfabric/landing_probe.h"
 #include "libfabric/peer_liveness.h"
+#include "library/failure.h"
 #include "library/nixl_capi.h"
+#include "memory/prepared_list.h"
 
 namespace kv::nixl {
 
@@ -35,8 +37,15 @@ class LibfabricSafeguards {
   // Confirms that WRITEs have landed: a backend reports them too early. Throws KV_INTERNAL.
   void probe_writes() { probe_.emplace(nixl_, agent_); }
 
-  // Confirms that WRITEs have landed; null if the agent's backends need no confirmation.
-  const LandingProbe* landing_probe() const { return probe_ ? &*probe_ : nullptr; }
+  // Whether a post may have to be repeated, because its error may be another peer's. What is sent with a post would then be sent twice.
+  bool may_repeat_posts() const { return probe_.has_value(); }
+  // Prepares a list of a peer's memory, so that a WRITE to it can be confirmed. Throws KV_LIST_INVALID.
+  void prepare_probe(PreparedList& remote) const {
+    if (probe_) probe_->prepare(remote);
+  }
+  // A NIXL request that ends once every WRITE that was posted before it has landed; the caller owns it. Null when NIXL refuses, and for a list
+  // that needs no confirmation: one without a `probe`.
+  capi::Request make_probe(const PreparedList& remote) const { return probe_ ? probe_->make(remote) : nullptr; }
 
   // Throws KV_AGENT_METADATA_INVALID if a peer's connection data lacks the TCP address that this agent's LIBFABRIC backend needs: NIXL would keep
   // the peer, and crash at the next metadata under its name.
@@ -44,6 +53,9 @@ class LibfabricSafeguards {
   // Starts to watch a peer that is being added. Null where no watch is needed: the backend reports deaths, or the same process is already watched
   // and alive. `same_process`: the agent knows a peer of this name with the same connection data.
   std::unique_ptr<PeerLiveness> start_watch(const std::string& peer, const Connections& connections, bool same_process);
+  // Whether the process of a peer that is being added has answered; always where there is no watch. Throws KV_AGENT_METADATA_INVALID when nothing
+  // answers at its address: NIXL would try to connect to it for ever.
+  static bool answered(const std::string& peer, PeerLiveness* liveness);
   // Keeps the watch of a peer that was added; null keeps the present one.
   void keep_watch(const std::string& peer, std::unique_ptr<PeerLiveness> liveness);
   // Ends the watch of a peer that is removed.
@@ -53,10 +65,8 @@ class LibfabricSafeguards {
   bool may_retry_load(int attempts);
   // Counts a peer that NIXL has accepted.
   void count_loaded_peer() { ++loaded_peers_; }
-  // Whether NIXL's LIBFABRIC plugin has no number left for another peer.
-  bool peer_numbers_exhausted() const { return watch_peers_ && loaded_peers_ >= kMaxPeers; }
-  // Peers that an agent can add over LIBFABRIC in its life. NIXL 1.5.0 numbers them with 8 bits and does not reuse a number.
-  static constexpr int kMaxPeers = 255;
+  // Why NIXL has refused another peer, if its LIBFABRIC plugin has no number left for one.
+  std::optional<Failure> peer_limit_reached(const std::string& peer) const;
 
   // Whether the peer's process is known to be dead. Checks it, which is cheap, but may block up to 250 ms when its connection has just ended.
   bool is_dead(const std::string& peer);

@@ -46,13 +46,7 @@ void Peers::read_pending(PendingPeer& pending) {
 std::optional<std::string> Peers::add(PendingPeer& pending) {
   if (!pending.metadata) read_pending(pending);
   const std::string& name = pending.metadata->agent;
-  // NIXL would try to connect to a process that is gone for ever.
-  if (pending.liveness && !pending.liveness->connected()) {
-    if (pending.liveness->alive()) return std::nullopt;
-    throw Failure("KV_AGENT_METADATA_INVALID",
-                  "nothing answers at the address in the metadata of \"" + name + "\": its process is gone, or its host cannot be reached",
-                  "pass the metadata of the process that runs now");
-  }
+  if (!LibfabricSafeguards::answered(name, pending.liveness.get())) return std::nullopt;
   const auto known = peers_.find(name);
   if (known != peers_.end() && known->second.connections != pending.metadata->connections) {
     // Another process has taken the name, and NIXL refuses to replace the old one.
@@ -83,13 +77,8 @@ void Peers::load(const std::string& name, const Bytes& metadata) {
     const bool retry = safeguards_.may_retry_load(attempts);
     // NIXL has dropped what it knew of the peer, and what its prepared lists point to, even if it accepts the same metadata next time.
     if (peers_.contains(name)) forget(name);
-    if (!retry && safeguards_.peer_numbers_exhausted()) {
-      throw Failure("KV_AGENT_METADATA_INVALID",
-                    "NIXL refused the metadata of \"" + name + "\": its LIBFABRIC plugin accepts at most " +
-                        std::to_string(LibfabricSafeguards::kMaxPeers) + " peers in an agent's life, counting those that were removed and added again",
-                    "create a new agent");
-    }
     if (!retry) {
+      if (const auto limit = safeguards_.peer_limit_reached(name)) throw *limit;
       throw Failure("KV_AGENT_METADATA_INVALID", "NIXL refused the metadata of \"" + name + "\": " + describe(status),
                     "pass the peer's localMetadata() whole, and give both agents a backend in common");
     }

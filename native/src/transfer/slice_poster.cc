@@ -75,8 +75,7 @@ SlicePoster::Posted SlicePoster::post_next() {
   const capi::Request request = next_request();
   begun_ = true;
   if (first) {
-    // With ambiguous errors a post may be repeated, and the notification would be sent twice.
-    sends_notification_ = request_.notification && !request_.abortable && done() && agent_.safeguards().landing_probe() == nullptr;
+    sends_notification_ = request_.notification && !request_.abortable && done() && !agent_.safeguards().may_repeat_posts();
   }
   Handle<capi::OptArgs> options;
   if (sends_notification_ || prepared() != nullptr) options = post_options(nixl, sends_notification_ ? &*request_.notification : nullptr);

@@ -86,7 +86,7 @@ bool Transfer::must_confirm_landing() const {
 
 void Transfer::post_landing_probe() {
   if (request_->remote->dropped || agent_.safeguards().is_dead(request_->peer())) return fail(peer_gone());
-  const capi::Request request = agent_.safeguards().landing_probe()->make(*request_->remote);
+  const capi::Request request = agent_.safeguards().make_probe(*request_->remote);
   const capi::Status status =
       request == nullptr ? capi::kBackendError : agent_.nixl().post_xfer_req(agent_.handle(), request, nullptr);
   if (status == capi::kInProgress) return requests_.add_in_flight(request);

@@ -38,13 +38,13 @@ export { type DeviceMemoryOptions, deviceMemory } from "./memory/device-memory.j
 export { type FileMemoryOptions, openFileMemory } from "./memory/file-memory.js";
 export { type HostMemoryDescription, hostMemory, sharedMemory } from "./memory/host-range.js";
 export { type ObjectMemoryOptions, objectMemory } from "./memory/object-memory.js";
+export type { EtcdTls } from "./metadata/etcd-client.js";
 export {
   type EtcdFetchOptions,
   type EtcdMetadata,
   type EtcdMetadataOptions,
   etcdMetadata,
 } from "./metadata/etcd-metadata.js";
-export { type FrameOptions, frameMetadata, unframeMetadata } from "./metadata/frame.js";
 export {
   fetchMetadata,
   invalidateMetadata,

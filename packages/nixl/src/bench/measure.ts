@@ -1,6 +1,5 @@
 import { performance } from "node:perf_hooks";
 import { type Agent, KvError, type Memory } from "@kv/interface";
-import { unframeMetadata } from "../metadata/frame.js";
 import { nixlTransport } from "../transport.js";
 import type { RemoteTarget } from "./initiator.js";
 import { digest, fill, idsOf } from "./pattern.js";
@@ -54,7 +53,7 @@ export async function measure(target: RemoteTarget, plan: BenchPlan): Promise<Be
     await agent.register(memory);
     const request = { do: "open", lengthBytes, ...(backend === undefined ? {} : { backend }) } as const;
     const opened = await target.ask(request, openedSchema);
-    const remoteName = await agent.addRemote(unframeMetadata(Buffer.from(opened.metadata, "base64")));
+    const remoteName = await agent.addRemote(Buffer.from(opened.metadata, "base64"));
     const rows: BenchRow[] = [];
     for (const cell of cells) {
       const lists = await prepareLists(agent, remoteName, memory.address, opened.address, cell);

@@ -31,7 +31,7 @@ const errorSchema = z.object({ code: z.string(), message: z.string(), hint: z.st
 
 /** The answer to `open`. */
 export const openedSchema = z.object({
-  /** The agent's metadata, framed by `frameMetadata`, in base64. */
+  /** The agent's metadata, in base64. */
   metadata: z.base64(),
   /** Where the target's memory begins. */
   address: z.number().int().positive(),

@@ -1,6 +1,5 @@
 import { createServer, type Server, type Socket } from "node:net";
 import { type Agent, KvError, type KvErrorCode, type Memory, type Transport } from "@kv/interface";
-import { frameMetadata } from "../metadata/frame.js";
 import { nixlTransport } from "../transport.js";
 import { digest, fill } from "./pattern.js";
 import { type BenchRequest, channelOf, requestSchema } from "./protocol.js";
@@ -155,7 +154,7 @@ async function serve(socket: Socket, transport: Transport, room: Room, limits: T
       agent = await transport.createAgent(backend === undefined ? {} : { backends: [{ name: backend }] });
       memory = transport.allocate(request.lengthBytes);
       await agent.register(memory);
-      const metadata = frameMetadata(await agent.localMetadata());
+      const metadata = await agent.localMetadata();
       return { metadata: Buffer.from(metadata).toString("base64"), address: memory.address };
     }
     if (memory === undefined) throw new KvError("KV_REQUEST_INVALID", "a session begins with open");

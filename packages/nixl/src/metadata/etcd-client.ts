@@ -34,6 +34,16 @@ export interface EtcdEvent {
   readonly value: Uint8Array;
 }
 
+/** Certificates for `https:` endpoints, as PEM. */
+export interface EtcdTls {
+  /** The authorities that sign etcd's certificate. Default: those of Node. */
+  readonly ca?: string | undefined;
+  /** This client's certificate, where etcd asks for one. */
+  readonly cert?: string | undefined;
+  /** The key of that certificate. */
+  readonly key?: string | undefined;
+}
+
 const TIMEOUT_MS = 5000;
 /** etcd takes values of 1.5 MiB by default. */
 const MAX_ANSWER_BYTES = 64 << 20;
@@ -44,10 +54,12 @@ const MAX_ANSWER_BYTES = 64 << 20;
  */
 export class EtcdClient {
   readonly #endpoints: readonly URL[];
+  readonly #tls: EtcdTls;
 
   /** Endpoints in order of preference; each call begins with the first. */
-  constructor(endpoints: readonly URL[]) {
+  constructor(endpoints: readonly URL[], tls: EtcdTls = {}) {
     this.#endpoints = endpoints;
+    this.#tls = tls;
   }
 
   /** Reads a key. */
@@ -131,7 +143,7 @@ export class EtcdClient {
     const failures: string[] = [];
     for (const endpoint of this.#endpoints) {
       try {
-        return await post(new URL(`/v3/${path}`, endpoint), body, signal);
+        return await post(new URL(`/v3/${path}`, endpoint), body, signal, this.#tls);
       } catch (error) {
         failures.push(`${endpoint.origin}: ${error instanceof Error ? error.message : String(error)}`);
       }
@@ -155,12 +167,13 @@ function decode<T>(schema: z.ZodType<T>, line: string): T {
 
 const encoded = (key: string): string => Buffer.from(key).toString("base64");
 
-function post(url: URL, body: object, signal: AbortSignal): Promise<IncomingMessage> {
-  const request = url.protocol === "https:" ? requestHttps : requestHttp;
+function post(url: URL, body: object, signal: AbortSignal, tls: EtcdTls): Promise<IncomingMessage> {
+  const secure = url.protocol === "https:";
+  const request = secure ? requestHttps : requestHttp;
   return new Promise((resolve, reject) => {
     let answered = false;
     const headers = { "content-type": "application/json" };
-    const sent = request(url, { method: "POST", signal, headers }, (answer) => {
+    const sent = request(url, { method: "POST", signal, headers, ...(secure ? tls : {}) }, (answer) => {
       answered = true;
       if (answer.statusCode === 200) {
         resolve(answer);

@@ -8,13 +8,15 @@ import {
 } from "@kv/interface";
 import type { Environment } from "../environment.js";
 import { formatValue, requireObject } from "../validate.js";
-import { EtcdClient } from "./etcd-client.js";
+import { EtcdClient, type EtcdTls } from "./etcd-client.js";
 import type { MetadataAgent } from "./socket-metadata.js";
 
 /** Options of `etcdMetadata`. */
 export interface EtcdMetadataOptions extends AmbientOptions {
   /** URLs of etcd, in order of preference. Default: `NIXL_ETCD_ENDPOINTS`, separated by commas. */
   readonly endpoints?: readonly string[] | undefined;
+  /** Certificates for `https:` endpoints. */
+  readonly tls?: EtcdTls | undefined;
   /** Prefix of all keys. Default: `NIXL_ETCD_NAMESPACE`, else NIXL's own, `/nixl/agents/`. */
   readonly namespace?: string | undefined;
   /** How long the keys of an agent stay after its process has died: 2 to 3600 s. Default: 10. */
@@ -50,7 +52,10 @@ export function etcdMetadata(
   requireObject(options, "KV_CONFIG_INVALID", "the options of etcdMetadata");
   return new EtcdMetadata(agent, {
     ...options,
-    client: new EtcdClient(endpointsOf(options.endpoints ?? environment.NIXL_ETCD_ENDPOINTS?.split(","))),
+    client: new EtcdClient(
+      endpointsOf(options.endpoints ?? environment.NIXL_ETCD_ENDPOINTS?.split(",")),
+      tlsOf(options.tls),
+    ),
     namespace: options.namespace ?? (environment.NIXL_ETCD_NAMESPACE || DEFAULT_NAMESPACE),
     leaseSeconds: leaseOf(options.leaseSeconds),
   });
@@ -257,6 +262,21 @@ function endpointsOf(endpoints: readonly string[] | undefined): URL[] {
     throw new KvError("KV_CONFIG_INVALID", `${formatValue(text)} is not a URL of etcd`, {
       hint: "such as http://127.0.0.1:2379",
     });
+  });
+}
+
+function tlsOf(tls: EtcdTls = {}): EtcdTls {
+  requireObject(tls, "KV_CONFIG_INVALID", "the option tls of etcdMetadata");
+  // A value may be a secret, so the message states its type only.
+  for (const name of ["ca", "cert", "key"] as const) {
+    const value: unknown = tls[name];
+    if (value === undefined || typeof value === "string") continue;
+    throw new KvError("KV_CONFIG_INVALID", `tls.${name} is a ${typeof value}, not PEM text`);
+  }
+  const { ca, cert, key } = tls;
+  if ((cert === undefined) === (key === undefined)) return { ca, cert, key };
+  throw new KvError("KV_CONFIG_INVALID", `tls.${cert === undefined ? "key" : "cert"} is given alone`, {
+    hint: "give the certificate and its key",
   });
 }
 

@@ -3,14 +3,7 @@ import { mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { KvError, type KvErrorCode } from "@kv/interface";
-import {
-  deviceMemory,
-  findLibrary,
-  frameMetadata,
-  nixlTransport,
-  openFileMemory,
-  unframeMetadata,
-} from "@kv/nixl";
+import { deviceMemory, findLibrary, nixlTransport, openFileMemory } from "@kv/nixl";
 import { pair, refused, transport } from "./invalid-calls-fixture.js";
 
 export const INVALID_AGENT_CALLS: Readonly<Record<string, () => Promise<void>>> = {
@@ -122,10 +115,6 @@ export const INVALID_AGENT_CALLS: Readonly<Record<string, () => Promise<void>>> 
       ["KV_MEMORY_INVALID", (bad) => deviceMemory({ address: bad, lengthBytes: 1, deviceId: 0 })],
       ["KV_MEMORY_INVALID", (bad) => reader.register(bad)],
       ["KV_AGENT_METADATA_INVALID", (bad) => reader.addRemote(bad)],
-      ["KV_AGENT_METADATA_INVALID", (bad) => frameMetadata(bad)],
-      ["KV_AGENT_METADATA_INVALID", (bad) => frameMetadata(new Uint8Array(1), bad)],
-      ["KV_AGENT_METADATA_INVALID", (bad) => frameMetadata(new Uint8Array(1), { key: bad })],
-      ["KV_AGENT_METADATA_INVALID", (bad) => unframeMetadata(bad)],
       ["KV_AGENT_UNKNOWN_REMOTE", (bad) => reader.removeRemote(bad)],
       ["KV_AGENT_UNKNOWN_REMOTE", (bad) => reader.notify(bad, new Uint8Array(1))],
       ["KV_NOTIFICATION_INVALID", (bad) => reader.notify(peer, bad)],

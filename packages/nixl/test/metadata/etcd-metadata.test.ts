@@ -1,7 +1,14 @@
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { KvError } from "@kv/interface";
-import { type EtcdMetadata, etcdMetadata, findLibrary, type NixlAgent, nixlTransport } from "@kv/nixl";
+import {
+  type EtcdMetadata,
+  type EtcdTls,
+  etcdMetadata,
+  findLibrary,
+  type NixlAgent,
+  nixlTransport,
+} from "@kv/nixl";
 import { afterAll, beforeAll, describe, expect, test, vi } from "vitest";
 import { EtcdClient } from "../../src/metadata/etcd-client.js";
 import { type Etcd, etcdMissing, skipsEtcd, startEtcd } from "../support/etcd.js";
@@ -152,6 +159,11 @@ describe("etcd that cannot be used", () => {
     expect(() => etcdMetadata(some, { endpoints, leaseSeconds: 0 })).toThrow(
       expect.objectContaining({ code }),
     );
+    for (const tls of ["PEM", { ca: 7 }, { cert: "PEM" }, { key: "PEM" }]) {
+      expect(() => etcdMetadata(some, { endpoints, tls: tls as EtcdTls })).toThrow(
+        expect.objectContaining({ code }),
+      );
+    }
   });
 
   test("where nothing listens, the error names every endpoint", async () => {

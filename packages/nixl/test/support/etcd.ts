@@ -26,14 +26,23 @@ export interface Etcd {
   end(): Promise<void>;
 }
 
-/** Starts etcd at `host`, and waits until it answers; `prefix` is a command that runs it, such as in a network namespace. */
+/**
+ * Starts etcd at `host`, and waits until it answers; `prefix` is a command that runs it, such as in a network namespace. With `tls` it speaks
+ * HTTPS only, and only to clients with a certificate of the same authority; the values are paths of PEM files.
+ */
 export async function startEtcd(
-  options: { host?: string; port?: number; prefix?: readonly string[] } = {},
+  options: {
+    host?: string;
+    port?: number;
+    prefix?: readonly string[];
+    tls?: { readonly ca: string; readonly cert: string; readonly key: string };
+  } = {},
 ): Promise<Etcd> {
-  const { host = "127.0.0.1", prefix = [] } = options;
+  const { host = "127.0.0.1", prefix = [], tls } = options;
   const port = options.port ?? (await freePort());
   const folder = mkdtempSync(join(tmpdir(), "kv-etcd-"));
-  const url = `http://${host}:${port}`;
+  const url = `${tls === undefined ? "http" : "https"}://${host}:${port}`;
+  const healthUrl = tls === undefined ? url : `http://${host}:${await freePort()}`;
   const peerUrl = `http://127.0.0.1:${options.port ?? (await freePort())}`;
   const settings = {
     "data-dir": folder,
@@ -42,15 +51,22 @@ export async function startEtcd(
     "listen-peer-urls": peerUrl,
     "initial-advertise-peer-urls": peerUrl,
     "initial-cluster": `default=${peerUrl}`,
+    ...(tls && {
+      "listen-metrics-urls": healthUrl,
+      "cert-file": tls.cert,
+      "key-file": tls.key,
+      "trusted-ca-file": tls.ca,
+      "client-cert-auth": "true",
+    }),
   };
   const command = [
     ...prefix,
     program ?? "etcd",
-    ...Object.entries(settings).flatMap(([name, value]) => [`--${name}`, value]),
+    ...Object.entries(settings).map(([name, value]) => `--${name}=${value}`),
   ];
   const start = async () => {
     const child = spawn(command[0] as string, command.slice(1), { stdio: "ignore" });
-    await answers(child, [...prefix, process.execPath, "-e", PROBE, url]);
+    await answers(child, [...prefix, process.execPath, "-e", PROBE, healthUrl]);
     return child;
   };
   const stop = async (child: ChildProcess) => {
