@@ -350,13 +350,14 @@ export class Legs {
 /** The inputs and the reason of the decision about one leg or two. */
 function disaggregationAttributes(decision: Disaggregation): Record<string, string | number> {
   const attributes: Record<string, string | number> = { "kv.disaggregation.reason": decision.reason };
-  const { promptTokens, decodeCachedTokens, prefillWaitMs, decodeComputeMs, decodeInFlight } = decision;
+  const { promptTokens, decodeCachedTokens, prefillWaitMs, decodeComputeMs } = decision;
   for (const [name, value] of [
     ["prompt_tokens", promptTokens],
     ["decode_cached_tokens", decodeCachedTokens],
     ["prefill_wait_ms", prefillWaitMs],
     ["decode_compute_ms", decodeComputeMs],
-    ["decode_in_flight", decodeInFlight],
+    ["decode_in_flight", decision.decodeInFlight],
+    ["decode_prompt_share", decision.decodePromptShare],
   ] as const)
     if (value !== undefined) attributes[`kv.disaggregation.${name}`] = value;
   return attributes;

@@ -17,17 +17,18 @@ const WEIGHT = 0.1;
 /** What prompts cost at prefill instances, as moving averages of the legs that have ended. */
 export class PrefillCosts {
   #charactersPerToken = 4;
-  #msPerToken: number | undefined = undefined;
   #msPerLeg: number | undefined = undefined;
+  #tokensPerLeg: number | undefined = undefined;
 
   /** Characters of a request's text in a token of its prompt: 4 before the first measurement. */
   get charactersPerToken(): number {
     return this.#charactersPerToken;
   }
 
-  /** Milliseconds for one token that is not cached; undefined before the first measurement. */
+  /** Milliseconds for one token that is not cached; undefined before the first measurement. Long prompts weigh most, as of a short one most of the time is not its tokens'. */
   get msPerToken(): number | undefined {
-    return this.#msPerToken;
+    const [ms, tokens] = [this.#msPerLeg, this.#tokensPerLeg];
+    return ms === undefined || !tokens ? undefined : ms / tokens;
   }
 
   /** Tokens of the prompt: exact for token ids, else estimated; undefined for a prompt without text. */
@@ -55,7 +56,7 @@ export class PrefillCosts {
     if (!Array.isArray(request.fields.prompt))
       this.#charactersPerToken = average(this.#charactersPerToken, request.text.length / promptTokens);
     const computed = promptTokens - cachedTokens;
-    if (wasAlone && computed > 0) this.#msPerToken = average(this.#msPerToken, durationMs / computed);
+    if (wasAlone) this.#tokensPerLeg = average(this.#tokensPerLeg, computed);
   }
 }
 
