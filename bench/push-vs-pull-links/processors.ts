@@ -17,8 +17,13 @@ export class Processors {
   /** In how many milliseconds work of `workMs` is done that a process begins now. */
   doneInMs(process: Process, workMs: number): number {
     const nowMs = this.#clock.now();
-    const core = this.#coresFreeAtMs.indexOf(Math.min(...this.#coresFreeAtMs));
-    const beginMs = Math.max(nowMs, this.#coresFreeAtMs[core] ?? 0, this.#processFreeAtMs.get(process) ?? 0);
+    const readyAtMs = Math.max(nowMs, this.#processFreeAtMs.get(process) ?? 0);
+    const cores = this.#coresFreeAtMs;
+    // The core that is free just before; one that is free for longer is left to processes that are ready now.
+    const free = cores.filter((atMs) => atMs <= readyAtMs);
+    const freeAtMs = free.length > 0 ? Math.max(...free) : Math.min(...cores);
+    const core = cores.indexOf(freeAtMs);
+    const beginMs = Math.max(readyAtMs, freeAtMs);
     this.#coresFreeAtMs[core] = beginMs + workMs;
     this.#processFreeAtMs.set(process, beginMs + workMs);
     return beginMs + workMs - nowMs;
