@@ -9,13 +9,13 @@ import { bestRatio, median, pairRatio, percentile, spread } from "./report.js";
 
 /** A forward pass of 512 tokens takes this long, in P and in D, as on an accelerator of the middle class with a model of 8 billion parameters. */
 const FORWARD_MS_PER_512 = 40;
-/** And each pass this long besides, to read the weights: with it, D's steps last as long as on such an accelerator, and the machine's cores are not what limits them. */
-const PASS_MS = 8;
+/** And no pass is shorter than this, as the weights are read for each: so D's steps last as long as on such an accelerator, and the machine's cores do not limit them. */
+const LEAST_PASS_MS = 8;
 const SIMULATED = { layers: 4, kvHeads: 4, headDim: 64, maxModelLen: 4096 } as const;
 const BLOCK_TOKENS = 16;
 const CACHE_TOKENS = 65_536;
 const ROUNDS = 5;
-const [CONVERSATIONS, TURNS] = [Number(process.env.CONV ?? 8), 6];
+const [CONVERSATIONS, TURNS] = [8, 6];
 /** Tokens of a system prompt that all conversations share, of a first question, of a later one, and of an answer. */
 const [SYSTEM_TOKENS, FIRST_TOKENS, TURN_TOKENS, ANSWER_TOKENS] = [256, 700, 40, 32];
 /** Between an answer and the next question. */
@@ -41,7 +41,7 @@ export async function disaggregation(): Promise<readonly Row[]> {
       simulate: {
         ...SIMULATED,
         forwardMsPer512Tokens: FORWARD_MS_PER_512,
-        passMs: Number(process.env.PASS ?? PASS_MS),
+        leastPassMs: LEAST_PASS_MS,
       },
       digests: false,
     },

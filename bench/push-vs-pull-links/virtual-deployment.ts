@@ -145,7 +145,7 @@ export async function openVirtualDeployment(
   });
   const start = async (role: "prefill" | "decode", { name, config }: (typeof planned.prefills)[number]) => {
     const simulate =
-      role === "decode" && config.simulate ? { ...config.simulate, passMs: stepMs } : config.simulate;
+      role === "decode" && config.simulate ? { ...config.simulate, leastPassMs: stepMs } : config.simulate;
     const instance = await startInstance(readInstanceConfig({ ...config, simulate }), {
       log,
       clock: clocks[role],

@@ -8,10 +8,10 @@ export interface SimulatedModelOptions {
   readonly headDim: number;
   readonly vocabSize: number;
   readonly maxModelLen: number;
-  /** What a forward pass takes for 512 tokens. It is proportional to the number of tokens; each layer takes an equal part. */
+  /** Duration of a forward pass of 512 tokens. It is proportional to the number of tokens; each layer takes an equal part. */
   readonly forwardMsPer512Tokens: number;
-  /** What a forward pass takes besides, however many tokens it has, as an accelerator reads all weights for each. Default: 0. */
-  readonly passMs?: number | undefined;
+  /** Shortest duration of a forward pass, as an accelerator reads all weights for each. Default: 0. */
+  readonly leastPassMs?: number | undefined;
 }
 
 /**
@@ -27,7 +27,7 @@ export function simulatedModel(options: SimulatedModelOptions): EngineModel {
     vocabSize,
     maxModelLen,
     forwardMsPer512Tokens,
-    passMs = 0,
+    leastPassMs = 0,
   } = options;
   const width = 2 * headDim;
   /** Reused for the layers of a prompt, because allocating is the most expensive part here. A step has at most one prompt. */
@@ -58,8 +58,8 @@ export function simulatedModel(options: SimulatedModelOptions): EngineModel {
       return { topTokens, topLogprobs: Float32Array.from(topTokens, (_, i) => -i), newKv };
     },
     async layerComputed({ startedMs, tokens, layer }) {
-      const wholeMs = passMs + (forwardMsPer512Tokens * tokens) / 512;
-      const dueMs = startedMs + (wholeMs * (layer + 1)) / layers;
+      const passMs = Math.max(leastPassMs, (forwardMsPer512Tokens * tokens) / 512);
+      const dueMs = startedMs + (passMs * (layer + 1)) / layers;
       const leftMs = dueMs - clock.now();
       // Timers are off by up to a millisecond; the next layer makes up for it.
       if (leftMs < 0.5) return;

@@ -10,7 +10,7 @@ export interface DisaggregationInputs {
   readonly decodeComputeMs: number | undefined;
   /** Requests in flight at the decode instance: each of them waits while it computes a prompt. */
   readonly decodeInFlight: number;
-  /** Share of its time that the decode instance would spend on prompts which it computes itself, this one and those of the last second; 0 where it is not known. */
+  /** Share of its time that the decode instance would spend on prompts which it computes itself, this one and those just before; 0 where it is not known. */
   readonly decodePromptShare: number;
 }
 
@@ -30,7 +30,7 @@ export type DisaggregationReason =
 /** Of a prompt, the share that is nearly the whole. */
 const NEARLY_ALL = 0.95;
 /** The largest share of its time that a decode instance with requests in flight computes prompts: its tokens come later by about as much. */
-const MOST_PROMPT_SHARE = 0.08;
+const MOST_PROMPT_SHARE = 0.12;
 
 /**
  * Whether a prefill instance is to compute the prompt. `aboveTokens`: from how many uncached tokens on two legs pay.

@@ -52,7 +52,7 @@ export class ConditionalStrategy implements DisaggregationStrategy {
 }
 
 /** Prompts count for about this long. */
-const WINDOW_MS = 1000;
+const WINDOW_MS = 500;
 
 /** The time that decode instances lately spend on prompts which they compute themselves. */
 class DecodePrompts {

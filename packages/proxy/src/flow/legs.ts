@@ -330,10 +330,8 @@ export class Legs {
   /** A leg that waited behind others took longer than its prompt kept the instance busy. */
   #signalPrefill(usage: unknown, durationMs: number, expectedCachedTokens = 0): void {
     const { promptTokens = 0, cachedTokens } = usageOf(usage);
-    const { msPerToken } = this.prefillCosts;
     const { metrics } = this.ambient;
-    const estimatedMs =
-      msPerToken === undefined ? durationMs : msPerToken * Math.max(0, promptTokens - cachedTokens);
+    const estimatedMs = this.prefillCosts.legMs(Math.max(0, promptTokens - cachedTokens)) ?? durationMs;
     this.signals.prefilled(promptTokens, cachedTokens, Math.min(durationMs, estimatedMs));
     if (promptTokens > 0) metrics.count("kv_proxy_prompt_tokens_total", promptTokens);
     if (cachedTokens > 0) metrics.count("kv_proxy_cached_prompt_tokens_total", cachedTokens);
