@@ -82,8 +82,8 @@ test("a decode instance with requests in flight computes few prompts a second, a
   });
   let decoding = () => {};
   const d = await upstream((request) => {
-    if (request.json.user === "held") decoding = () => decodeOk(request);
-    else decodeOk(request);
+    if (request.json.user !== "held") return decodeOk(request);
+    decoding = () => void decodeOk(request);
   });
   const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], disaggregateAbove: 100, clock });
   const send = async (prompt: readonly number[], user = "") => {
