@@ -9,6 +9,8 @@ import { bestRatio, median, pairRatio, percentile, spread } from "./report.js";
 
 /** A forward pass of 512 tokens takes this long, in P and in D, as on an accelerator of the middle class with a model of 8 billion parameters. */
 const FORWARD_MS_PER_512 = 40;
+/** And no pass is shorter than this, as the weights are read for each: so D's steps last as long as on such an accelerator, and the machine's cores do not limit them. */
+const LEAST_PASS_MS = 8;
 const SIMULATED = { layers: 4, kvHeads: 4, headDim: 64, maxModelLen: 4096 } as const;
 const BLOCK_TOKENS = 16;
 const CACHE_TOKENS = 65_536;
@@ -35,7 +37,14 @@ export async function disaggregation(): Promise<readonly Row[]> {
     prefillBlockSize: BLOCK_TOKENS,
     decodeBlockSize: BLOCK_TOKENS,
     cacheTokens: CACHE_TOKENS,
-    instance: { simulate: { ...SIMULATED, forwardMsPer512Tokens: FORWARD_MS_PER_512 }, digests: false },
+    instance: {
+      simulate: {
+        ...SIMULATED,
+        forwardMsPer512Tokens: FORWARD_MS_PER_512,
+        leastPassMs: LEAST_PASS_MS,
+      },
+      digests: false,
+    },
   } as const;
   await using cluster = await startCluster(options, { log, logLevel: "error" });
   const settings = planProxy(cluster.prefills, cluster.decodes, options);

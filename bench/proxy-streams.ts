@@ -26,7 +26,11 @@ export async function openStreams(url: string, count: number) {
               socket.destroy();
             }
           });
-          socket.on("close", () => ended(false));
+          socket.on("close", () => {
+            ended(false);
+            // No effect after the first event.
+            reject(new Error(`a stream ended before its first event: ${tail}`));
+          });
           socket.on("error", reject);
         }),
       );

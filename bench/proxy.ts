@@ -55,6 +55,8 @@ export async function proxy(): Promise<readonly Row[]> {
       ...["--prefill-side-channel-port", side, "--decode-side-channel-port", side],
       ...["--prefill-routing", "prefix-aware", "--decode-routing", "prefix-aware"],
       ...["--disaggregate-above", "0"],
+      // All streams come from one address.
+      ...["--max-connections-per-address", String(STREAMS), "--max-requests-per-client", String(STREAMS)],
     ];
     const own = start(PROXY_CORE, process.execPath, [cli, ...flags], {
       ...process.env,

@@ -1,10 +1,19 @@
 import { type AddressInfo, connect, createServer, type Socket } from "node:net";
 import type { Clock } from "@kv/interface";
 
-/** The way of a message between two processes: how long it takes from the write to the read, its handling included. */
-export interface MessageDelay {
-  /** Returns the delay of a message that is sent now. */
-  nextMs(): number;
+/** What passes a link at once. */
+export interface Message {
+  readonly begins: "request" | "answer" | undefined;
+  /** Tokens of an event stream in it. */
+  readonly tokens: number;
+}
+
+export interface DelayedLinkOptions {
+  readonly clock: Clock;
+  /** From the write of a message to its read. */
+  readonly hopMs: number;
+  /** Does what a message costs its processes, before it leaves. Default: nothing. */
+  readonly handle?: ((message: Message) => Promise<void>) | undefined;
 }
 
 /** A TCP relay to a server of this process that delays every chunk on the given clock. */
@@ -15,17 +24,29 @@ export interface DelayedLink {
 
 export async function delayedLink(
   targetUrl: string,
-  clock: Clock,
-  delay: MessageDelay,
+  { clock, hopMs, handle }: DelayedLinkOptions,
 ): Promise<DelayedLink> {
   const { hostname, port } = new URL(targetUrl);
   const sockets = new Set<Socket>();
   const forward = (from: Socket, to: Socket) => {
     sockets.add(from);
     from.setNoDelay(true);
-    const later = (run: () => void) => void clock.setTimer(run, delay.nextMs(), { ref: true });
-    from.on("data", (chunk) => later(() => void (to.destroyed || to.write(chunk))));
-    from.on("end", () => later(() => void to.end()));
+    const hop = (run: () => void) => void clock.setTimer(run, hopMs, { ref: true });
+    let handled = Promise.resolve();
+    const later = (message: Message | undefined, run: () => void) => {
+      if (handle === undefined) return hop(run);
+      handled = handled
+        .then(() => (message === undefined ? undefined : handle(message)))
+        .then(() => hop(run));
+    };
+    from.on("data", (chunk: Buffer) => {
+      const text = chunk.toString("latin1");
+      const begins = text.startsWith("POST ") ? "request" : text.startsWith("HTTP/1") ? "answer" : undefined;
+      later({ begins, tokens: text.split("data: {").length - 1 }, () => {
+        if (!to.destroyed) to.write(chunk);
+      });
+    });
+    from.on("end", () => later(undefined, () => void to.end()));
     from.on("error", () => to.destroy());
     from.on("close", () => sockets.delete(from));
   };
@@ -42,31 +63,5 @@ export async function delayedLink(
         for (const socket of sockets) socket.destroy();
         server.close(() => resolve());
       }),
-  };
-}
-
-/** Messages that take `hopMs` each, and before that `handlingMs` on one of `cores`, in the order in which they are sent. */
-export function messageDelay(
-  clock: Clock,
-  {
-    hopMs,
-    handlingMs = 0,
-    cores = 1,
-  }: {
-    readonly hopMs: number;
-    readonly handlingMs?: number | undefined;
-    readonly cores?: number | undefined;
-  },
-): MessageDelay {
-  const busyUntilMs = Array.from({ length: cores }, () => 0);
-  return {
-    nextMs() {
-      if (handlingMs === 0) return hopMs;
-      const nowMs = clock.now();
-      const core = busyUntilMs.indexOf(Math.min(...busyUntilMs));
-      const endMs = Math.max(nowMs, busyUntilMs[core] ?? 0) + handlingMs;
-      busyUntilMs[core] = endMs;
-      return endMs - nowMs + hopMs;
-    },
   };
 }

@@ -1,7 +1,7 @@
 import type { Way } from "../push-vs-pull/deployments.js";
 import { nameOf } from "../push-vs-pull/workload.js";
 import { AT_ONCE, HOPS_MS, LINKS_GBITS, MODEL, type Swept } from "./sweep.js";
-import type { Validation } from "./validate.js";
+import type { Compared } from "./validate.js";
 
 const PUSHES = ["push", "push, layer-wise"] as const;
 
@@ -14,13 +14,11 @@ const twice = (each: Swept | undefined): string =>
   each === undefined ? "-" : PUSHES.map((way) => gain(each, way).toFixed(2)).join(", ");
 
 /** The text of docs/bench/push-vs-pull-links.md. */
-export function document(swept: readonly Swept[], validation: Validation): string {
-  const { compared, messageMs } = validation;
-  const off = (one: Validation["compared"][number]) => Math.abs(one.virtualMs / one.realMs - 1);
-  const single = compared.filter(({ point }) => point.atOnce === 1);
-  const within = (pool: string) => {
-    const ofPool = single.filter(({ point }) => point.pool === pool);
-    return `${ofPool.filter((one) => off(one) <= 0.15).length} of ${ofPool.length}`;
+export function document(swept: readonly Swept[], compared: readonly Compared[]): string {
+  const off = (one: Compared) => Math.abs(one.virtualMs / one.realMs - 1);
+  const within = (is: (one: Compared) => boolean) => {
+    const some = compared.filter(is);
+    return `${some.filter((one) => off(one) <= 0.15).length} of ${some.length}`;
   };
   return `# Push and pull on other links
 
@@ -96,10 +94,9 @@ A gain of 3 by the transfer itself is in none of these points: F and B are the s
 
 ## Against real processes
 
-The same simulation with the parameters of the machine that [push-vs-pull](push-vs-pull.md) was measured on: the bandwidth in its bounds, 5 ms per 512 tokens, 8 KiB per token, two cores, and ${messageMs.toFixed(2)} ms of a core for each message, which is
-half of what D takes there to answer a prompt that it has. Nothing is fitted to the times of pull and push. With one request at a time ${within("contiguous")} figures of contiguous pools are within 15 %, and ${within("fragmented")} of fragmented ones. The
-simulation does not know that P and D take processor time to store KV (more of it in scattered blocks), that all processes share two cores for that, and that a message to a process that is awake costs less than one to a process that sleeps.
-So its figures for several requests at once are too low, up to 64, where the messages alone fill the cores.
+The same simulation with the parameters of the machine that [push-vs-pull](push-vs-pull.md) was measured on: the bandwidth in its bounds, 5 ms per 512 tokens, 8 KiB per token, and two cores as a resource that the client, the proxy, P
+and D share: what a request and each token of its answer take of them in each process is measured there, and work waits for a core in the order in which it comes. Nothing is fitted to the times of pull and push. Within 15 % are
+${within(({ point }) => point.atOnce === 1 && point.pool === "contiguous")} figures with one request at a time and contiguous pools, ${within(({ point }) => point.atOnce === 1 && point.pool === "fragmented")} with fragmented ones, ${within(({ point }) => point.atOnce === 16)} with 16 requests at once, and ${within(({ point }) => point.atOnce === 4 || point.atOnce === 64)} with 4 and 64.
 
 | point | way | real ms | virtual ms | virtual ÷ real |
 | --- | --- | ---: | ---: | ---: |

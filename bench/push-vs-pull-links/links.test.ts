@@ -1,6 +1,8 @@
+import { virtualClock } from "@kv/transport-memory";
 import { expect, test } from "vitest";
 import { WAYS } from "../push-vs-pull/deployments.js";
 import type { Point } from "../push-vs-pull/workload.js";
+import { Processors } from "./processors.js";
 import { MODEL, worldOf } from "./sweep.js";
 import { openVirtualDeployment, type World } from "./virtual-deployment.js";
 
@@ -44,4 +46,29 @@ test("the figures do not depend on how long the clock waits for sockets, and rep
   const world = worldOf(100, 0.25);
   const found = await times(world, AT_ONCE);
   expect(await times(world, AT_ONCE, 72)).toEqual(found);
+}, 60_000);
+
+test("work waits for a core, and for its process", () => {
+  const processors = new Processors(virtualClock(), 2);
+  const done = [
+    processors.doneInMs("prefill", 10),
+    processors.doneInMs("prefill", 5),
+    processors.doneInMs("decode", 3),
+    processors.doneInMs("proxy", 1),
+  ];
+  expect(done).toEqual([10, 15, 3, 4]);
+});
+
+test("what requests take of the cores is part of their times", async () => {
+  const each = { client: 1, proxy: 1, prefill: 1, decode: 1 };
+  const costs = { requestMs: each, tokenMs: { client: 0, proxy: 0, prefill: 0, decode: 0 } };
+  const deployment = await openVirtualDeployment("pull", "contiguous", { ...worldOf(25, 0), cores: 2 });
+  try {
+    const free = await deployment.ttftMs(POINT);
+    // A half of P's is hidden by its pass.
+    expect((await deployment.ttftMs(POINT, costs)) - free).toBeCloseTo(3.5, 1);
+    expect(await deployment.ttftMs(AT_ONCE, costs)).toBeGreaterThan(await deployment.ttftMs(AT_ONCE));
+  } finally {
+    await deployment.close();
+  }
 }, 60_000);

@@ -1,6 +1,7 @@
 import { readFile } from "node:fs/promises";
 import { availableParallelism } from "node:os";
-import { WAYS, type Way } from "../push-vs-pull/deployments.js";
+import { PROCESSES, timesOf, WAYS, type Way } from "../push-vs-pull/deployments.js";
+import type { ProcessorCosts } from "../push-vs-pull/index.js";
 import {
   FORWARD_MS_PER_512,
   KV_BYTES_PER_TOKEN,
@@ -22,27 +23,20 @@ export interface Compared {
   readonly virtualMs: number;
 }
 
-export interface Validation {
-  readonly compared: readonly Compared[];
-  /** What a message costs: half of the time that D takes to answer a prompt of which it has all. */
-  readonly messageMs: number;
-}
-
 interface MeasuredPoint {
   readonly point: Point;
   readonly ttftMs: Readonly<Record<Way, number>>;
+  readonly costs: Readonly<Record<Way, ProcessorCosts>>;
   /** The forward pass and the bytes; for a full prefix hit the time that D needs without P. */
   readonly boundMs: number;
 }
 
 /**
- * Simulates the points that docs/bench/push-vs-pull.md has, with the parameters of the machine that they were measured on: the bandwidth that is in its
- * bounds, and the cost of a message from its full prefix hit. Neither is fitted to the times of pull and push.
+ * Simulates the points that docs/bench/push-vs-pull.md has, with what was measured there besides the times of pull and push: the bandwidth in its bounds, and the
+ * processor time of a request in each process.
  */
-export async function validate(): Promise<Validation> {
+export async function validate(): Promise<readonly Compared[]> {
   const measured = await measuredPoints();
-  const localMs = find(measured, ({ point }) => point.hitPercent === 100).boundMs;
-  const messageMs = localMs / 2;
   const compared: Compared[] = [];
   for (const pool of ["contiguous", "fragmented"] as const) {
     const ofPool = measured.filter(({ point }) => point.pool === pool);
@@ -56,20 +50,21 @@ export async function validate(): Promise<Validation> {
       forwardMsPer512Tokens: FORWARD_MS_PER_512,
       layers: SIMULATED.layers,
       kvBytesPerToken: KV_BYTES_PER_TOKEN,
-      handlingMs: messageMs,
       cores: availableParallelism(),
     };
     for (const way of WAYS) {
       const deployment = await openVirtualDeployment(way, pool, world);
       try {
-        for (const { point, ttftMs } of ofPool)
-          compared.push({ way, point, realMs: ttftMs[way], virtualMs: await deployment.ttftMs(point) });
+        for (const { point, ttftMs, costs } of ofPool) {
+          const virtualMs = await deployment.ttftMs(point, costs[way]);
+          compared.push({ way, point, realMs: ttftMs[way], virtualMs });
+        }
       } finally {
         await deployment.close();
       }
     }
   }
-  return { compared, messageMs };
+  return compared;
 }
 
 async function measuredPoints(): Promise<readonly MeasuredPoint[]> {
@@ -81,8 +76,25 @@ async function measuredPoints(): Promise<readonly MeasuredPoint[]> {
       throw new Error(
         `docs/bench/push-vs-pull.md has no row for ${nameOf(point)}: run the benchmark push-vs-pull`,
       );
-    return { point, ttftMs: { pull, push, "push, layer-wise": layers }, boundMs };
+    const costs = Object.fromEntries(WAYS.map((way) => [way, costsIn(lines, `${nameOf(point)}, ${way}`)]));
+    return {
+      point,
+      ttftMs: { pull, push, "push, layer-wise": layers },
+      costs: costs as Record<Way, ProcessorCosts>,
+      boundMs,
+    };
   });
+}
+
+function costsIn(lines: readonly string[], name: string): ProcessorCosts {
+  const row = lines.find((line) => line.startsWith(`| ${name} |`));
+  if (row === undefined)
+    throw new Error(
+      `docs/bench/push-vs-pull.md has no processor time of ${name}: run the benchmark push-vs-pull`,
+    );
+  const cells = row.split("|").slice(2).map(Number);
+  const from = (first: number) => timesOf((process) => cells[first + PROCESSES.indexOf(process)] ?? 0);
+  return { requestMs: from(0), tokenMs: from(PROCESSES.length) };
 }
 
 function find(points: readonly MeasuredPoint[], is: (one: MeasuredPoint) => boolean): MeasuredPoint {

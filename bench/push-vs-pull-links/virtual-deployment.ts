@@ -1,4 +1,4 @@
-import { type LogFields, silentLog } from "@kv/interface";
+import { type Clock, type LogFields, silentLog } from "@kv/interface";
 import { createProxy } from "@kv/proxy";
 import {
   memoryNetwork,
@@ -11,9 +11,11 @@ import { planInstances, planProxy } from "../../apps/demo/src/cluster/cluster-pl
 import { startInstance } from "../../apps/demo/src/instance/instance.js";
 import { readInstanceConfig } from "../../apps/demo/src/instance/instance-config.js";
 import type { Way } from "../push-vs-pull/deployments.js";
-import { BLOCK_TOKENS, type Point } from "../push-vs-pull/workload.js";
+import type { ProcessorCosts } from "../push-vs-pull/index.js";
+import { BLOCK_TOKENS, cachedTokens, type Point, promptMaker } from "../push-vs-pull/workload.js";
 import { median } from "../report.js";
-import { delayedLink, messageDelay } from "./delayed-link.js";
+import { delayedLink, type Message } from "./delayed-link.js";
+import { Processors } from "./processors.js";
 import { settledIo } from "./settled-io.js";
 
 /** The hardware that a virtual deployment runs on, and its model. */
@@ -27,8 +29,7 @@ export interface World {
   readonly forwardMsPer512Tokens: number;
   readonly layers: number;
   readonly kvBytesPerToken: number;
-  /** Processor time that a message takes, on one of the cores that all processes share. Default: 0. */
-  readonly handlingMs?: number | undefined;
+  /** Cores that all processes share. Default: their work takes no time. */
   readonly cores?: number | undefined;
 }
 
@@ -37,14 +38,17 @@ const SIMULATED = { layers: 4, kvHeads: 1, headDim: 8, maxModelLen: 8192 } as co
 const SIMULATED_BYTES_PER_TOKEN =
   SIMULATED.layers * SIMULATED.kvHeads * 2 * SIMULATED.headDim * Float32Array.BYTES_PER_ELEMENT;
 const CACHE_TOKENS = 80_000;
-const VOCABULARY = 1000;
+/** Timers of passes are shorter, and deadlines longer. */
+const LONGEST_PART_MS = 1000;
+/** A step of D where work takes time: the shortest that the simulated model waits for. */
+const STEP_MS = 0.5;
 /** A request that takes longer in virtual time has failed. */
 const LIMIT_MS = 600_000;
 
 /** The proxy, P and D of the demo in this process, over the embedded transport, on a virtual clock. */
 export interface VirtualDeployment {
-  /** Sends a point's requests at once. Returns the median time to the first token. Errors: those of the requests. */
-  ttftMs(point: Point): Promise<number>;
+  /** Sends a point's requests at once. `costs`: what a request takes of the cores. Returns the median time to the first token. Errors: those of the requests. */
+  ttftMs(point: Point, costs?: ProcessorCosts): Promise<number>;
   close(): Promise<void>;
 }
 
@@ -67,7 +71,7 @@ export async function openVirtualDeployment(
     clock,
     random: seededRandom("links"),
     latency: {
-      latencyMs: world.hopMs + (world.handlingMs ?? 0),
+      latencyMs: world.hopMs,
       bytesPerMs: world.linkBytesPerMs / scale,
       sharesBandwidth: true,
       rangeMs: (world.rangeMs * world.layers) / SIMULATED.layers,
@@ -94,23 +98,68 @@ export async function openVirtualDeployment(
     prefillInstance: { prefixCaching: hitsAt === "prefill" },
   } as const;
   const planned = planInstances(options);
-  const delay = messageDelay(clock, world);
+  const stepMs = world.cores === undefined ? undefined : STEP_MS;
+  const processors = new Processors(clock, world.cores ?? 1);
+  let costs: ProcessorCosts | undefined;
+  /** P's forward pass of a prompt. */
+  let promptMs = 0;
+  /**
+   * What a request costs a process comes where the process works for it: the client's before the request leaves, half of the proxy's before each leg, half of D's when the leg arrives and half
+   * when it answers, a quarter of P's at each of these and half in the forward pass. A token's is taken at each hop of the answer.
+   */
+  const handleAt =
+    (link: "client" | "prefill" | "decode") =>
+    async ({ begins, tokens }: Message): Promise<void> => {
+      if (costs === undefined) return;
+      const { requestMs, tokenMs } = costs;
+      const further = begins === "answer" ? tokens - 1 : tokens;
+      if (link === "client") {
+        await processors.work("client", begins === "request" ? requestMs.client : further * tokenMs.client);
+        return;
+      }
+      if (begins === "request") await processors.work("proxy", requestMs.proxy / 2);
+      if (begins !== undefined) await processors.work(link, requestMs[link] / (link === "decode" ? 2 : 4));
+      await processors.work("proxy", further * tokenMs.proxy);
+    };
+  /** A forward pass takes as long as it does alone, or longer where the process waits for a core. `workMs`: processor time in a part of it. */
+  const passClock = (process: "prefill" | "decode", workMs: (partMs: number) => number): Clock => ({
+    now: () => clock.now(),
+    setTimer(run, ms, options) {
+      const isPass = costs !== undefined && options?.ref === true && ms < LONGEST_PART_MS;
+      return clock.setTimer(
+        run,
+        isPass ? Math.max(ms, processors.doneInMs(process, workMs(ms))) : ms,
+        options,
+      );
+    },
+  });
+  const clocks = {
+    prefill: passClock("prefill", (partMs) => ((costs?.requestMs.prefill ?? 0) * partMs) / 2 / promptMs),
+    decode: passClock("decode", () => costs?.tokenMs.decode ?? 0),
+  };
   const closers: (() => Promise<unknown>)[] = [];
-  const start = async ({ name, config }: (typeof planned.prefills)[number]) => {
-    const instance = await startInstance(readInstanceConfig(config), {
+  const linkAt = (link: "client" | "prefill" | "decode") => ({
+    clock,
+    hopMs: world.hopMs,
+    handle: world.cores === undefined ? undefined : handleAt(link),
+  });
+  const start = async (role: "prefill" | "decode", { name, config }: (typeof planned.prefills)[number]) => {
+    const simulate =
+      role === "decode" && config.simulate ? { ...config.simulate, leastPassMs: stepMs } : config.simulate;
+    const instance = await startInstance(readInstanceConfig({ ...config, simulate }), {
       log,
-      clock,
+      clock: clocks[role],
       transport: memoryTransport({ network, host: name }),
       sideChannel: memorySideChannel({ network, host: name }),
     });
     closers.push(() => instance.close());
-    const link = await delayedLink(instance.url, clock, delay);
+    const link = await delayedLink(instance.url, linkAt(role));
     closers.push(() => link.close());
     return link.url;
   };
-  const prefills = await Promise.all(planned.prefills.map(start));
+  const prefills = await Promise.all(planned.prefills.map((one) => start("prefill", one)));
   const [prefill = ""] = prefills;
-  const decodes = await Promise.all(planned.decodes.map(start));
+  const decodes = await Promise.all(planned.decodes.map((one) => start("decode", one)));
   // Pairing reads side channels over TCP.
   const proxy = createProxy({
     ...planProxy(
@@ -124,15 +173,11 @@ export async function openVirtualDeployment(
   });
   const { url: proxyUrl } = await proxy.listen({ port: 0 });
   closers.push(() => proxy.close({ graceMs: 0 }));
-  const entry = await delayedLink(proxyUrl, clock, delay);
+  const entry = await delayedLink(proxyUrl, linkAt("client"));
   closers.push(() => entry.close());
 
   let made = 0;
-  /** No two prompts share a prefix. */
-  const freshPrompt = (length: number): number[] => {
-    made += 1;
-    return Array.from({ length }, (_, i) => 3 + ((made * 7919 + i * 31 + ((made * i) % 13)) % VOCABULARY));
-  };
+  const makePrompt = promptMaker();
   async function send(prompt: readonly number[], maxTokens: number, url = entry.url): Promise<number> {
     made += 1;
     const startedMs = clock.now();
@@ -154,17 +199,20 @@ export async function openVirtualDeployment(
   const settled = <T>(work: Promise<T>): Promise<T> => clock.settle(work, { limitMs: LIMIT_MS });
 
   // The proxy learns P's address, and D and P shake hands.
-  await settled(send(freshPrompt(64), 2));
-  await settled(send(freshPrompt(64), 2));
+  await settled(send(makePrompt({ inputTokens: 64 }), 2));
+  await settled(send(makePrompt({ inputTokens: 64 }), 2));
   return {
-    async ttftMs({ inputTokens, outputTokens, atOnce, hitPercent }) {
-      const prompts = Array.from({ length: atOnce }, () => freshPrompt(inputTokens + 1));
-      const hit = Math.floor((inputTokens * hitPercent) / 100 / BLOCK_TOKENS) * BLOCK_TOKENS;
+    async ttftMs(point, ofPoint) {
+      const prompts = Array.from({ length: point.atOnce }, () => makePrompt(point));
+      const hit = cachedTokens(point);
       const cacheAt = hitsAt === "prefill" ? prefill : entry.url;
       if (hit > 0) for (const prompt of prompts) await settled(send(prompt.slice(0, hit + 1), 1, cacheAt));
-      const times = await settled(Promise.all(prompts.map((prompt) => send(prompt, outputTokens))));
+      costs = ofPoint;
+      promptMs = (world.forwardMsPer512Tokens * (point.inputTokens + 1)) / 512;
+      const times = await settled(Promise.all(prompts.map((prompt) => send(prompt, point.outputTokens))));
       // Notifications that are still under way do not delay the next point.
       await clock.advance(1000);
+      costs = undefined;
       return median(times);
     },
     async close() {

@@ -1,16 +1,36 @@
-import { type Cluster, startCluster } from "../../apps/demo/src/cluster/cluster.js";
+import { readdirSync, readFileSync } from "node:fs";
+import { type Cluster, type ClusterMember, startCluster } from "../../apps/demo/src/cluster/cluster.js";
 import { jsonLog } from "../../apps/demo/src/processes/json-log.js";
 import { complete } from "../../apps/demo/src/run/completion-client.js";
 import { median } from "../report.js";
-import { BLOCK_TOKENS, FORWARD_MS_PER_512, type Point, SIMULATED } from "./workload.js";
+import {
+  BLOCK_TOKENS,
+  cachedTokens,
+  FORWARD_MS_PER_512,
+  type Point,
+  promptMaker,
+  SIMULATED,
+} from "./workload.js";
 
 export const WAYS = ["pull", "push", "push, layer-wise"] as const;
 export type Way = (typeof WAYS)[number];
 
+/** The processes that a request passes; the client is this one. */
+export const PROCESSES = ["client", "proxy", "prefill", "decode"] as const;
+export type ProcessTimes = Readonly<Record<(typeof PROCESSES)[number], number>>;
+
+/** One run of a point. */
+export interface PointRun {
+  /** Median time to the first token without the failed requests. */
+  readonly ttftMs: number;
+  /** Processor time per request. */
+  readonly processorMs: ProcessTimes;
+}
+
 /** A deployment of the demo over NIXL: the proxy, P and D, each in its own process. */
 export interface Deployment {
-  /** Sends a point's requests through the proxy at once. Returns the median time to the first token without the failed ones. */
-  ttftMs(point: Point): Promise<number>;
+  /** Sends a point's requests through the proxy at once. */
+  run(point: Point): Promise<PointRun>;
   /** How many requests failed. On a busy machine a request can miss its deadline. */
   readonly failed: number;
   /** The time to the first token of one request that D serves alone, with the prompt in its prefix cache. */
@@ -20,7 +40,6 @@ export interface Deployment {
 
 const CACHE_TOKENS = 24_576;
 const WARM_PROMPTS = 16;
-const VOCABULARY = 1000;
 
 export async function openDeployment(way: Way, pool: Point["pool"]): Promise<Deployment> {
   const log = jsonLog("error");
@@ -48,36 +67,34 @@ export async function openDeployment(way: Way, pool: Point["pool"]): Promise<Dep
   );
   let made = 0;
   let failed = 0;
-  /** No two prompts share a prefix, so that no prefix cache has any of it. */
-  const freshPrompt = (length: number): number[] => {
-    made += 1;
-    return Array.from({ length }, (_, i) => 3 + ((made * 7919 + i * 31 + ((made * i) % 13)) % VOCABULARY));
-  };
+  const makePrompt = promptMaker();
   const send = (promptTokens: readonly number[], maxTokens: number, url = cluster.proxy.url) => {
     made += 1;
     return complete({ url, requestId: `bench-${way.length}-${made}`, promptTokens, maxTokens });
   };
 
-  async function ttftMs({ inputTokens, outputTokens, atOnce, hitPercent }: Point): Promise<number> {
-    // One token more than whole blocks: a prefix cache holds whole blocks, and the last token is always computed.
-    const prompts = Array.from({ length: atOnce }, () => freshPrompt(inputTokens + 1));
-    const hit = Math.floor((inputTokens * hitPercent) / 100 / BLOCK_TOKENS) * BLOCK_TOKENS;
+  async function run(point: Point): Promise<PointRun> {
+    const { outputTokens, atOnce } = point;
+    const prompts = Array.from({ length: atOnce }, () => makePrompt(point));
+    const hit = cachedTokens(point);
     if (hit > 0) for (const prompt of prompts) await send(prompt.slice(0, hit + 1), 1);
+    const before = processorMs(cluster);
     const outcomes = await Promise.allSettled(prompts.map((prompt) => send(prompt, outputTokens)));
+    const after = processorMs(cluster);
     const times = outcomes.flatMap((one) => (one.status === "fulfilled" ? [one.value.ttftMs] : []));
     failed += atOnce - times.length;
-    return median(times);
+    return { ttftMs: median(times), processorMs: timesOf((name) => (after[name] - before[name]) / atOnce) };
   }
 
   // Warms up: the proxy learns P's address from its first answer, D and P shake hands, code is compiled, and each page of the pools is written.
-  for (let i = 0; i < WARM_PROMPTS; i++) await send(freshPrompt(CACHE_TOKENS / 12), 2);
+  for (let i = 0; i < WARM_PROMPTS; i++) await send(makePrompt({ inputTokens: CACHE_TOKENS / 12 }), 2);
   return {
-    ttftMs,
+    run,
     get failed() {
       return failed;
     },
     async localTtftMs(inputTokens) {
-      const prompt = freshPrompt(inputTokens + 1);
+      const prompt = makePrompt({ inputTokens });
       const decode = cluster.decodes[0]?.url ?? "";
       await send(prompt, 1, decode);
       return (await send(prompt, 1, decode)).ttftMs;
@@ -89,4 +106,24 @@ export async function openDeployment(way: Way, pool: Point["pool"]): Promise<Dep
 /** How many times longer pull takes: the ratio of the medians. */
 export function gainOf(ttftMs: Readonly<Record<Way, readonly number[]>>, way: Way): number {
   return median(ttftMs.pull) / median(ttftMs[way]);
+}
+
+export function timesOf(of: (name: keyof ProcessTimes) => number): ProcessTimes {
+  return Object.fromEntries(PROCESSES.map((name) => [name, of(name)])) as Record<keyof ProcessTimes, number>;
+}
+
+/** Processor time that each process has had so far. */
+function processorMs({ proxy, prefills, decodes }: Cluster): ProcessTimes {
+  const of = (members: readonly ClusterMember[]) =>
+    members.reduce((sum, { process: child }) => sum + threadsMs(child?.pid ?? 0), 0);
+  return { client: threadsMs(process.pid), proxy: of([proxy]), prefill: of(prefills), decode: of(decodes) };
+}
+
+/** By the scheduler's own count, in nanoseconds; the times in `stat` are multiples of 10 ms. */
+function threadsMs(pid: number): number {
+  const folder = `/proc/${pid}/task`;
+  return readdirSync(folder).reduce(
+    (sum, thread) => sum + Number(readFileSync(`${folder}/${thread}/schedstat`, "utf8").split(" ")[0]) / 1e6,
+    0,
+  );
 }

@@ -1,6 +1,6 @@
 import { availableParallelism } from "node:os";
 import { median } from "../report.js";
-import { gainOf, WAYS } from "./deployments.js";
+import { gainOf, PROCESSES, WAYS } from "./deployments.js";
 import type { Measured } from "./index.js";
 import { BLOCK_TOKENS, FORWARD_MS_PER_512, KV_BYTES_PER_TOKEN, nameOf } from "./workload.js";
 
@@ -17,6 +17,16 @@ export function document(
     const cells = [pull, push, layers, floor, ...gains, pull - floor, push - floor];
     return `| ${nameOf(point)} | ${cells.map((cell, i) => cell.toFixed(i === 4 || i === 5 ? 2 : 1)).join(" | ")} |`;
   });
+  const costRows = measured.flatMap(({ point, costs }) =>
+    WAYS.map((way) => {
+      const { requestMs, tokenMs } = costs[way];
+      const cells = [
+        ...PROCESSES.map((name) => requestMs[name].toFixed(2)),
+        ...PROCESSES.map((name) => tokenMs[name].toFixed(3)),
+      ];
+      return `| ${nameOf(point)}, ${way} | ${cells.join(" | ")} |`;
+    }),
+  );
   const busy =
     load.before > availableParallelism()
       ? `
@@ -33,13 +43,22 @@ The bound is the time of the forward pass plus the time of one READ of the same 
 the engines' own steps. For several requests at once it is the bound of the median request. For a full prefix hit it is the time that D needs without P.
 The ratios are ratios of medians. All of them include P's forward passes, so push can be better by a factor of pull ÷ bound at most.
 
-The sample is ${measured.length} of 192 points: those that vary one dimension at a time.
+The sample has the points of a grid of 192 that vary one dimension at a time, and prompts as of \`vllm bench serve --dataset-name sonnet\`: 550 tokens, of which all prompts share the first 200, and 150 of output.
+A hit is what D has in its prefix cache; the shared tokens are always there.
 
 | input→output | pull | push | layer-wise | bound | pull ÷ push | pull ÷ layer-wise | pull − bound | push − bound |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 ${rows.join("\n")}
 
 ![The table as a bar chart](push-vs-pull.svg)
+
+## Processor time
+
+What a request takes of the two cores, in ms: for itself and its first token, and for each further token. Medians of the same rounds, as the kernel counts it. [The simulation](push-vs-pull-links.md) computes with it.
+
+| input→output, way | ${PROCESSES.map((name) => `${name}, request`).join(" | ")} | ${PROCESSES.map((name) => `${name}, token`).join(" | ")} |
+| --- |${" ---: |".repeat(2 * PROCESSES.length)}
+${costRows.join("\n")}
 
 [Where the time goes](push-vs-pull-profile.md): a profile that was made by hand.
 `;

@@ -3,17 +3,42 @@ import { mkdir, writeFile } from "node:fs/promises";
 import { loadavg } from "node:os";
 import { median, type Row, spread } from "../report.js";
 import { openBandwidth } from "./bandwidth.js";
-import { type Deployment, gainOf, openDeployment, WAYS, type Way } from "./deployments.js";
+import {
+  type Deployment,
+  gainOf,
+  openDeployment,
+  type PointRun,
+  type ProcessTimes,
+  timesOf,
+  WAYS,
+  type Way,
+} from "./deployments.js";
 import { document } from "./document.js";
 import { plot } from "./plot.js";
-import { FORWARD_MS_PER_512, KV_BYTES_PER_TOKEN, nameOf, type Point, SAMPLE } from "./workload.js";
+import {
+  cachedTokens,
+  FORWARD_MS_PER_512,
+  KV_BYTES_PER_TOKEN,
+  nameOf,
+  type Point,
+  SAMPLE,
+} from "./workload.js";
 
 const ROUNDS = Math.max(3, Number(process.env["KV_BENCH_ROUNDS"] ?? 5));
+/** Tokens of the shorter output, by which the costs of a request and of a token are told apart. */
+const SHORT_OUTPUT = 2;
 const DOCS = new URL("../../docs/bench/", import.meta.url);
+
+/** Processor time that a request takes in each process: for itself with one token, and for each further token. */
+export interface ProcessorCosts {
+  readonly requestMs: ProcessTimes;
+  readonly tokenMs: ProcessTimes;
+}
 
 export interface Measured {
   readonly point: Point;
   readonly ttftMs: Readonly<Record<Way, readonly number[]>>;
+  readonly costs: Readonly<Record<Way, ProcessorCosts>>;
   readonly boundMs: number;
   /** D's own time to the first token; only for a full prefix hit. */
   readonly localMs: number | undefined;
@@ -31,8 +56,9 @@ export async function pushVsPull(): Promise<readonly Row[]> {
         for (const way of WAYS) deployments.set(way, await openDeployment(way, pool));
         for (const point of SAMPLE.filter((each) => each.pool === pool)) {
           process.stderr.write(`  ${nameOf(point)}\n`);
-          const bytes = (point.inputTokens * KV_BYTES_PER_TOKEN * (100 - point.hitPercent)) / 100;
-          const transferMs = bytes === 0 ? 0 : await bandwidth.transferMs(bytes, pool);
+          const missing = point.hitPercent === 100 ? 0 : point.inputTokens - cachedTokens(point);
+          const transferMs =
+            missing === 0 ? 0 : await bandwidth.transferMs(missing * KV_BYTES_PER_TOKEN, pool);
           measured.push(await measure(point, deployments, transferMs));
         }
       } finally {
@@ -65,22 +91,45 @@ async function measure(
   deployments: ReadonlyMap<Way, Deployment>,
   transferMs: number,
 ): Promise<Measured> {
-  const ttftMs: Record<Way, number[]> = { pull: [], push: [], "push, layer-wise": [] };
+  const runs: Record<Way, PointRun[]> = { pull: [], push: [], "push, layer-wise": [] };
+  const shortRuns: Record<Way, PointRun[]> = { pull: [], push: [], "push, layer-wise": [] };
   const local: number[] = [];
   for (let round = 0; round < ROUNDS; round++) {
     // In turn, starting with another way in each round.
     for (let i = 0; i < WAYS.length; i++) {
       const way = WAYS[(round + i) % WAYS.length] as Way;
-      ttftMs[way].push((await deployments.get(way)?.ttftMs(point)) ?? Number.NaN);
+      const deployment = deployments.get(way);
+      if (deployment === undefined) continue;
+      runs[way].push(await deployment.run(point));
+      shortRuns[way].push(await deployment.run({ ...point, outputTokens: SHORT_OUTPUT }));
     }
     if (point.hitPercent === 100)
       local.push((await deployments.get("pull")?.localTtftMs(point.inputTokens)) ?? Number.NaN);
   }
+  const perWay = <T>(of: (way: Way) => T) =>
+    Object.fromEntries(WAYS.map((way) => [way, of(way)])) as Record<Way, T>;
+  const ttftMs = perWay((way) => runs[way].map((run) => run.ttftMs));
+  const costs = perWay((way) => costsOf(runs[way], shortRuns[way], point.outputTokens));
   const passMs = (FORWARD_MS_PER_512 * point.inputTokens) / 512;
   // P computes one prompt at a time, so the median of n requests waits for half of them.
   const passes = (point.atOnce + 1) / 2;
   const boundMs = point.hitPercent === 100 ? 0 : passMs * passes + transferMs;
-  return { point, ttftMs, boundMs, localMs: local.length === 0 ? undefined : median(local) };
+  return { point, ttftMs, costs, boundMs, localMs: local.length === 0 ? undefined : median(local) };
+}
+
+/** A token's cost is the difference between long and short outputs. */
+function costsOf(
+  runs: readonly PointRun[],
+  shortRuns: readonly PointRun[],
+  outputTokens: number,
+): ProcessorCosts {
+  const of = (some: readonly PointRun[], name: keyof ProcessTimes) =>
+    median(some.map(({ processorMs }) => processorMs[name]));
+  const tokenMs = timesOf((name) =>
+    Math.max(0, (of(runs, name) - of(shortRuns, name)) / (outputTokens - SHORT_OUTPUT)),
+  );
+  const requestMs = timesOf((name) => of(shortRuns, name) - tokenMs[name] * (SHORT_OUTPUT - 1));
+  return { requestMs, tokenMs };
 }
 
 function rowsOf(measured: readonly Measured[]): Row[] {

@@ -93,6 +93,7 @@ const instanceConfigSchema = z.strictObject({
   simulate: z
     .strictObject({
       forwardMsPer512Tokens: z.number().nonnegative(),
+      leastPassMs: z.number().nonnegative().optional(),
       layers: count.max(256),
       kvHeads: count.max(256),
       headDim: count.max(1024),

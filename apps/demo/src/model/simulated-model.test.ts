@@ -22,6 +22,7 @@ it("takes time per layer and makes up for a late layer", async () => {
     vocabSize: 100,
     maxModelLen: 4096,
     forwardMsPer512Tokens: 20,
+    leastPassMs: 8,
   });
   const tokens = Int32Array.from({ length: 1024 }, (_, i) => i);
   const { newKv, topTokens } = await model.forward({ sequenceId: "s", tokens, position: 0 });
@@ -36,6 +37,8 @@ it("takes time per layer and makes up for a late layer", async () => {
   for (const layer of [1, 2, 3]) await model.layerComputed?.({ ...pass, layer });
   expect(waits).toEqual([10, 6, 10]);
   expect(nowMs).toBe(1040);
+  await model.layerComputed?.({ startedMs: nowMs, tokens: 1, layer: 0 });
+  expect(waits.at(-1)).toBe(2);
 });
 
 it("a fragmented pool gives no neighbouring blocks to one request, and each block once", () => {

@@ -10,6 +10,8 @@ export interface SimulatedModelOptions {
   readonly maxModelLen: number;
   /** Duration of a forward pass of 512 tokens. It is proportional to the number of tokens; each layer takes an equal part. */
   readonly forwardMsPer512Tokens: number;
+  /** Shortest duration of a forward pass, as an accelerator reads all weights for each. Default: 0. */
+  readonly leastPassMs?: number | undefined;
 }
 
 /**
@@ -17,7 +19,16 @@ export interface SimulatedModelOptions {
  * It does not use past KV, so transferred KV must be compared by its digests.
  */
 export function simulatedModel(options: SimulatedModelOptions): EngineModel {
-  const { clock, layers, kvHeads, headDim, vocabSize, maxModelLen, forwardMsPer512Tokens } = options;
+  const {
+    clock,
+    layers,
+    kvHeads,
+    headDim,
+    vocabSize,
+    maxModelLen,
+    forwardMsPer512Tokens,
+    leastPassMs = 0,
+  } = options;
   const width = 2 * headDim;
   /** Reused for the layers of a prompt, because allocating is the most expensive part here. A step has at most one prompt. */
   let promptBuffer = new Float32Array(0);
@@ -47,7 +58,8 @@ export function simulatedModel(options: SimulatedModelOptions): EngineModel {
       return { topTokens, topLogprobs: Float32Array.from(topTokens, (_, i) => -i), newKv };
     },
     async layerComputed({ startedMs, tokens, layer }) {
-      const dueMs = startedMs + (forwardMsPer512Tokens * tokens * (layer + 1)) / (512 * layers);
+      const passMs = Math.max(leastPassMs, (forwardMsPer512Tokens * tokens) / 512);
+      const dueMs = startedMs + (passMs * (layer + 1)) / layers;
       const leftMs = dueMs - clock.now();
       // Timers are off by up to a millisecond; the next layer makes up for it.
       if (leftMs < 0.5) return;

@@ -7,7 +7,10 @@ const known = {
   prefillWaitMs: undefined,
   decodeComputeMs: undefined,
   decodeInFlight: 0,
+  decodePromptShare: 0,
 };
+
+const busy = { prefillWaitMs: 500, decodeComputeMs: 50 };
 
 test.each([
   [{}, 100, true, "long-suffix"],
@@ -24,6 +27,14 @@ test.each([
   [{ prefillWaitMs: 50 }, 100, true, "long-suffix"],
   [{ prefillWaitMs: 150, decodeComputeMs: 50, decodeInFlight: 2 }, 100, true, "long-suffix"],
   [{ prefillWaitMs: 151, decodeComputeMs: 50, decodeInFlight: 2 }, 100, false, "prefill-busy"],
+  [{ decodeInFlight: 1, decodePromptShare: 0.12 }, 1000, false, "short-suffix"],
+  [{ decodeInFlight: 1, decodePromptShare: 0.121 }, 1000, true, "decode-busy"],
+  [{ decodeInFlight: 1, decodePromptShare: 0.121 }, 999, true, "long-suffix"],
+  [{ decodeInFlight: 1, decodePromptShare: 0.5, decodeCachedTokens: 950 }, 1000, false, "prefix-cached"],
+  [{ ...busy, decodeInFlight: 1, decodePromptShare: 0.12 }, 100, false, "prefill-busy"],
+  [{ ...busy, decodeInFlight: 1, decodePromptShare: 0.121 }, 100, true, "long-suffix"],
+  [{ ...busy, decodeInFlight: 0, decodePromptShare: 0.5 }, 100, false, "prefill-busy"],
+  [{ decodeInFlight: 0, decodePromptShare: 0.5 }, 1000, false, "short-suffix"],
 ])("%j above %d: two legs %s, %s", (inputs, above, twoLegs, reason) => {
   expect(decideDisaggregation({ ...known, ...inputs }, above)).toEqual({ twoLegs, reason });
 });

@@ -1,4 +1,4 @@
-import { decideDisaggregation } from "@kv/fleet";
+import { decideDisaggregation, type Instance } from "@kv/fleet";
 import type { LegAnswer } from "../response/leg-answer.js";
 import type { Part } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
@@ -10,6 +10,7 @@ export class ConditionalStrategy implements DisaggregationStrategy {
   readonly #legs: Legs;
   readonly #twoLegs: DisaggregationStrategy;
   readonly #aboveTokens: number;
+  readonly #decodePrompts = new DecodePrompts();
 
   /** `aboveTokens`: from how many uncached tokens of a prompt on `twoLegs` pays. */
   constructor(legs: Legs, twoLegs: DisaggregationStrategy, aboveTokens: number) {
@@ -24,23 +25,52 @@ export class ConditionalStrategy implements DisaggregationStrategy {
     // What an answer says about the prompt comes from the prefill instance.
     const decode = part.request.promptFields === "none" ? decoders.choose(part, new Set()) : undefined;
     if (decode === undefined) return this.#twoLegs.run(part);
+    const nowMs = ambient.clock.now();
     const { charactersPerToken, msPerToken } = prefillCosts;
     const promptTokens = prefillCosts.promptTokens(part.request);
     const decodeCachedTokens = decoders.cachedTokens(decode, part, charactersPerToken) ?? 0;
+    const decodeComputeMs =
+      msPerToken === undefined || promptTokens === undefined
+        ? undefined
+        : msPerToken * Math.max(0, promptTokens - decodeCachedTokens);
     const inputs = {
       promptTokens,
       decodeCachedTokens,
       prefillWaitMs: prefillCosts.waitMs(prefillers),
-      decodeComputeMs:
-        msPerToken === undefined || promptTokens === undefined
-          ? undefined
-          : msPerToken * Math.max(0, promptTokens - decodeCachedTokens),
+      decodeComputeMs,
       decodeInFlight: decode.inFlight,
+      decodePromptShare: this.#decodePrompts.shareWith(decode, decodeComputeMs ?? 0, nowMs),
     };
     const { twoLegs, reason } = decideDisaggregation(inputs, this.#aboveTokens);
     ambient.metrics.count("kv_proxy_disaggregation_total", 1, { legs: twoLegs ? "2" : "1", reason });
     part.record.disaggregation = { ...inputs, reason };
     const own = { ...part, preferredDecode: decode };
-    return twoLegs ? this.#twoLegs.run(own) : this.#legs.decodeOnly(own);
+    if (twoLegs) return this.#twoLegs.run(own);
+    this.#decodePrompts.add(decode, decodeComputeMs ?? 0, nowMs);
+    return this.#legs.decodeOnly(own);
+  }
+}
+
+/** Prompts count for about this long. */
+const WINDOW_MS = 500;
+
+/** The time that decode instances lately spend on prompts which they compute themselves. */
+class DecodePrompts {
+  /** Per instance, the time of its prompts, which fades, as of the last one. */
+  readonly #spent = new WeakMap<Instance, { readonly ms: number; readonly atMs: number }>();
+
+  /** Share of the instance's time, with one prompt more that takes `computeMs`. */
+  shareWith(instance: Instance, computeMs: number, nowMs: number): number {
+    return (this.#spentMs(instance, nowMs) + computeMs) / WINDOW_MS;
+  }
+
+  /** A prompt went to the instance, which computes it in `computeMs`. */
+  add(instance: Instance, computeMs: number, nowMs: number): void {
+    this.#spent.set(instance, { ms: this.#spentMs(instance, nowMs) + computeMs, atMs: nowMs });
+  }
+
+  #spentMs(instance: Instance, nowMs: number): number {
+    const last = this.#spent.get(instance);
+    return last === undefined ? 0 : last.ms * Math.exp((last.atMs - nowMs) / WINDOW_MS);
   }
 }

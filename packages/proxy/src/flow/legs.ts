@@ -330,10 +330,8 @@ export class Legs {
   /** A leg that waited behind others took longer than its prompt kept the instance busy. */
   #signalPrefill(usage: unknown, durationMs: number, expectedCachedTokens = 0): void {
     const { promptTokens = 0, cachedTokens } = usageOf(usage);
-    const { msPerToken } = this.prefillCosts;
     const { metrics } = this.ambient;
-    const estimatedMs =
-      msPerToken === undefined ? durationMs : msPerToken * Math.max(0, promptTokens - cachedTokens);
+    const estimatedMs = this.prefillCosts.legMs(Math.max(0, promptTokens - cachedTokens)) ?? durationMs;
     this.signals.prefilled(promptTokens, cachedTokens, Math.min(durationMs, estimatedMs));
     if (promptTokens > 0) metrics.count("kv_proxy_prompt_tokens_total", promptTokens);
     if (cachedTokens > 0) metrics.count("kv_proxy_cached_prompt_tokens_total", cachedTokens);
@@ -350,13 +348,14 @@ export class Legs {
 /** The inputs and the reason of the decision about one leg or two. */
 function disaggregationAttributes(decision: Disaggregation): Record<string, string | number> {
   const attributes: Record<string, string | number> = { "kv.disaggregation.reason": decision.reason };
-  const { promptTokens, decodeCachedTokens, prefillWaitMs, decodeComputeMs, decodeInFlight } = decision;
+  const { promptTokens, decodeCachedTokens, prefillWaitMs, decodeComputeMs } = decision;
   for (const [name, value] of [
     ["prompt_tokens", promptTokens],
     ["decode_cached_tokens", decodeCachedTokens],
     ["prefill_wait_ms", prefillWaitMs],
     ["decode_compute_ms", decodeComputeMs],
-    ["decode_in_flight", decodeInFlight],
+    ["decode_in_flight", decision.decodeInFlight],
+    ["decode_prompt_share", decision.decodePromptShare],
   ] as const)
     if (value !== undefined) attributes[`kv.disaggregation.${name}`] = value;
   return attributes;

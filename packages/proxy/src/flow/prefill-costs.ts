@@ -17,17 +17,22 @@ const WEIGHT = 0.1;
 /** What prompts cost at prefill instances, as moving averages of the legs that have ended. */
 export class PrefillCosts {
   #charactersPerToken = 4;
-  #msPerToken: number | undefined = undefined;
   #msPerLeg: number | undefined = undefined;
+  readonly #fit = new LineFit();
 
   /** Characters of a request's text in a token of its prompt: 4 before the first measurement. */
   get charactersPerToken(): number {
     return this.#charactersPerToken;
   }
 
-  /** Milliseconds for one token that is not cached; undefined before the first measurement. */
+  /** Milliseconds that one token more takes which is not cached; undefined before the first measurement. */
   get msPerToken(): number | undefined {
-    return this.#msPerToken;
+    return this.#fit.slope;
+  }
+
+  /** How long a leg takes that computes so many tokens and waits for no other, in milliseconds; undefined before the first measurement. */
+  legMs(computedTokens: number): number | undefined {
+    return this.#fit.at(computedTokens);
   }
 
   /** Tokens of the prompt: exact for token ids, else estimated; undefined for a prompt without text. */
@@ -55,7 +60,7 @@ export class PrefillCosts {
     if (!Array.isArray(request.fields.prompt))
       this.#charactersPerToken = average(this.#charactersPerToken, request.text.length / promptTokens);
     const computed = promptTokens - cachedTokens;
-    if (wasAlone && computed > 0) this.#msPerToken = average(this.#msPerToken, durationMs / computed);
+    if (wasAlone && computed > 0) this.#fit.add(computed, durationMs);
   }
 }
 
@@ -90,4 +95,38 @@ function tokenIds({ fields, tokenIds: rendered }: GenerationRequest): ArrayLike<
 
 function average(before: number | undefined, value: number): number {
   return before === undefined ? value : before + WEIGHT * (value - before);
+}
+
+/** A line through points, of which older ones count less. */
+class LineFit {
+  #x: number | undefined = undefined;
+  #y = 0;
+  #varianceX = 0;
+  #covariance = 0;
+
+  add(x: number, y: number): void {
+    if (this.#x === undefined) {
+      this.#x = x;
+      this.#y = y;
+      return;
+    }
+    const [dx, dy] = [x - this.#x, y - this.#y];
+    this.#x += WEIGHT * dx;
+    this.#y += WEIGHT * dy;
+    this.#varianceX = (1 - WEIGHT) * (this.#varianceX + WEIGHT * dx * dx);
+    this.#covariance = (1 - WEIGHT) * (this.#covariance + WEIGHT * dx * dy);
+  }
+
+  /** Undefined without points. Where they hardly differ in x, the line is taken to begin at 0, and it never begins below. */
+  get slope(): number | undefined {
+    if (this.#x === undefined) return undefined;
+    const fromZero = this.#y / this.#x;
+    const differ = Math.sqrt(this.#varianceX) > 0.1 * this.#x;
+    return differ ? Math.min(fromZero, Math.max(0, this.#covariance / this.#varianceX)) : fromZero;
+  }
+
+  at(x: number): number | undefined {
+    const { slope } = this;
+    return slope === undefined || this.#x === undefined ? undefined : this.#y + slope * (x - this.#x);
+  }
 }

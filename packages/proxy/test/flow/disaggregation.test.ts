@@ -1,6 +1,7 @@
 import { expect, test } from "vitest";
 import type { ProxyOptions } from "../../src/index.js";
 import { COMPLETION, decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "../support/fake-upstream.js";
+import { createManualClock } from "../support/manual-clock.js";
 import { post, runProxy, upstream } from "../support/set-up.js";
 
 async function start(options: ProxyOptions, prefill = prefillOk) {
@@ -70,6 +71,34 @@ test("a prompt that would wait for a prefill instance longer than it takes to co
   holds = false;
   const statuses = (await Promise.all(waiting)).map(({ status }) => status);
   expect([statuses, prompts(p) < 4]).toEqual([[200, 200, 200], true]);
+});
+
+test("a decode instance with requests in flight computes few prompts a second, also short ones", async () => {
+  const clock = createManualClock();
+  const answer = `{"choices":[{"text":"x"}],"usage":{"prompt_tokens":300},"kv_transfer_params":${KV_PARAMS_TEXT}}`;
+  const p = await upstream(({ response }) => {
+    clock.advance(1000);
+    response.writeHead(200, { "content-type": "application/json" }).end(answer);
+  });
+  let decoding = () => {};
+  const d = await upstream((request) => {
+    if (request.json.user !== "held") return decodeOk(request);
+    decoding = () => void decodeOk(request);
+  });
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], disaggregateAbove: 100, clock });
+  const send = async (prompt: readonly number[], user = "") => {
+    expect((await post(`${url}/v1/completions`, { prompt, user })).status).toBe(200);
+    return prompts(p);
+  };
+  expect(await send(ids(300))).toBe(1);
+  // Each takes the instance 33 ms.
+  const held = send(ids(10), "held");
+  await expect.poll(() => prompts(d)).toBe(2);
+  expect(await send(ids(10))).toBe(2);
+  clock.advance(3000);
+  expect(await send(ids(10))).toBe(2);
+  decoding();
+  expect(await held).toBe(2);
 });
 
 test("a decode instance that fails alone is replaced by another; prompt log probabilities always have two legs", async () => {

@@ -96,6 +96,8 @@ test("the inputs and the reason of the rule about one leg or two are on the span
       // What prefill costs is measured by the first leg.
       const measured = ["kv.disaggregation.prefill_wait_ms", "kv.disaggregation.decode_compute_ms"];
       for (const name of measured) expect(typeof attributes[name]).toBe(at === 0 ? "undefined" : "number");
+      const share = attributes["kv.disaggregation.decode_prompt_share"];
+      expect(at === 0 ? share === 0 : Number(share) > 0).toBe(true);
     }
     if (at === 0) expect(spans[0]?.attributes["kv.cached_tokens"]).toBe(4);
   }
