@@ -4,6 +4,7 @@ import { nixlTransport } from "@kv/nixl";
 import { createProxy, type ProxySettingsInput } from "@kv/proxy";
 import { startInstance } from "../instance/instance.js";
 import { readInstanceConfig } from "../instance/instance-config.js";
+import { openTransport } from "../instance/modules.js";
 import type { SideChannelAddress } from "../instance/observed-side-channel.js";
 import type { ChildMessage } from "./child-process.js";
 import { jsonLog, type LogLevel } from "./json-log.js";
@@ -53,7 +54,10 @@ export async function runInstance(
     const instance = await startInstance(settings, {
       log,
       tracer: traces.tracer,
-      transport: nixlTransport({ log }),
+      transport:
+        settings.transportModule === undefined
+          ? nixlTransport({ log })
+          : await openTransport(settings.transportModule, { log }),
       sideChannel: zmqSideChannel({ log }),
     });
     const { url, port, backend, engineIds, sideChannel } = instance;
