@@ -12,8 +12,10 @@ const WHOLE_SYSTEMS = [
   "**/faults-bite.test.ts",
   "**/isolation-property.test.ts",
   "packages/peer/test/load.test.ts",
+  "tools/docs/commands.test.ts",
   "tools/docs/how-to.test.ts",
   "tools/docs/vllm-documents.test.ts",
+  "tools/site/**",
   "bench/push-vs-pull-links/links.test.ts",
 ];
 const [, , command, ...args] = process.argv;

@@ -1,4 +1,6 @@
+import { writeFile } from "node:fs/promises";
 import { defineConfig, type Options } from "tsup";
+import { buildPage } from "./page/build.js";
 
 const common: Options = { format: ["esm"], target: "node20", sourcemap: true };
 
@@ -7,6 +9,8 @@ export default defineConfig([
     ...common,
     entry: { index: "src/index.ts", "prove/index": "src/prove/index.ts", "data/index": "src/data/index.ts" },
     clean: ["!cli/**"],
+    // The planner as one page for the browser.
+    onSuccess: async () => writeFile("dist/kv-plan.html", await buildPage()),
   },
   {
     ...common,

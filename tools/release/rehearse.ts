@@ -6,6 +6,7 @@ import { tmpdir } from "node:os";
 import { basename, join, resolve } from "node:path";
 import { parseArgs } from "node:util";
 import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
+import { HOW_TOS, type HowTo, writeFiles } from "../docs/how-to-pages.js";
 import { licenseProblems, noticesOf, sbomOf, writeBundledNotices } from "./notices.js";
 import { examineInstalled, installedNames, installInto, installLineOf } from "./outside-install.js";
 import { publishedPackages, readManifest, root } from "./packages.js";
@@ -136,6 +137,26 @@ async function twoAtATime<T>(items: readonly T[], action: (item: T) => Promise<v
   await Promise.all([worker(), worker()]);
 }
 
+/** Makes the package of a how-to page outside of the repository, and runs the reference app with it. */
+async function followHowTo({ page, module, demo }: HowTo, { npmrc }: Registry): Promise<void> {
+  const folder = join(work, "how-to", page);
+  try {
+    writeFiles(page, folder);
+    cpSync(npmrc, join(folder, ".npmrc"));
+    for (const command of ["install --no-audit --no-fund", "run build", "test"])
+      await run("npm", command.split(" "), { cwd: folder });
+    const shared = join(folder, "shared");
+    mkdirSync(shared);
+    const own = demo(join(folder, `dist/${module}.js`), shared);
+    const transport = own.includes("--transport-module") ? [] : ["--transport", "memory"];
+    const program = join(root, "apps/demo/dist/main.js");
+    // Its exit status says whether every token and every byte is right.
+    await run(process.execPath, [program, ...transport, ...own], { cwd: folder });
+  } catch (error) {
+    report(`docs/how-to/${page}.md`, [(error as Error).message]);
+  }
+}
+
 async function secondRelease(registry: Registry): Promise<void> {
   const before = versionsOf(tree);
   writeFileSync(
@@ -194,6 +215,9 @@ try {
   );
   await step("what each package installs: SBOM, licenses, notices", () =>
     twoAtATime(alone, ([name]) => examineDependencies(name, registry)),
+  );
+  await step("the how-tos: built outside, run in the reference app behind the proxy", () =>
+    twoAtATime(HOW_TOS, (howTo) => followHowTo(howTo, registry)),
   );
   await step("a second release with a breaking change", () => secondRelease(registry));
   if (values.out !== undefined && problems.length === 0) {

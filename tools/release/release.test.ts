@@ -12,7 +12,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { commonFields } from "./metadata.js";
-import { writeBundledNotices } from "./notices.js";
+import { licenseProblems, writeBundledNotices } from "./notices.js";
 import { type PublishedPackage, publishedPackages, readManifest, root } from "./packages.js";
 import { BREAKING, secondReleaseProblems } from "./second-release.js";
 import { tarballProblems } from "./tarball-checks.js";
@@ -54,6 +54,23 @@ describe.each([...packages])("%s", (name, { folder, manifest }: PublishedPackage
     const exact = Object.entries(dependencies).filter(([, range]) => /^(workspace:\*|\d)/.test(range));
     expect(exact).toEqual([]);
   });
+});
+
+test("every license of an expression must be allowed; those of NIXL's libraries are so in their package only", () => {
+  const component = (name: string, expression: string) => ({
+    ...{ name, version: "1.0.0" },
+    licenses: [{ expression }],
+  });
+  const components = [
+    component("one", "MIT AND BSD-3-Clause"),
+    component("@kv/nixl-libs-linux-x64-gnu", "Apache-2.0 AND BSL-1.0 AND LGPL-2.1-or-later"),
+    component("two", "MIT AND LGPL-2.1-or-later"),
+    { name: "three", version: "1.0.0" },
+  ];
+  expect(licenseProblems({ bomFormat: "CycloneDX", components })).toEqual([
+    "two 1.0.0 has the license MIT AND LGPL-2.1-or-later",
+    "three 1.0.0 has the license unknown",
+  ]);
 });
 
 describe("two releases of a copy", { timeout: 240_000 }, () => {

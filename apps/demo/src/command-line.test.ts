@@ -52,6 +52,19 @@ describe("the flags of the demo", () => {
     expect(prefills[0]?.config.kvTransferConfig).toMatchObject({ kv_connector_extra_config: {} });
   });
 
+  it("give every instance the modules, which take the place of what is built in", async () => {
+    const modules = ["--transport-module", "t", "--platform-module", "p", "--cache-kind-module", "c"];
+    const flags = await parsed(...modules);
+    const { prefills, decodes } = planInstances({ ...flags, ...CLUSTER });
+    for (const { config } of [...prefills, ...decodes]) {
+      expect(config).toMatchObject({ transportModule: "t", platformModule: "p", cacheKindModule: "c" });
+    }
+    await expect(parsed("--transport-module", "t", "--backend", "UCX")).rejects.toThrow(/takes the place of/);
+    await expect(parsed("--platform-module", "p", "--decode-platform", "neuron")).rejects.toThrow(
+      /takes the place of/,
+    );
+  });
+
   it("add --extra-config to every instance's configuration, and give the proxy its admin port", async () => {
     const flags = await parsed("--extra-config", '{"engine_ttl": 5}', "--admin-port", "9090");
     const { prefills, decodes } = planInstances({ ...flags, ...CLUSTER });

@@ -22,6 +22,8 @@ interface RawFlags {
   backend?: string;
   connector: string;
   connectorModule?: string;
+  transportModule?: string;
+  platformModule?: string;
   pushLegs?: "at-once" | "prefill-first";
   pushLayerwise?: boolean;
   prefills: number;
@@ -114,12 +116,16 @@ function addOptions(command: Command, name: string): Command {
 function checkFlags(raw: RawFlags, command: Command): DemoFlags {
   const connectors = demoConnectors().names();
   const refuse = (message: string): never => command.error(`error: ${message}`);
-  const { transport, backend, connector, connectorModule } = raw;
+  const { transport, backend, connector, connectorModule, transportModule, platformModule } = raw;
   if (connectorModule === undefined && !connectors.includes(connector)) {
     refuse(
       `--connector ${connector} is not one of ${connectors.join(", ")}; use --connector-module for any other`,
     );
   }
+  if (transportModule !== undefined && (transport ?? backend) !== undefined)
+    refuse("--transport-module takes the place of --transport and --backend; give one of them");
+  if (platformModule !== undefined && (raw.prefillPlatform !== "cpu" || raw.decodePlatform !== "cpu"))
+    refuse("--platform-module takes the place of --prefill-platform and --decode-platform; give one of them");
   if (backend !== undefined && transport !== undefined) {
     const valid: readonly string[] = BACKENDS[transport];
     if (!valid.includes(backend))

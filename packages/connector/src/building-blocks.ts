@@ -37,6 +37,7 @@ export {
 } from "./peers/remote-engine.js";
 export { SharedLocalLists, SharedRemoteAgents } from "./peers/shared-agent-state.js";
 export { unreachablePeer } from "./peers/unreachable-peer.js";
+export { importFrom } from "./registry/load-connector.js";
 export {
   ConnectorScheduler,
   type ConnectorSchedulerOptions,

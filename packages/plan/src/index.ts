@@ -22,7 +22,7 @@ export type {
 } from "./geometry/rank-geometry.js";
 export type { CacheKind, Piece, PieceContext, PiecePlace, SourcePosition } from "./kinds/cache-kind.js";
 export { requireStatesFit } from "./kinds/mamba.js";
-export { cacheKind } from "./kinds/registry.js";
+export { cacheKind, registerCacheKind } from "./kinds/registry.js";
 export { applyReceivePass } from "./receive/apply-receive-pass.js";
 export { type ExchangeOptions, exchangedBlocks } from "./request/exchanged-blocks.js";
 export { planRequest } from "./request/request-plan.js";

@@ -5,12 +5,18 @@ import type { SideChannelAddress } from "../instance/observed-side-channel.js";
 
 /** The instances to run and their settings. */
 export interface ClusterOptions {
-  readonly transport: "nixl" | "memory";
+  /** `module`: that of `transportModule`. */
+  readonly transport: "nixl" | "memory" | "module";
+  readonly transportModule?: string | undefined;
   /** NIXL backend. Default: the transport's. */
   readonly backend?: string | undefined;
   readonly connector: string;
   /** Module of a connector that the demo does not know. */
   readonly connectorModule?: string | undefined;
+  /** Module of a platform, for all instances. */
+  readonly platformModule?: string | undefined;
+  /** Module of a kind of cache, for all instances. */
+  readonly cacheKindModule?: string | undefined;
   readonly prefills: number;
   readonly decodes: number;
   readonly prefillTp: number;
@@ -73,6 +79,9 @@ function planInstance(role: "prefill" | "decode", index: number, options: Cluste
     tp: role === "prefill" ? options.prefillTp : options.decodeTp,
     blockSize,
     platform,
+    transportModule: options.transportModule,
+    platformModule: options.platformModule,
+    cacheKindModule: options.cacheKindModule,
     stagingBlocks: platform === "neuron" ? options.stagingBlocks : undefined,
     // One block is the null block, and the last block of each request may be partly empty.
     numBlocks: Math.max(64, Math.ceil(options.cacheTokens / blockSize) + 1),

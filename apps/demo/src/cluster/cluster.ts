@@ -1,9 +1,11 @@
+import { zmqSideChannel } from "@kv/connector";
 import type { Log } from "@kv/interface";
 import { createProxy } from "@kv/proxy";
 import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
 import { CloseStack } from "../instance/close-stack.js";
 import { startInstance } from "../instance/instance.js";
 import { readInstanceConfig } from "../instance/instance-config.js";
+import { openTransport } from "../instance/modules.js";
 import type { SideChannelAddress } from "../instance/observed-side-channel.js";
 import { type Child, startChild } from "../processes/child-process.js";
 import type { LogLevel } from "../processes/json-log.js";
@@ -65,7 +67,7 @@ export async function startCluster(options: ClusterOptions, start: StartOptions)
   const closers = new CloseStack(start.log);
   try {
     const members =
-      options.transport === "memory"
+      options.transport === "memory" || !(await crossesProcesses(options, start))
         ? await startInThisProcess(options, start, closers)
         : await startProcesses(options, start, closers);
     return new Cluster(members, closers);
@@ -75,12 +77,24 @@ export async function startCluster(options: ClusterOptions, start: StartOptions)
   }
 }
 
-/** The memory transport reaches no other process, so all instances run in this one, with the same HTTP and handshakes. */
+/** Whether the agents of the transport reach each other from process to process. */
+async function crossesProcesses(
+  { transportModule }: ClusterOptions,
+  { log }: StartOptions,
+): Promise<boolean> {
+  if (transportModule === undefined) return true;
+  const transport = await openTransport(transportModule, { log });
+  await transport.close();
+  return transport.capabilities.crossProcess;
+}
+
+/** A transport that reaches no other process: all instances run in this one, with the same HTTP and handshakes. */
 async function startInThisProcess(
   options: ClusterOptions,
   { log, proxyPort = 0, trace }: StartOptions,
   closers: CloseStack,
 ) {
+  const { transportModule } = options;
   const network = memoryNetwork();
   const tracerOf = (service: string, instance: string) => {
     const traces = openTraces(trace, { service, instance, log });
@@ -91,8 +105,12 @@ async function startInThisProcess(
     const instance = await startInstance(readInstanceConfig(config), {
       log,
       tracer: tracerOf("kv-demo", name),
-      transport: memoryTransport({ network, host: name }),
-      sideChannel: memorySideChannel({ network, host: name }),
+      ...(transportModule === undefined
+        ? {
+            transport: memoryTransport({ network, host: name }),
+            sideChannel: memorySideChannel({ network, host: name }),
+          }
+        : { transport: await openTransport(transportModule, { log }), sideChannel: zmqSideChannel({ log }) }),
     });
     closers.add(name, () => instance.drain());
     const { url, backend, sideChannel } = instance;
@@ -102,9 +120,9 @@ async function startInThisProcess(
   const prefills = await Promise.all(planned.prefills.map(start));
   const decodes = await Promise.all(planned.decodes.map(start));
   // The proxy reads side channels over TCP, and those of the memory network are in this process.
-  const pairing = { mode: "off" } as const;
+  const pairing = transportModule === undefined ? { pairing: { mode: "off" } as const } : {};
   const tracer = tracerOf("kv-proxy", "proxy");
-  const proxy = createProxy({ ...planProxy(prefills, decodes, options), pairing, log, tracer });
+  const proxy = createProxy({ ...planProxy(prefills, decodes, options), ...pairing, log, tracer });
   closers.add("proxy", () => proxy.close());
   const { url } = await proxy.listen({ port: proxyPort });
   return { proxy: { name: "proxy", url, backend: null }, prefills, decodes };

@@ -18,6 +18,7 @@ import { demoConnectors } from "./connectors.js";
 import type { InstanceConfig } from "./instance-config.js";
 import { choosePlatform, type InstancePlatform } from "./instance-platform.js";
 import type { KvJournal } from "./kv-journal.js";
+import { addCacheKind } from "./modules.js";
 import { observeKv } from "./observe-kv.js";
 import { observedSideChannel, type SideChannelAddress } from "./observed-side-channel.js";
 import { meterTransfers } from "./transfer-meter.js";
@@ -64,9 +65,11 @@ export async function startEngineRank(options: EngineRankOptions): Promise<Engin
   const { config, transferConfig, dpRank, engineId, model, closers, journal, blocksToZero } = options;
   const { clock } = options.ambient;
   const environment = { ...options.ambient, metrics: labelled(options.ambient.metrics, String(dpRank)) };
-  const platform = choosePlatform(config, await demoConnectors().resolve(transferConfig), environment);
+  const platform = await choosePlatform(config, await demoConnectors().resolve(transferConfig), environment);
   closers.add(`device ${dpRank}`, () => platform.close());
   const maxModelLen = maxModelLenOf(config, platform.platform, model.config.maxModelLen);
+  const cacheKind =
+    config.cacheKindModule === undefined ? undefined : await addCacheKind(config.cacheKindModule);
   let pool: KvPool | undefined;
   const meter = meterTransfers(options.transport, {
     clock,
@@ -80,6 +83,7 @@ export async function startEngineRank(options: EngineRankOptions): Promise<Engin
     tp: config.tp,
     attentionBackend: config.attentionBackend,
     openCaches: platform.openCaches,
+    cacheKind,
   });
   pool = kv;
   closers.add(`KV pool ${dpRank}`, async () => kv.close());

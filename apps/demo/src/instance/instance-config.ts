@@ -67,6 +67,12 @@ const instanceConfigSchema = z.strictObject({
   prefixCaching: z.boolean().optional(),
   /** `cpu`, or `neuron`: a simulated device whose blocks are staged through host memory. */
   platform: z.enum(["cpu", "neuron"]).default("cpu"),
+  /** Module of a transport, in place of NIXL: a package, a path or a URL. */
+  transportModule: z.string().min(1).optional(),
+  /** Module of a platform, in place of `platform`. Its device's memory is host memory here. */
+  platformModule: z.string().min(1).optional(),
+  /** Module of a kind of cache: the kind by which plans treat this engine's cache. Default: `full`. */
+  cacheKindModule: z.string().min(1).optional(),
   /** Blocks of the staging pool. Default: as many as the cache has. */
   stagingBlocks: count.min(2).optional(),
   /** Bandwidth of the simulated device's bus in each direction; 7.6 GB/s were reported for trn1 (vllm-neuron PR 27). */

@@ -10,6 +10,7 @@ import {
 import { neuronCaches, neuronPlatform, simulatedDevice } from "@kv/neuron";
 import type { KvPoolOptions } from "../engine/cache/kv-pool.js";
 import type { InstanceConfig } from "./instance-config.js";
+import { createPlatform } from "./modules.js";
 
 /** What depends on the platform that an instance runs on. */
 export interface InstancePlatform {
@@ -38,44 +39,56 @@ export interface CopyTimes {
 /** Copies of this many requests are remembered. */
 const MAX_REQUESTS = 1024;
 
-/** Builds the platform that the settings name. Errors: `KV_PLATFORM_UNSUPPORTED` for settings that it refuses. */
-export function choosePlatform(
+/** Builds the platform that the settings name. Errors: `KV_PLATFORM_UNSUPPORTED` for settings that it refuses, `KV_CONFIG_INVALID` for its module. */
+export async function choosePlatform(
   config: InstanceConfig,
   connector: ConnectorModule,
   { clock, log }: { clock: Clock; log: Log },
-): InstancePlatform {
-  const { platform: name, maxNumSeqs, prefixCaching } = config;
-  if (name === "cpu") {
-    const cpu = cpuPlatform();
+): Promise<InstancePlatform> {
+  const { platform: name, platformModule, maxNumSeqs, prefixCaching } = config;
+  const isNeuron = name === "neuron" && platformModule === undefined;
+  const chosen =
+    platformModule !== undefined
+      ? await createPlatform(platformModule, { log })
+      : isNeuron
+        ? neuronPlatform()
+        : cpuPlatform();
+  const isStaged = chosen.capabilities.registersAs.length === 0;
+  // A platform with staging runs one sequence, without prefix hits, unless the settings say otherwise; it may refuse them.
+  const settings = {
+    maxNumSeqs: maxNumSeqs ?? (isStaged ? 1 : 64),
+    prefixCaching: prefixCaching ?? !isStaged,
+  };
+  for (const { setting, message } of chosen.check(settings))
+    log.warn("platform-setting", { setting, message });
+  const maxConcurrentBatches = maxConcurrentBatchesOf(config, chosen);
+  if (!isStaged) {
     return {
-      platform: cpu,
-      maxConcurrentBatches: maxConcurrentBatchesOf(config, cpu),
+      platform: chosen,
+      maxConcurrentBatches,
       module: connector,
       openCaches: undefined,
-      maxNumSeqs: maxNumSeqs ?? 64,
-      prefixCaching: prefixCaching ?? true,
+      ...settings,
       stagingBlockAt: () => undefined,
       takeCopies: () => undefined,
       async close() {},
     };
   }
-  // By default the platform's limits; settings beyond them are refused.
-  const settings = { maxNumSeqs: maxNumSeqs ?? 1, prefixCaching: prefixCaching ?? false };
-  const neuron = neuronPlatform();
-  for (const { setting, message } of neuron.check(settings))
-    log.warn("platform-setting", { setting, message });
-  const device = simulatedDevice({
-    clock,
-    bytesPerMs: config.deviceBytesPerMs,
-    latencyMs: config.deviceLatencyMs,
-  });
+  const device = isNeuron
+    ? simulatedDevice({ clock, bytesPerMs: config.deviceBytesPerMs, latencyMs: config.deviceLatencyMs })
+    : undefined;
   const pools: KvCaches[] = [];
   const copies = new Map<string, CopyTimes>();
   const platform: Platform = {
-    ...neuron,
+    ...chosen,
     async createStaging(options) {
-      const staging = await neuron.createStaging?.(options);
-      if (staging === undefined) throw new Error("the Neuron platform has no staging");
+      const staging = await chosen.createStaging?.(options);
+      if (staging === undefined) {
+        throw new KvError(
+          "KV_PLATFORM_UNSUPPORTED",
+          `platform ${chosen.deviceType} registers no memory (registersAs is empty) and has no createStaging`,
+        );
+      }
       pools.push(staging.wireCaches);
       return staging;
     },
@@ -97,8 +110,8 @@ export function choosePlatform(
       poolBlocks: config.stagingBlocks ?? config.numBlocks,
       onCopied: copied,
     }),
-    maxConcurrentBatches: maxConcurrentBatchesOf(config, platform),
-    openCaches: (rank) => neuronCaches({ device, ...rank }),
+    maxConcurrentBatches,
+    openCaches: device === undefined ? undefined : (rank) => neuronCaches({ device, ...rank }),
     ...settings,
     stagingBlockAt: (address) => blockAt(pools, address),
     takeCopies(requestId) {
@@ -106,7 +119,7 @@ export function choosePlatform(
       copies.delete(requestId);
       return times;
     },
-    close: () => device.close(),
+    close: async () => device?.close(),
   };
 }
 

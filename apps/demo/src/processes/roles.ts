@@ -1,9 +1,11 @@
 import { zmqSideChannel } from "@kv/connector";
 import { KvError } from "@kv/interface";
+import { onInterrupt } from "@kv/interface/program";
 import { nixlTransport } from "@kv/nixl";
 import { createProxy, type ProxySettingsInput } from "@kv/proxy";
 import { startInstance } from "../instance/instance.js";
 import { readInstanceConfig } from "../instance/instance-config.js";
+import { openTransport } from "../instance/modules.js";
 import type { SideChannelAddress } from "../instance/observed-side-channel.js";
 import type { ChildMessage } from "./child-process.js";
 import { jsonLog, type LogLevel } from "./json-log.js";
@@ -53,7 +55,10 @@ export async function runInstance(
     const instance = await startInstance(settings, {
       log,
       tracer: traces.tracer,
-      transport: nixlTransport({ log }),
+      transport:
+        settings.transportModule === undefined
+          ? nixlTransport({ log })
+          : await openTransport(settings.transportModule, { log }),
       sideChannel: zmqSideChannel({ log }),
     });
     const { url, port, backend, engineIds, sideChannel } = instance;
@@ -166,7 +171,7 @@ async function runServer(
     }
   }
   process.on("SIGTERM", stop);
-  process.on("SIGINT", stop);
+  onInterrupt(stop);
   try {
     server = await start();
   } catch (error) {

@@ -42,7 +42,8 @@ export async function runDemo(options: DemoOptions, output: DemoOutput): Promise
   const { say, log, logLevel } = output;
   const { maxTokens } = options;
   if (options.trace !== undefined) await startFile(options.trace);
-  const transport = await chooseTransport(options.transport, say);
+  const transport =
+    options.transportModule === undefined ? await chooseTransport(options.transport, say) : "module";
   const prepared = await prepareRun(options, say);
   const { prompts, modelName } = prepared;
   const cacheTokens = prompts.reduce(
@@ -63,13 +64,13 @@ export async function runDemo(options: DemoOptions, output: DemoOutput): Promise
       log,
     });
     const facts: RunFacts = {
-      transport,
+      transport: options.transportModule ?? transport,
       backend: cluster.prefills[0]?.backend ?? "none",
       connector: options.connector,
       prefillTp: options.prefillTp,
       decodeTp: options.decodeTp,
-      prefillPlatform: options.prefillPlatform ?? "cpu",
-      decodePlatform: options.decodePlatform ?? "cpu",
+      prefillPlatform: options.platformModule ?? options.prefillPlatform ?? "cpu",
+      decodePlatform: options.platformModule ?? options.decodePlatform ?? "cpu",
     };
     return { run, facts, cluster, modelName };
   } catch (error) {
@@ -85,12 +86,14 @@ async function startFile(file: string): Promise<void> {
   });
 }
 
-function describe(options: DemoOptions, transport: TransportName): string {
+function describe(options: DemoOptions, transport: TransportName | "module"): string {
   const side = (count: number, role: string, tp: number, blockSize: number, platform = "cpu") =>
     `${count} ${role} (TP ${tp}, block ${blockSize}${platform === "cpu" ? "" : `, ${platform}, simulated`})`;
   const where =
     transport === "nixl"
       ? "each in its own process, over NIXL"
-      : "in this process, over the embedded transport";
+      : transport === "memory"
+        ? "in this process, over the embedded transport"
+        : `over the transport of ${options.transportModule}`;
   return `starting ${side(options.prefills, "prefill", options.prefillTp, options.prefillBlockSize, options.prefillPlatform)}, ${side(options.decodes, "decode", options.decodeTp, options.decodeBlockSize, options.decodePlatform)} and a proxy, ${where}`;
 }

@@ -1,20 +1,14 @@
-import { KV_CACHE_LAYOUTS, type KvCacheLayout, KvError } from "@kv/interface";
+import { KV_CACHE_LAYOUTS, type KvCacheLayout } from "@kv/interface";
 import { packageVersion } from "@kv/interface/program";
 import { Command, InvalidArgumentError } from "commander";
+import { type EngineFlags, layoutOf } from "./input/engine-flags.js";
 import { MAX_RANKS } from "./input/pair.js";
 import { addReportOptions, integer, type ReportOptions, within } from "./report-options.js";
 
 /** The flags of `kv-plan`. Where the two engines differ a flag has two values: prefill, then decode. */
-export interface CliOptions extends ReportOptions {
+export interface CliOptions extends ReportOptions, EngineFlags {
   readonly file?: string | undefined;
   readonly config: readonly string[];
-  readonly tp: readonly number[];
-  readonly pp: readonly number[];
-  readonly blockSize: readonly number[];
-  readonly kernelBlockSize: readonly number[];
-  readonly layout: readonly KvCacheLayout[];
-  readonly backend: readonly string[];
-  readonly numBlocks: readonly number[];
   readonly kvHeads?: number | undefined;
   readonly headSize?: number | undefined;
   readonly layers?: number | undefined;
@@ -22,9 +16,6 @@ export interface CliOptions extends ReportOptions {
   readonly kvCacheDtype: string;
   readonly ssmDtype: string;
 }
-
-/** The older names of two layouts, as vLLM's flag has them. */
-const LAYOUT_NAMES: Readonly<Record<string, KvCacheLayout>> = { HND: "LBHNC", NHD: "LBNHC" };
 
 /** The command `kv-plan` with its options and without an action. */
 export function command(): Command {
@@ -67,17 +58,6 @@ export function command(): Command {
   return addReportOptions(program);
 }
 
-/** The value for prefill and the one for decode. Errors: `KV_CONFIG_INVALID` when more than two are given. */
-export function both<T>(flag: string, values: readonly T[], fallback: T): readonly [T, T] {
-  if (values.length > 2) {
-    throw new KvError("KV_CONFIG_INVALID", `${flag} is given ${values.length} times`, {
-      hint: "once for both engines, or twice: for prefill, then for decode",
-    });
-  }
-  const [prefill = fallback, decode = prefill] = values;
-  return [prefill, decode];
-}
-
 function collect(value: string, before: readonly string[]): readonly string[] {
   return [...before, value];
 }
@@ -96,7 +76,7 @@ function collectIntegers(value: string, before: readonly number[]): readonly num
 
 function collectLayouts(value: string, before: readonly KvCacheLayout[]): readonly KvCacheLayout[] {
   const layouts = value.split(",").map((name) => {
-    const layout = LAYOUT_NAMES[name] ?? KV_CACHE_LAYOUTS.find((known) => known === name);
+    const layout = layoutOf(name);
     if (layout !== undefined) return layout;
     throw new InvalidArgumentError(`HND, NHD or one of ${KV_CACHE_LAYOUTS.join(", ")}`);
   });

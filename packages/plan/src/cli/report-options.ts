@@ -27,6 +27,8 @@ export interface ReportOptions {
   readonly svg: boolean;
   /** `--html`: print one self-contained page. */
   readonly html: boolean;
+  /** `--kvbench`: print the traffic matrix of NIXL's kvbench. */
+  readonly kvbench: boolean;
   /** `--plans`: print the plans of all decode ranks as JSON, one a line. */
   readonly plans: boolean;
   /** `--out`: the file to write to instead of the terminal. */
@@ -71,6 +73,7 @@ export function addReportOptions<C extends CommanderCommand>(program: C): C {
     .option("--mermaid", "print a Mermaid flow chart", false)
     .option("--svg", "print an SVG", false)
     .option("--html", "print one self-contained page", false)
+    .option("--kvbench", "print the bytes as a traffic matrix for NIXL's kvbench", false)
     .option("--plans", "print the plans of all decode ranks as JSON, one a line", false)
     .option("--out <file>", "write to a file instead of the terminal");
   return program;

@@ -7,6 +7,7 @@ import type { Pair } from "./input/pair.js";
 import { readPair } from "./input/read-pair.js";
 import { type CliOptions, command } from "./options.js";
 import { renderHtml } from "./render/render-html.js";
+import { renderKvbench } from "./render/render-kvbench.js";
 import { renderMermaid } from "./render/render-mermaid.js";
 import { renderSvg } from "./render/render-svg.js";
 import { renderText } from "./render/render-text.js";
@@ -84,10 +85,11 @@ export async function printReport(
   return report.outcome === "planned" && report.proof.proven ? EXIT_CODES.ok : EXIT_CODES.failed;
 }
 
-const FORMS = ["json", "mermaid", "svg", "html", "plans"] as const;
+const FORMS = ["json", "mermaid", "svg", "html", "kvbench", "plans"] as const;
+type Form = (typeof FORMS)[number];
 
 /** The form that is asked for; undefined for text. Errors: `KV_CONFIG_INVALID` when there are several. */
-function formOf(options: ReportOptions): (typeof FORMS)[number] | undefined {
+function formOf(options: ReportOptions): Form | undefined {
   const [form, ...more] = FORMS.filter((one) => options[one]);
   if (more.length === 0) return form;
   throw new KvError(
@@ -96,10 +98,11 @@ function formOf(options: ReportOptions): (typeof FORMS)[number] | undefined {
   );
 }
 
-function rendered(report: PairReport, form: "json" | "mermaid" | "svg" | "html" | undefined): string {
+function rendered(report: PairReport, form: Exclude<Form, "plans"> | undefined): string {
   if (form === "json") return `${JSON.stringify(report, null, 2)}\n`;
   if (form === "mermaid") return renderMermaid(report);
   if (form === "svg") return renderSvg(report);
+  if (form === "kvbench" && report.outcome === "planned") return renderKvbench(report);
   return form === "html" ? renderHtml(report) : renderText(report);
 }
 

@@ -1,7 +1,7 @@
 import type { GroupExtent } from "../engine/engine-plan-types.js";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 
-/** One kind of KV cache: all that plans need to know of it. Kinds are listed in `registry.ts`; see docs/how-to/add-a-cache-kind.md. */
+/** One kind of KV cache: all that plans need to know of it. Those of this package are listed in `registry.ts`, others are added with `registerCacheKind`; see docs/how-to/add-a-cache-kind.md. */
 export interface CacheKind {
   /** The name in `KvCacheGroup.kind`. */
   readonly name: string;

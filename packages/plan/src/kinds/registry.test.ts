@@ -1,6 +1,7 @@
 import { KvError } from "@kv/interface";
 import { expect, test } from "vitest";
-import { cacheKind, cacheKindNames } from "./registry.js";
+import type { CacheKind } from "./cache-kind.js";
+import { cacheKind, cacheKindNames, registerCacheKind } from "./registry.js";
 
 test("each kind name gives its sharding and the extent of its block list", () => {
   const said = cacheKindNames().map((name) => {
@@ -25,3 +26,31 @@ test("refuses an unknown kind", () => {
     expect(KvError.is(error) && error.code).toBe("KV_PLAN_INVALID");
   }
 });
+
+test("a kind of another package is known after its registration, which may be repeated", () => {
+  const ours: CacheKind = { name: "ours", sharding: "heads", extent: "sequence" };
+  registerCacheKind(ours);
+  registerCacheKind(ours);
+  expect(cacheKind("ours")).toBe(ours);
+  expect(() => registerCacheKind({ ...ours })).toThrow(/"ours": another kind has this name/);
+});
+
+test.each<[string, object, RegExp]>([
+  ["a name that is taken", { name: "full" }, /"full": another kind has this name/],
+  ["an empty name", { name: "" }, /the name is not a text/],
+  ["an unknown sharding", { sharding: "rows" }, /sharding is "rows", none of heads, replicated, state/],
+  ["an unknown extent", { extent: "all" }, /extent is "all", none of sequence, window, state, whole/],
+  ["a state without pieces", { sharding: "state" }, /a state needs pieces/],
+])("refuses to register %s", (_what, change, message) => {
+  const kind = { name: "bad", sharding: "heads", extent: "sequence", ...change } as CacheKind;
+  refused(() => registerCacheKind(kind), message);
+});
+
+function refused(attempt: () => unknown, message: RegExp) {
+  expect(attempt).toThrow(message);
+  try {
+    attempt();
+  } catch (error) {
+    expect(KvError.is(error, "KV_PLAN_INVALID")).toBe(true);
+  }
+}

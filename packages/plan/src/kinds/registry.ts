@@ -2,6 +2,9 @@ import { KvError } from "@kv/interface";
 import type { CacheKind } from "./cache-kind.js";
 import { mamba } from "./mamba.js";
 
+const SHARDINGS: readonly CacheKind["sharding"][] = ["heads", "replicated", "state"];
+const EXTENTS: readonly CacheKind["extent"][] = ["sequence", "window", "state", "whole"];
+
 /** The kinds of KV cache that plans know. Only a kind whose blocks are not heads and tokens has a file of its own. */
 const KINDS: readonly CacheKind[] = [
   // Dense attention, GQA included: K and V of each head and token, for the whole sequence.
@@ -18,7 +21,27 @@ const KINDS: readonly CacheKind[] = [
   { name: "circular", sharding: "replicated", extent: "whole" },
 ];
 
-const BY_NAME: ReadonlyMap<string, CacheKind> = new Map(KINDS.map((kind) => [kind.name, kind]));
+const BY_NAME = new Map<string, CacheKind>(KINDS.map((kind) => [kind.name, kind]));
+
+/**
+ * Adds a kind of cache of another package to the plans of this process. Registering the same object again changes nothing. A proof of its plans needs
+ * `registerCacheSemantics` of `@kv/plan/prove` as well. Errors: `KV_PLAN_INVALID` for a name that is taken, and for a kind that is not valid.
+ */
+export function registerCacheKind(kind: CacheKind): void {
+  const { name, sharding, extent } = kind;
+  const invalid = (reason: string) =>
+    new KvError("KV_PLAN_INVALID", `cache kind ${JSON.stringify(name)}: ${reason}`);
+  const known = BY_NAME.get(name);
+  if (known === kind) return;
+  if (known !== undefined) throw invalid("another kind has this name");
+  if (typeof name !== "string" || name === "") throw invalid("the name is not a text");
+  if (!SHARDINGS.includes(sharding))
+    throw invalid(`sharding is ${JSON.stringify(sharding)}, none of ${SHARDINGS.join(", ")}`);
+  if (!EXTENTS.includes(extent))
+    throw invalid(`extent is ${JSON.stringify(extent)}, none of ${EXTENTS.join(", ")}`);
+  if (sharding === "state" && kind.pieces === undefined) throw invalid("a state needs pieces");
+  BY_NAME.set(name, kind);
+}
 
 /** The kind with this name. Errors: `KV_PLAN_INVALID` for an unknown name. */
 export function cacheKind(name: string): CacheKind {

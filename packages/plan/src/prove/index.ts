@@ -1,4 +1,5 @@
 /** `@kv/plan/prove`: proofs that plans are right, and the faults that they find. */
+export { type CacheSemantics, registerCacheSemantics } from "./contents/cache-semantics.js";
 export {
   PLAN_FAULT_KINDS,
   type PlanFault,

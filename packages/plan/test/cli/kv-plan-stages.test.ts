@@ -217,8 +217,8 @@ describe("forms", () => {
 
   test("SVG has a box per rank of each stage, and each curve starts at a different rank", async () => {
     const { stdout } = await captured(...flags, "--svg");
-    expect(stdout.match(/<g data-rank="(?:pp\dtp\d|D\d)"/g)).toHaveLength(5);
-    expect(new Set(stdout.match(/<path d="M \d+ \d+/g))).toHaveProperty("size", 4);
+    expect(stdout.match(/<g class="rank" data-(?:prefill="pp\dtp\d|decode="D\d)"/g)).toHaveLength(5);
+    expect(new Set(stdout.match(/<path class="edge[^>]* d="M \d+ \d+/g))).toHaveProperty("size", 4);
   });
 
   test("--plans prints plans that name the stages", async () => {

@@ -213,8 +213,8 @@ test("the form can be chosen, and the report gives the reason for it", async () 
 test("reports how many notifications each prefill rank waits for, and from which ranks", async () => {
   const found = await planned("--config", model("qwen3-0.6b"), "--tp", "2", "--tp", "8");
   expect(found.notifications).toEqual([
-    { prefillRank: 0, prefillStage: 0, awaits: 4, from: [0, 1, 2, 3] },
-    { prefillRank: 1, prefillStage: 0, awaits: 4, from: [4, 5, 6, 7] },
+    { prefillRank: 0, prefillStage: 0, heads: [0, 4], awaits: 4, from: [0, 1, 2, 3] },
+    { prefillRank: 1, prefillStage: 0, heads: [4, 8], awaits: 4, from: [4, 5, 6, 7] },
   ]);
 });
 
@@ -444,10 +444,38 @@ describe("forms", () => {
     expect(stdout).toMatch(/D0 -\. notifies \.-> P1/);
   });
 
+  test("the kvbench matrix has the bytes of each read, sender by line, receiver by column", async () => {
+    const { stdout } = await captured(
+      "--config",
+      model("llama-3.1-70b"),
+      "--tp",
+      "1,2",
+      "--tokens",
+      "64",
+      "--kvbench",
+    );
+    const half = String(10 * 2 ** 20);
+    expect(stdout).toBe(`0 ${half} ${half}\n0 0 0\n0 0 0\n`);
+  });
+
+  test("SVG says how many ranks it does not draw", async () => {
+    const { stdout } = await captured(
+      "--config",
+      model("llama-3.1-70b"),
+      "--tp",
+      "128,1",
+      "--tokens",
+      "32",
+      "--svg",
+    );
+    expect(stdout.match(/<g class="rank"/g)).toHaveLength(65);
+    expect(stdout).toContain("Not drawn: 64 of 128 prefill ranks.");
+  });
+
   test("SVG is well-formed and has a box per rank and a curve per read and notification", async () => {
     const { stdout } = await captured(...flags, "--svg");
-    expect(stdout.match(/<g data-rank=/g)).toHaveLength(6);
-    expect(stdout.match(/<path /g)).toHaveLength(4);
+    expect(stdout.match(/<g class="rank"/g)).toHaveLength(6);
+    expect(stdout.match(/<path class="edge/g)).toHaveLength(4);
     expect(stdout).not.toMatch(/<script|href/);
   });
 

@@ -1,21 +1,14 @@
-import { existsSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath, pathToFileURL } from "node:url";
-import { type Browser, launch, type Page } from "puppeteer-core";
+import type { Browser, Page } from "puppeteer-core";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { renderHtml } from "../../src/cli/render/render-html.js";
 import type { PlanReport } from "../../src/cli/report/report.js";
 import { captured } from "./captured-run.js";
+import { chromium, openBrowser, openPage } from "./chromium.js";
 
-// The page in the browser that its reader has. A distribution's own is used: apt-get install chromium.
-const candidates = [
-  process.env["KV_CHROMIUM"],
-  "/usr/bin/chromium",
-  "/usr/bin/chromium-browser",
-  "/usr/bin/google-chrome",
-];
-const executablePath = candidates.find((path) => path !== undefined && existsSync(path));
 const model = fileURLToPath(new URL("../../fixtures/models/llama-3.1-70b.json", import.meta.url));
 
 const HOSTILE = '</script><img src=x onerror="document.title=1"><!-- <script>';
@@ -26,12 +19,7 @@ async function reportOf(...args: string[]): Promise<PlanReport> {
   return JSON.parse(stdout) as PlanReport;
 }
 
-if (executablePath === undefined && process.env["CI"] === "true") {
-  test("Chromium is there", () =>
-    expect.fail(`CI needs one of ${candidates.filter(Boolean).join(", ")}: apt-get install chromium`));
-}
-
-describe.skipIf(executablePath === undefined)("the page in Chromium", () => {
+describe.skipIf(chromium === undefined)("the page in Chromium", () => {
   const folder = mkdtempSync(join(tmpdir(), "kv-plan-page-"));
   let browser: Browser | undefined;
   let page: Page;
@@ -63,19 +51,8 @@ describe.skipIf(executablePath === undefined)("the page in Chromium", () => {
       "--form",
       "permute",
     );
-    browser = await launch({
-      executablePath: executablePath ?? "",
-      args: ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
-      timeout: 120_000,
-    });
-    page = await browser.newPage();
-    page.on("pageerror", (error) => complaints.push(String(error)));
-    page.on("console", (message) => {
-      if (message.type() === "error") complaints.push(message.text());
-    });
-    page.on("request", (request) => {
-      if (!request.url().startsWith("file:")) complaints.push(`it asked for ${request.url()}`);
-    });
+    browser = await openBrowser();
+    page = await openPage(browser, complaints);
   }, 180_000);
 
   afterAll(async () => {
@@ -110,6 +87,34 @@ describe.skipIf(executablePath === undefined)("the page in Chromium", () => {
       `${first?.remoteOffset} to ${(first?.remoteOffset ?? 0) + (first?.lengthBytes ?? 0)}`,
     ]);
     expect((await texts("#block p")).join(" ")).toContain("puts its heads and tokens in order");
+  });
+
+  test("a chosen rank's curves and their ends stand out, until it is chosen again", async () => {
+    await open("plan.html", renderHtml(report));
+    const standOut = () =>
+      page.$$eval(".wide .on", (found) =>
+        found.map((one) => [one.getAttribute("data-prefill"), one.getAttribute("data-decode")]),
+      );
+    await page.focus('button[data-decode-rank="1"]');
+    await page.keyboard.press("Enter");
+    const sources = report.ranks[1]?.reads.map(({ prefillRank }) => `P${prefillRank}`) ?? [];
+    expect(await standOut()).toEqual([
+      ...sources.map((source) => [source, "D1"]),
+      ...sources.map((source) => [source, null]),
+      [null, "D1"],
+    ]);
+    await page.keyboard.press("Enter");
+    expect(await standOut()).toEqual([]);
+    expect(await page.$$eval(".kv-plan.chosen", (found) => found.length)).toBe(0);
+  });
+
+  test("blocks that are not listed are counted", async () => {
+    const long = await reportOf("--config", model, "--tp", "8", "--tp", "4", "--tokens", "1600");
+    await open("long.html", renderHtml(long));
+    await page.click('button[data-decode-rank="0"]');
+    expect(await texts("#left-out")).toEqual([
+      "The first 48 blocks are listed; 52 more of this rank are not.",
+    ]);
   });
 
   test("the last block shows the first zeroed token", async () => {

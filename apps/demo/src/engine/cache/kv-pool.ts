@@ -18,6 +18,8 @@ export interface KvPoolOptions {
   readonly tp: number;
   /** The name that peers compare. The content here is plain `[K|V]` per token. Default: "PLAIN". */
   readonly attentionBackend?: string | undefined;
+  /** The kind of cache by which plans treat the blocks. Default: "full". */
+  readonly cacheKind?: string | undefined;
   /**
    * Opens a rank's caches in one `Memory` of another kind than the transport's. With K and V in separate regions there are two regions per
    * layer, K first.
@@ -54,7 +56,7 @@ export class KvPool {
     const { geometry, blockSize, tp } = options;
     this.#geometry = geometry;
     this.config = {
-      groups: [{ kind: "full", layerNames: layersOf(geometry).map(layerName) }],
+      groups: [{ kind: options.cacheKind ?? "full", layerNames: layersOf(geometry).map(layerName) }],
       blockSize,
       physicalBlocksPerLogical: 1,
       numKvHeads: geometry.kvHeads,

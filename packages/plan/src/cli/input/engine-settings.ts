@@ -1,12 +1,12 @@
 import { KvError } from "@kv/interface";
-import { both, type CliOptions } from "../options.js";
+import { both, type EngineFlags } from "./engine-flags.js";
 import type { ModelShape } from "./model-shape.js";
 import { type EngineSettings, MAX_RANKS } from "./pair.js";
 import { hybridBlockTokens, KERNEL_TOKENS } from "./state-pages.js";
 
 /** The settings of both engines from the flags. Defaults that apply are added to `assumed`. Errors: `KV_CONFIG_INVALID`. */
 export function settingsOf(
-  options: CliOptions,
+  options: EngineFlags,
   assumed: string[],
   model: ModelShape,
 ): readonly [EngineSettings, EngineSettings] {
@@ -52,13 +52,13 @@ export function settingsOf(
 }
 
 /** Pipeline stages of both engines. A single value is prefill's: only producers have stages. */
-function stagesOf({ pp }: CliOptions): readonly [number, number] {
+function stagesOf({ pp }: EngineFlags): readonly [number, number] {
   return both("--pp", pp.length === 1 ? [...pp, 1] : pp, 1);
 }
 
 /** Tokens in a logical block and in a kernel block of both engines. The page of a hybrid's block holds a state. */
 function blockSizes(
-  options: CliOptions,
+  options: EngineFlags,
   assumed: string[],
   model: ModelShape,
   tp: readonly [number, number],

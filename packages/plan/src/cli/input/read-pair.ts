@@ -1,13 +1,13 @@
 import { readFile } from "node:fs/promises";
 import { basename, dirname } from "node:path";
 import { KvError } from "@kv/interface";
-import { both, type CliOptions } from "../options.js";
-import { settingsOf } from "./engine-settings.js";
+import type { CliOptions } from "../options.js";
+import { both } from "./engine-flags.js";
 import { modelFromHfConfig } from "./hf-config.js";
 import type { ModelShape } from "./model-shape.js";
-import type { EngineSettings, Pair } from "./pair.js";
+import type { Pair } from "./pair.js";
 import { pairFromFile } from "./pair-file.js";
-import { pairFromModels } from "./pair-from-model.js";
+import { pairOfModels } from "./pair-of-models.js";
 import { type PairInput, refuseUnused } from "./unused-flags.js";
 
 /** A config.json has some kilobytes, and a described pair of hundreds of regions less than a megabyte. */
@@ -36,23 +36,9 @@ export async function readPair(options: CliOptions): Promise<Pair> {
   if (options.file !== undefined) {
     return pairFromFile(options.file, await readJson(options.file));
   }
-  const assumed: string[] = [];
-  const [prefillModel, decodeModel] = options.config.length > 0 ? await configs(options) : flagged(options);
-  refuseUnusedStateDtype(options, [prefillModel, decodeModel]);
-  const [prefill, decode] = settingsOf(options, assumed, prefillModel);
-  const names = [...new Set([prefillModel.name, decodeModel.name])].join(" / ");
-  return pairFromModels({
-    title: `${names}: prefill ${sizesOf(prefill)} → decode ${sizesOf(decode)}`,
-    prefillModel,
-    decodeModel,
-    prefill,
-    decode,
-    assumed,
-  });
-}
-
-function sizesOf({ tpSize, ppSize }: EngineSettings): string {
-  return ppSize === 1 ? `TP ${tpSize}` : `TP ${tpSize}, PP ${ppSize}`;
+  const models = options.config.length > 0 ? await configs(options) : flagged(options);
+  refuseUnusedStateDtype(options, models);
+  return pairOfModels(models, options);
 }
 
 async function configs(options: CliOptions): Promise<readonly [ModelShape, ModelShape]> {

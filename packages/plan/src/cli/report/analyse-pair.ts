@@ -142,6 +142,7 @@ function planned(pair: Pair, options: AnalyseOptions): PairReport {
       return {
         prefillRank: tpRank,
         prefillStage: ppRank,
+        heads: headsOf(pair, rank),
         awaits: from[0]?.localConsumers ?? 0,
         from: from.map((plan) => plan.local.tpRank),
       };

@@ -159,6 +159,8 @@ export interface PlanReport {
   readonly ranks: readonly RankReport[];
   /** Per prefill rank: the number of notifications that it awaits, and the decode ranks that send them. */
   readonly notifications: readonly (PrefillRank & {
+    /** KV heads of the rank: the first, and one past the last. */
+    readonly heads: readonly [number, number];
     readonly awaits: number;
     readonly from: readonly number[];
   })[];

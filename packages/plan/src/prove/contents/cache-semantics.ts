@@ -1,4 +1,4 @@
-import type { KvCacheKind } from "@kv/interface";
+import { type KvCacheKind, KvError } from "@kv/interface";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "../../geometry/rank-geometry.js";
 
 /**
@@ -12,18 +12,33 @@ export interface CacheSemantics {
   readonly lists: "sequence" | "window" | "last";
 }
 
-const KINDS: Readonly<Record<string, CacheSemantics | undefined>> = {
-  full: { sharing: "heads", lists: "sequence" },
-  mla: { sharing: "replicated", lists: "sequence" },
-  swa: { sharing: "heads", lists: "window" },
-  "swa-mla": { sharing: "replicated", lists: "window" },
-  mamba: { sharing: "state", lists: "last" },
-  circular: { sharing: "replicated", lists: "last" },
-};
+const KINDS = new Map<string, CacheSemantics>([
+  ["full", { sharing: "heads", lists: "sequence" }],
+  ["mla", { sharing: "replicated", lists: "sequence" }],
+  ["swa", { sharing: "heads", lists: "window" }],
+  ["swa-mla", { sharing: "replicated", lists: "window" }],
+  ["mamba", { sharing: "state", lists: "last" }],
+  ["circular", { sharing: "replicated", lists: "last" }],
+]);
+
+/**
+ * Tells proofs in this process what a kind of another package holds. Its plans cannot be proven before. Write it from what the kind is, not from the
+ * planner's definition. Errors: `KV_PLAN_INVALID` for a name with other semantics.
+ */
+export function registerCacheSemantics(kind: string, semantics: CacheSemantics): void {
+  const known = KINDS.get(kind);
+  if (known !== undefined && (known.sharing !== semantics.sharing || known.lists !== semantics.lists)) {
+    throw new KvError(
+      "KV_PLAN_INVALID",
+      `cache kind ${JSON.stringify(kind)} has other semantics already: ${JSON.stringify(known)}, not ${JSON.stringify(semantics)}`,
+    );
+  }
+  KINDS.set(kind, semantics);
+}
 
 /** The semantics of a kind; undefined for an unknown kind, whose plans cannot be proven. */
 export function cacheSemantics(kind: KvCacheKind): CacheSemantics | undefined {
-  return KINDS[kind];
+  return KINDS.get(kind);
 }
 
 /** Consecutive KV heads of the model. */

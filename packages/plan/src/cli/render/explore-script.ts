@@ -1,10 +1,16 @@
 /**
- * The script of the page, as text. It runs in a browser, without dependencies. All values enter the page as text, never as markup, since names in a report may
- * come from a peer.
+ * The script of a page with a report, as text: `explore(report)` fills what `reportBody` has left empty. It runs in a browser, without dependencies. All values
+ * enter the page as text, never as markup, since names in a report may come from a peer.
  */
-export const PAGE_SCRIPT = `
+export const EXPLORE_SCRIPT = `
 "use strict";
-const report = JSON.parse(document.getElementById("report").textContent);
+function explore(report) {
+const shown = (bytes) => {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (bytes >= 1024 && unit < units.length - 1) { bytes /= 1024; unit++; }
+  return Number(bytes.toPrecision(3)) + " " + units[unit];
+};
 const make = (tag, attributes, ...children) => {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes || {})) element.setAttribute(name, value);
@@ -19,16 +25,19 @@ const rows = (head, lines) => {
     return row;
   };
   table.append(line(head, "th"), ...lines.map((cells) => line(cells, "td")));
-  return table;
+  const around = document.createElement("div");
+  around.className = "scroll";
+  around.append(table);
+  return around;
 };
 const stages = (report.stages || []).length;
 const nameOf = ({ prefillStage, prefillRank }) => (stages > 1 ? "pp" + prefillStage + "tp" + prefillRank : "P" + prefillRank);
 const isSame = (one, other) => one.prefillRank === other.prefillRank && one.prefillStage === other.prefillStage;
 const colour = (rank) => {
-  const place = report.notifications.findIndex((one) => isSame(one, rank));
-  return "hsl(" + Math.round((place * 137.508) % 360) + " 60% 45%)";
+  const edge = document.querySelector('.kv-plan .rank[data-prefill="' + nameOf(rank) + '"] rect');
+  return edge === null ? "gray" : getComputedStyle(edge).stroke;
 };
-const latent = !report.groups.some((kind) => kind === "full" || kind === "swa");
+const latent = !(report.groups || []).some((kind) => kind === "full" || kind === "swa");
 const heads = ([begin, end]) => (latent ? "latent" : end - begin === 1 ? String(begin) : begin + "-" + (end - 1));
 const panel = (id) => {
   const element = document.getElementById(id);
@@ -36,8 +45,22 @@ const panel = (id) => {
   return element;
 };
 const choose = (button) => {
-  for (const other of button.parentElement.querySelectorAll("button")) other.removeAttribute("aria-pressed");
+  for (const other of button.parentElement.querySelectorAll("button")) other.setAttribute("aria-pressed", "false");
   button.setAttribute("aria-pressed", "true");
+};
+/** Highlights the curves of a rank and the ranks at their other ends; none: all. */
+const highlight = (side, name) => {
+  for (const picture of document.querySelectorAll(".kv-plan")) {
+    picture.classList.toggle("chosen", name !== undefined);
+    for (const one of picture.querySelectorAll(".on")) one.classList.remove("on");
+    if (name === undefined) continue;
+    for (const edge of picture.querySelectorAll('.edge[data-' + side + '="' + name + '"]')) {
+      edge.classList.add("on");
+      for (const end of ["prefill", "decode"])
+        picture.querySelector('.rank[data-' + end + '="' + edge.dataset[end] + '"]')?.classList.add("on");
+    }
+    picture.querySelector('.rank[data-' + side + '="' + name + '"]')?.classList.add("on");
+  }
 };
 
 function showDecodeRank(number) {
@@ -46,13 +69,17 @@ function showDecodeRank(number) {
   detail.append(make("h2", {}, "Decode rank " + number + ", heads " + heads(rank.heads)));
   detail.append(rows(
     ["reads", "heads", "regions", "bytes", "descriptors", "merged"],
-    rank.reads.map((read) => [nameOf(read), heads(read.heads), read.layers, read.lengthBytes, read.descriptors, read.merged]),
+    rank.reads.map((read) => [nameOf(read), heads(read.heads), read.layers, shown(read.lengthBytes), read.descriptors, read.merged]),
   ));
   if (rank.notifyOnly.length > 0)
     detail.append(make("p", {}, "Only notifies " + rank.notifyOnly.map(nameOf).join(", ") + "."));
   detail.append(make("h3", {}, "Blocks of the request"));
   const blocks = make("div", { id: "blocks", class: "choices" });
-  for (const block of report.blocks.filter((one) => one.decodeRank === number)) {
+  const listed = report.blocks.filter((one) => one.decodeRank === number);
+  if (report.blocksLeftOut > 0)
+    detail.append(make("p", { id: "left-out" }, "The first " + listed.length + " blocks are listed; " +
+      Math.round(report.blocksLeftOut / report.ranks.length) + " more of this rank are not."));
+  for (const block of listed) {
     const name = (stages > 1 ? "stage " + block.stage + ", " : "") +
       (report.groups.length > 1 ? "group " + block.group + ": " : "") + "block " + block.block;
     const place = { "data-block": block.block, "data-group": block.group, "data-stage": block.stage, type: "button" };
@@ -84,7 +111,7 @@ function showBlock(block) {
       piece.remoteOffset + " to " + (piece.remoteOffset + piece.lengthBytes),
     ]),
   );
-  table.id = "pieces";
+  table.firstChild.id = "pieces";
   detail.append(table);
   if (block.pieces.length === 0) detail.append(make("p", {}, "No transfer reaches this block."));
   if (block.permuted) detail.append(make("p", {}, "The receive pass then puts its heads and tokens in order."));
@@ -98,7 +125,7 @@ function showPrefillRank(notice) {
     (notice.from.map((one) => "D" + one).join(", ") || "no rank") + "."));
   const readers = report.ranks.flatMap((rank) => rank.reads
     .filter((read) => isSame(read, notice))
-    .map((read) => ["D" + rank.decodeRank, heads(read.heads), read.lengthBytes]));
+    .map((read) => ["D" + rank.decodeRank, heads(read.heads), shown(read.lengthBytes)]));
   detail.append(rows(["read by", "heads", "bytes"], readers));
   if (stages === 1) return;
   const { regions } = report.stages.find(({ stage }) => stage === notice.prefillStage);
@@ -106,18 +133,35 @@ function showPrefillRank(notice) {
 }
 
 const ranks = document.getElementById("ranks");
-for (const notice of report.notifications || []) {
-  const { prefillRank, prefillStage } = notice;
-  const place = { "data-prefill-rank": prefillRank, "data-prefill-stage": prefillStage, type: "button" };
-  const button = make("button", place, nameOf(notice));
-  button.style.borderColor = colour(notice);
-  button.addEventListener("click", () => { choose(button); showPrefillRank(notice); });
+const pick = (attributes, name, side, show) => {
+  const button = make("button", { type: "button", "aria-pressed": "false", ...attributes }, name);
+  const act = () => {
+    if (button.getAttribute("aria-pressed") === "true") {
+      button.setAttribute("aria-pressed", "false");
+      panel("detail");
+      highlight();
+      return;
+    }
+    choose(button);
+    highlight(side, name);
+    show();
+  };
+  button.addEventListener("click", act);
+  for (const box of document.querySelectorAll('.kv-plan .rank[data-' + side + '="' + name + '"]')) {
+    box.style.cursor = "pointer";
+    box.addEventListener("click", act);
+  }
   ranks.append(button);
-}
-for (const { decodeRank } of report.ranks || []) {
-  const button = make("button", { "data-decode-rank": decodeRank, type: "button" }, "D" + decodeRank);
-  button.addEventListener("click", () => { choose(button); showDecodeRank(decodeRank); });
-  ranks.append(button);
+  return button;
+};
+if (report.outcome === "planned") {
+  for (const notice of report.notifications) {
+    const place = { "data-prefill-rank": notice.prefillRank, "data-prefill-stage": notice.prefillStage };
+    pick(place, nameOf(notice), "prefill", () => showPrefillRank(notice)).style.borderColor = colour(notice);
+  }
+  for (const { decodeRank } of report.ranks)
+    pick({ "data-decode-rank": decodeRank }, "D" + decodeRank, "decode", () => showDecodeRank(decodeRank));
 }
 document.body.dataset.ready = "true";
+}
 `;

@@ -1,0 +1,31 @@
+import { KV_CACHE_LAYOUTS, type KvCacheLayout, KvError } from "@kv/interface";
+
+/** The settings of both engines. A list has no value (the default), one for both engines, or two: prefill, then decode. */
+export interface EngineFlags {
+  readonly tp: readonly number[];
+  readonly pp: readonly number[];
+  readonly blockSize: readonly number[];
+  readonly kernelBlockSize: readonly number[];
+  readonly layout: readonly KvCacheLayout[];
+  readonly backend: readonly string[];
+  readonly numBlocks: readonly number[];
+}
+
+/** The older names of two layouts, as vLLM's flag has them. */
+const LAYOUT_NAMES: Readonly<Record<string, KvCacheLayout>> = { HND: "LBHNC", NHD: "LBNHC" };
+
+/** The layout with this name; undefined for an unknown name. */
+export function layoutOf(name: string): KvCacheLayout | undefined {
+  return LAYOUT_NAMES[name] ?? KV_CACHE_LAYOUTS.find((known) => known === name);
+}
+
+/** The value for prefill and the one for decode. Errors: `KV_CONFIG_INVALID` when more than two are given. */
+export function both<T>(flag: string, values: readonly T[], fallback: T): readonly [T, T] {
+  if (values.length > 2) {
+    throw new KvError("KV_CONFIG_INVALID", `${flag} is given ${values.length} times`, {
+      hint: "once for both engines, or twice: for prefill, then for decode",
+    });
+  }
+  const [prefill = fallback, decode = prefill] = values;
+  return [prefill, decode];
+}

@@ -1,0 +1,55 @@
+import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+
+export const root = fileURLToPath(new URL("../../", import.meta.url));
+
+/** A how-to page that builds a package, and the options by which the reference app loads it. */
+export interface HowTo {
+  readonly page: string;
+  /** The source of its module, without the extension. */
+  readonly module: string;
+  /** Options of the demo. `folder` is an empty folder. */
+  readonly demo: (module: string, folder: string) => readonly string[];
+}
+
+export const HOW_TOS: readonly HowTo[] = [
+  {
+    page: "add-a-connector",
+    module: "index",
+    demo: (module, folder) => [
+      ...["--connector", "FolderConnector", "--connector-module", module],
+      ...["--extra-config", JSON.stringify({ folder })],
+    ],
+  },
+  {
+    page: "add-a-platform",
+    module: "platform",
+    demo: (module) => ["--platform-module", module, "--staging-blocks", "64"],
+  },
+  { page: "add-a-transport", module: "transport", demo: (module) => ["--transport-module", module] },
+  {
+    page: "add-a-cache-kind",
+    module: "index",
+    demo: (module) => ["--cache-kind-module", module, "--prefill-tp", "2", "--decode-block-size", "32"],
+  },
+];
+
+export const textOf = (page: string) => readFileSync(join(root, "docs/how-to", `${page}.md`), "utf8");
+
+/** The files of a page. Each is a line with the path in bold code, an empty line, and a fenced block. */
+function filesOf(text: string): Map<string, string> {
+  const blocks = text.matchAll(/^\*\*`([\w./-]+)`\*\*\n\n```\w+\n([\s\S]*?)^```$/gm);
+  return new Map(Array.from(blocks, ([, path = "", content = ""]) => [path, content]));
+}
+
+/** Writes the files of a page to a folder, which is emptied. Returns their paths. */
+export function writeFiles(page: string, folder: string): readonly string[] {
+  const files = filesOf(textOf(page));
+  rmSync(folder, { recursive: true, force: true });
+  for (const [path, content] of files) {
+    mkdirSync(dirname(join(folder, path)), { recursive: true });
+    writeFileSync(join(folder, path), content);
+  }
+  return [...files.keys()];
+}

@@ -1,0 +1,168 @@
+import {
+  copyFileSync,
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  writeFileSync,
+} from "node:fs";
+import { dirname, join } from "node:path";
+import { Application } from "typedoc";
+import { build } from "vitepress";
+import { buildPage } from "../../packages/plan/page/build.js";
+import { linked, readPages, root, slugOf } from "./pages.js";
+
+// npm run docs [-- FOLDER]: builds the documentation site: the pages of docs/ and the READMEs, with search; the reference of all packages; kv-plan.
+
+const SIDEBAR = [
+  {
+    text: "Get started",
+    items: [
+      { text: "You run vLLM", link: "/get-started/run-vllm" },
+      { text: "You build an engine", link: "/get-started/build-an-engine" },
+      { text: "You want NIXL in Node", link: "/get-started/nixl-in-node" },
+    ],
+  },
+  {
+    text: "Recipes",
+    items: [
+      { text: "Pair with vLLM", link: "/recipes/pair-with-vllm" },
+      { text: "Replace the toy proxy", link: "/recipes/replace-the-toy-proxy" },
+      { text: "Gate an upgrade in CI", link: "/recipes/gate-an-upgrade" },
+      { text: "AWS EFA", link: "/recipes/efa" },
+      { text: "AWS Neuron", link: "/how-to/run-on-neuron" },
+      { text: "Air-gapped hosts", link: "/recipes/air-gapped" },
+    ],
+  },
+  {
+    text: "Look up",
+    items: [
+      { text: "Troubleshooting", link: "/troubleshooting" },
+      { text: "Errors", link: "/errors" },
+      { text: "Glossary", link: "/glossary" },
+      { text: "kv-plan", link: "/kv-plan" },
+      { text: "vLLM versions", link: "/vllm-versions" },
+      { text: "Cache kinds", link: "/cache-kinds" },
+      { text: "Security", link: "/security" },
+    ],
+  },
+  {
+    text: "Extend",
+    items: [
+      { text: "Architecture", link: "/architecture" },
+      { text: "Add a connector", link: "/how-to/add-a-connector" },
+      { text: "Add a transport", link: "/how-to/add-a-transport" },
+      { text: "Add a platform", link: "/how-to/add-a-platform" },
+      { text: "Add a kind of cache", link: "/how-to/add-a-cache-kind" },
+      { text: "Contributing", link: "/contributing" },
+    ],
+  },
+];
+
+/** Builds the site into a folder, which is emptied. Returns the links that lead nowhere. */
+export async function buildSite(out: string): Promise<readonly string[]> {
+  // Inside tools, where VitePress and Vue are installed.
+  const work = join(root, "tools/build/site");
+  rmSync(work, { recursive: true, force: true });
+  rmSync(out, { recursive: true, force: true });
+  const { repository } = JSON.parse(readFileSync(join(root, "package.json"), "utf8")) as {
+    repository: { url: string };
+  };
+  const home = repository.url.replace(/^git\+/, "").replace(/\.git$/, "");
+  const dead: string[] = [];
+  const { pages, files } = readPages();
+  const write = (path: string, text: string) => {
+    mkdirSync(dirname(join(work, path)), { recursive: true });
+    writeFileSync(join(work, path), text);
+  };
+  for (const page of pages) write(page.target, linked(page, pages, home, dead));
+  for (const file of files) {
+    const path = join(work, file.slice("docs/".length));
+    mkdirSync(dirname(path), { recursive: true });
+    copyFileSync(join(root, file), path);
+  }
+  const packages = readdirSync(join(root, "packages")).filter((name) =>
+    existsSync(join(root, "packages", name, "README.md")),
+  );
+  const items = [...packages, "demo"].map((name) => ({
+    text: name === "demo" ? "the reference app" : `@kv/${name}`,
+    link: `/packages/${name}`,
+  }));
+  const config = {
+    title: "@kv",
+    description: "Prefill/decode disaggregation that is compatible with vLLM, for Node",
+    outDir: out,
+    cacheDir: join(root, "node_modules/.cache/vitepress"),
+    // Links are checked before, with their anchors.
+    ignoreDeadLinks: true,
+    themeConfig: {
+      search: { provider: "local" },
+      nav: [
+        { text: "Errors", link: "/errors" },
+        { text: "Reference", link: "/reference/index.html", target: "_self" },
+        { text: "kv-plan", link: "/planner.html", target: "_self" },
+      ],
+      sidebar: [...SIDEBAR, { text: "Packages", collapsed: true, items }],
+    },
+  };
+  // Headings have the ids that they have on the repository's web pages, so that links hold in both.
+  const slugify = `const slugify = ${slugOf.toString()};`;
+  write(
+    ".vitepress/config.mjs",
+    `${slugify}\nexport default { ...${JSON.stringify(config)}, markdown: { anchor: { slugify } } };\n`,
+  );
+  await build(work);
+  await reference(join(out, "reference"));
+  writeFileSync(join(out, "planner.html"), await buildPage());
+  rmSync(work, { recursive: true, force: true });
+  return dead;
+}
+
+/** The reference of what the packages export, by TypeDoc. */
+async function reference(out: string): Promise<void> {
+  const entryPoints = readdirSync(join(root, "packages")).flatMap((name) => {
+    const folder = join(root, "packages", name);
+    const manifest = join(folder, "package.json");
+    if (!existsSync(manifest)) return [];
+    const { private: isPrivate, exports = {} } = JSON.parse(readFileSync(manifest, "utf8")) as {
+      private?: boolean;
+      exports?: Record<string, unknown>;
+    };
+    if (isPrivate === true) return [];
+    return Object.keys(exports).flatMap((path) => {
+      const name = path === "." ? "index" : path.slice(2);
+      return [`${name}.ts`, `${name}/index.ts`]
+        .map((file) => join(folder, "src", file))
+        .filter(existsSync)
+        .slice(0, 1);
+    });
+  });
+  const app = await Application.bootstrap({
+    ...{ entryPoints, out, name: "@kv reference", tsconfig: join(root, "tsconfig.json"), readme: "none" },
+    // The types were checked before.
+    ...{
+      skipErrorChecking: true,
+      excludeExternals: true,
+      disableSources: true,
+      disableGit: true,
+      logLevel: "Error",
+    },
+    basePath: root,
+  });
+  const project = await app.convert();
+  if (project === undefined) throw new Error("TypeDoc could not read the packages");
+  // A module has the name by which it is imported.
+  for (const module of project.children ?? []) {
+    module.name = module.name.replace(/^packages\/([\w-]+)\/src/, "@kv/$1").replace(/\/index$/, "");
+  }
+  await app.generateDocs(project, out);
+}
+
+if (process.argv[1] === import.meta.filename) {
+  const out = process.argv[2] ?? join(root, "build/site");
+  const dead = await buildSite(out);
+  for (const link of dead) console.error(`dead link: ${link}`);
+  console.log(out);
+  process.exitCode = dead.length === 0 ? 0 : 1;
+}
