@@ -24,6 +24,10 @@ const PROXY = [
 const PROGRAMS: Readonly<Record<string, readonly string[]>> = {
   "kv-proxy": [...PROXY, "--port", "PORT"],
   "kv-proxy --admin-port": [...PROXY, "--port", "PORT", "--admin-port", "PORT"],
+  "kv-proxy --sidecar": [
+    ...["packages/proxy/src/cli.ts", "--sidecar", "--vllm-port", "1"],
+    ...["--allow-prefill", "10.0.0.0/8", "--pairing", "off", "--port", "PORT"],
+  ],
   "kv-peer prefill": [
     ...["packages/peer/src/cli.ts", "prefill", "--from", "RECORDING"],
     ...["--port", "PORT", "--side-channel-port", "PORT"],

@@ -8,6 +8,7 @@ import { OtlpTracer } from "@kv/protocol";
 import { createCommand } from "./config/cli-command.js";
 import { parseCli } from "./config/cli-options.js";
 import { createProxy } from "./proxy.js";
+import { PREFILLER_HEADER } from "./sidecar/named-prefillers.js";
 import { jsonLog } from "./telemetry/json-log.js";
 
 /**
@@ -39,9 +40,8 @@ async function main(): Promise<void> {
   });
   const names = (role: Role) => proxy.instances[role].list().map(instanceName).join(" ");
   const admin = adminUrl === undefined ? "" : ` admin ${adminUrl}`;
-  process.stdout.write(
-    `kv-proxy ready ${url} prefill ${names("prefill")} decode ${names("decode")}${admin}\n`,
-  );
+  const prefill = settings.sidecar === undefined ? names("prefill") : PREFILLER_HEADER;
+  process.stdout.write(`kv-proxy ready ${url} prefill ${prefill} decode ${names("decode")}${admin}\n`);
 
   let signals = 0;
   const stop = (signal: NodeJS.Signals) => {

@@ -39,12 +39,13 @@ import { PullStrategy } from "./flow/pull-strategy.js";
 import { PushConcurrentStrategy } from "./flow/push-concurrent.js";
 import { PushSequentialStrategy } from "./flow/push-sequential.js";
 import { AdminServer } from "./http/admin-server.js";
+import { DecodeRoute } from "./http/decode-route.js";
 import { GenerationRoute } from "./http/generation-route.js";
 import { AbandonedPrefills } from "./http/limits/abandoned-prefills.js";
 import { RequestsInFlight } from "./http/limits/requests-in-flight.js";
 import { resolveLimits } from "./http/limits/resolved-limits.js";
-import { ModelsRoute } from "./http/models-route.js";
 import { closeServer, createServer, listen } from "./http/server.js";
+import { NamedPrefillers } from "./sidecar/named-prefillers.js";
 import { AutoscalingSignals, type SignalsStatus } from "./telemetry/autoscaling-signals.js";
 import { bothMetrics, PrometheusMetrics } from "./telemetry/prometheus.js";
 import { RequestCounts, type RequestCountsStatus } from "./telemetry/request-counts.js";
@@ -72,7 +73,7 @@ export interface ProxyOptions extends ProxySettingsInput {
 
 /** The state of the proxy as JSON, for `/status`. */
 export interface ProxyStatus {
-  /** Name of the disaggregation strategy: `pull`, `push`, `push, prefill first` or `auto`. */
+  /** Name of the disaggregation strategy: `pull`, `push`, `push, prefill first` or `auto`; of a sidecar with `sidecar, ` before it. */
   readonly flow: string;
   /** Name of the routing strategy of the decode instances. */
   readonly routing: string;
@@ -144,6 +145,8 @@ class PrefillDecodeProxy implements Proxy {
   /** Undefined while the first instances are added. */
   readonly #health: HealthChecks | undefined;
   readonly #discovery: DiscoveryFollower | undefined;
+  /** Of a sidecar. */
+  readonly #named: NamedPrefillers | undefined;
   readonly #server: Server;
   readonly #admin: AdminServer | undefined;
   readonly #startedAtMs: number;
@@ -188,7 +191,9 @@ class PrefillDecodeProxy implements Proxy {
         random: own.random,
         times: timeouts,
         pairing,
-        added: (instance) => this.#health?.check(instance),
+        added: (instance) => {
+          if (role === "decode" || settings.sidecar === undefined) this.#health?.check(instance);
+        },
       });
     const prefillers = pool("prefill", settings.prefillers);
     const decoders = pool("decode", settings.decoders);
@@ -206,6 +211,15 @@ class PrefillDecodeProxy implements Proxy {
     const legs = new Legs({ prefillers, decoders, pairing, upstream, settings, signals, ambient });
     this.#flow = new GenerationFlow(legs, createStrategy(settings, legs));
     const history = new RequestHistory(own.clock);
+    const { sidecar } = settings;
+    if (sidecar !== undefined) {
+      const { allow, prefillTls: tls, kv } = sidecar;
+      this.#named = new NamedPrefillers({ pool: prefillers, allow, discovery, tls, kv, ...own });
+      if (allow.some((entry) => /^\*(:|$)/.test(entry.trim())))
+        own.log.warn("prefillers-not-restricted", {
+          hint: "whoever can set x-prefiller-host-port makes the sidecar send requests to any host: name blocks or names in --allow-prefill",
+        });
+    }
     const limits = resolveLimits(settings);
     const inFlight = new RequestsInFlight({
       all: limits.requestsInFlight,
@@ -217,6 +231,7 @@ class PrefillDecodeProxy implements Proxy {
       counts: this.#counts,
       history,
       inFlight,
+      namedPrefillers: this.#named,
       abandoned: new AbandonedPrefills({
         clock: own.clock,
         limit: limits.abandonedPrefills,
@@ -228,16 +243,20 @@ class PrefillDecodeProxy implements Proxy {
     const { health } = settings;
     // A name that resolves to nothing that answers is known to be unreachable within the time to connect.
     const timeoutMs = Math.min(health.timeoutMs, timeouts.connectMs);
-    this.#health = new HealthChecks([prefillers, decoders], probe, { ...health, timeoutMs }, own);
+    // Whoever names prefill instances to a sidecar knows their health. With a sidecar at each decode instance they would be checked very often.
+    const checked = sidecar === undefined ? [prefillers, decoders] : [decoders];
+    this.#health = new HealthChecks(checked, probe, { ...health, timeoutMs }, own);
     this.#discovery =
-      discovery === undefined ? undefined : new DiscoveryFollower(discovery, this.instances, own);
+      discovery === undefined || sidecar !== undefined
+        ? undefined
+        : new DiscoveryFollower(discovery, this.instances, own);
     this.#server = createServer({
       ambient,
       settings,
       limits,
       pools: this.instances,
       generation: this.#generation,
-      models: new ModelsRoute({ decoders, upstream, settings, inFlight, ambient }),
+      decodeRoute: new DecodeRoute({ decoders, upstream, settings, inFlight, ambient }),
       isDraining: () => this.#draining,
       health: () => this.#healthStatus(),
       status: () => (settings.exposeInstances ? this.status() : withoutInstances(this.status())),
@@ -289,7 +308,7 @@ class PrefillDecodeProxy implements Proxy {
   status(): ProxyStatus {
     const { prefill, decode } = this.instances;
     return {
-      flow: this.#flow.name,
+      flow: this.#named === undefined ? this.#flow.name : `sidecar, ${this.#flow.name}`,
       routing: decode.routing,
       draining: this.#draining,
       uptime_s: (this.#ambient.clock.now() - this.#startedAtMs) / 1000,
@@ -331,8 +350,10 @@ class PrefillDecodeProxy implements Proxy {
   async #healthStatus() {
     await this.#health?.verify();
     const [prefill, decode] = [this.instances.prefill.available(), this.instances.decode.available()];
-    const isPaired = this.#pairing?.hasPair() ?? true;
-    const ok = prefill > 0 && decode > 0 && isPaired && !this.#draining;
+    // A sidecar's prefill instances are known by requests only, and its decode instance can do without.
+    const isSidecar = this.#named !== undefined;
+    const isPaired = isSidecar || (this.#pairing?.hasPair() ?? true);
+    const ok = (isSidecar || prefill > 0) && decode > 0 && isPaired && !this.#draining;
     const body = {
       status: ok ? "ok" : "unavailable",
       prefill_instances: prefill,
@@ -352,6 +373,7 @@ class PrefillDecodeProxy implements Proxy {
     this.#generation.refuse(closingError("the proxy is closing"));
     this.#health?.close();
     this.#discovery?.close();
+    this.#named?.close();
     this.#pairing?.close();
     await this.#generation.idle();
     await this.#flow.settled();
@@ -366,7 +388,10 @@ class PrefillDecodeProxy implements Proxy {
 function createStrategy(settings: ProxySettings, legs: Legs): DisaggregationStrategy {
   const twoLegs = createTwoLegs(settings, legs);
   const { disaggregateAbove: above } = settings;
-  return above === undefined ? twoLegs : new ConditionalStrategy(legs, twoLegs, above);
+  // To a sidecar, the request says whether it has two legs.
+  return above === undefined || settings.sidecar !== undefined
+    ? twoLegs
+    : new ConditionalStrategy(legs, twoLegs, above);
 }
 
 function createTwoLegs({ mode, pushLegs }: ProxySettings, legs: Legs): DisaggregationStrategy {
@@ -412,6 +437,15 @@ function configuredDiscovery(settings: ProxySettings["discovery"], clock: Clock)
 }
 
 function requireInstances(settings: ProxySettings): void {
+  const { sidecar } = settings;
+  if (sidecar !== undefined) {
+    if (sidecar.allow.length > 0) return;
+    const message =
+      "sidecar.allow is empty, and there is no discovery: requests could name no prefill instance";
+    throw new KvError("KV_CONFIG_INVALID", message, {
+      hint: "give --allow-prefill with addresses, blocks such as 10.0.0.0/8 or names; * allows every host",
+    });
+  }
   for (const role of ["prefillers", "decoders"] as const) {
     if (settings[role].length > 0) continue;
     const message = `the setting ${role} names no instance, and there is no discovery`;

@@ -196,10 +196,12 @@ export class Pairing {
     );
   }
 
-  /** Why no instance of `role` fits `partner`; undefined where one does. */
-  refusal(role: Role, partner: Partner): string | undefined {
+  /** Why no instance of `role`, or none of `among`, fits `partner`; undefined where one does. */
+  refusal(role: Role, partner: Partner, among?: readonly Instance[]): string | undefined {
     this.#update();
-    const entries = [...this.#entries[role].values()].filter(({ instance }) => !instance.draining);
+    const entries = [...this.#entries[role].values()].filter(
+      ({ instance }) => !instance.draining && (among?.includes(instance) ?? true),
+    );
     const texts = new Set<string>();
     for (const entry of entries) {
       for (const [other, check] of entry.checks) {

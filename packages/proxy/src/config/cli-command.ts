@@ -19,6 +19,10 @@ export interface Flags {
   decoderHosts?: string[];
   decoderPorts?: number[];
   push?: boolean;
+  sidecar?: boolean;
+  vllmPort?: number;
+  allowPrefill?: string[];
+  enableTls?: string[];
   mode?: (typeof MODES)[number];
   pushLegs?: (typeof PUSH_LEGS)[number];
   disaggregateAbove?: number;
@@ -84,6 +88,24 @@ export function createCommand(): Command {
     .option("--prefiller-port, --prefiller-ports <port...>", toy, eachPort)
     .option("--decoder-host, --decoder-hosts <host...>", toy)
     .option("--decoder-port, --decoder-ports <port...>", toy, eachPort)
+    .option(
+      "--sidecar",
+      "stand on the port of one decode instance; requests name their prefill instances in x-prefiller-host-port, as with llm-d",
+    )
+    .option(
+      "--vllm-port <port>",
+      "sidecar: port of the decode instance on this machine (default: 8001)",
+      port,
+    )
+    .option(
+      "--allow-prefill <entry...>",
+      "sidecar: prefill instances that requests may name: addresses, blocks such as 10.0.0.0/8, names, *.SUFFIX; each may have :PORT",
+    )
+    .addOption(
+      new Option("--enable-tls <stage...>", "sidecar: reach prefill instances by HTTPS").choices([
+        "prefiller",
+      ]),
+    )
     .addOption(
       new Option(
         "--mode <mode>",

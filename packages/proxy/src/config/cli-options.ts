@@ -38,6 +38,7 @@ export function parseCli(
     ["prefill", settings.prefillers],
     ["decode", settings.decoders],
   ] as const) {
+    if (settings.sidecar !== undefined) break;
     if (settings.discovery === undefined && (list === undefined || list.length === 0)) throw noInstance(role);
   }
   return {
@@ -99,15 +100,18 @@ function settingsOf(flags: Flags): ProxySettingsInput {
     port: flags.adminPort,
     allowedHosts: flags.adminAllowedHost,
   });
+  const sidecar = sidecarOf(flags);
   return defined({
+    sidecar,
     prefillers: withEngines(
       "prefill",
       instances("prefill", flags.prefill, flags.prefillerHosts, flags.prefillerPorts),
       {
         engineId: flags.prefillEngineId,
         host: flags.prefillKvHost,
-        port: flags.prefillSideChannelPort,
-        tpSize: flags.prefillTpSize,
+        // Of a sidecar they hold for all prefill instances.
+        port: sidecar === undefined ? flags.prefillSideChannelPort : undefined,
+        tpSize: sidecar === undefined ? flags.prefillTpSize : undefined,
       },
     ),
     mode: modeOf(flags),
@@ -115,7 +119,7 @@ function settingsOf(flags: Flags): ProxySettingsInput {
     disaggregateAbove: flags.disaggregateAbove,
     decoders: withEngines(
       "decode",
-      instances("decode", flags.decode, flags.decoderHosts, flags.decoderPorts),
+      instances("decode", localDecode(flags), flags.decoderHosts, flags.decoderPorts),
       { host: flags.decodeKvHost, port: flags.decodeSideChannelPort, tpSize: flags.decodeTpSize },
     ),
     routing: defined({
@@ -152,6 +156,56 @@ function settingsOf(flags: Flags): ProxySettingsInput {
     cors: flags.corsOrigin === undefined ? undefined : { origins: flags.corsOrigin },
     instanceRoutes: flags.instanceRoutes === true ? {} : undefined,
   }) as ProxySettingsInput;
+}
+
+/** llm-d's default of `--vllm-port`. */
+const DEFAULT_VLLM_PORT = 8001;
+
+/** The decode instances, of a sidecar the one on this machine. */
+function localDecode({
+  sidecar,
+  decode,
+  decoderHosts,
+  decoderPorts,
+  config,
+  vllmPort,
+}: Flags): string[] | undefined {
+  if (vllmPort !== undefined && (sidecar !== true || decode !== undefined)) {
+    throw new KvError("KV_CONFIG_INVALID", "--vllm-port is the decode instance of a --sidecar", {
+      hint: sidecar === true ? "give --vllm-port or --decode" : "give --decode host:port, or --sidecar",
+    });
+  }
+  const isNamed = decode !== undefined || decoderHosts !== undefined || decoderPorts !== undefined;
+  if (sidecar !== true || isNamed || (config !== undefined && vllmPort === undefined)) return decode;
+  return [`127.0.0.1:${vllmPort ?? DEFAULT_VLLM_PORT}`];
+}
+
+function sidecarOf(flags: Flags): ProxySettingsInput["sidecar"] {
+  const { sidecar, allowPrefill, enableTls } = flags;
+  if (sidecar !== true) {
+    if (allowPrefill === undefined && enableTls === undefined) return undefined;
+    const flag = allowPrefill === undefined ? "--enable-tls" : "--allow-prefill";
+    throw new KvError("KV_CONFIG_INVALID", `${flag} is given without --sidecar`, {
+      hint: "give --sidecar; or name instances with --prefill, as https://host:port for TLS",
+    });
+  }
+  const kv = defined({
+    port: only("--prefill-side-channel-port", flags.prefillSideChannelPort),
+    tpSize: only("--prefill-tp-size", flags.prefillTpSize),
+  });
+  return defined({
+    allow: allowPrefill,
+    prefillTls: enableTls === undefined ? undefined : true,
+    kv: Object.keys(kv).length === 0 ? undefined : kv,
+  });
+}
+
+/** The value of a flag that a sidecar takes once. */
+function only(flag: string, values: readonly number[] | undefined): number | undefined {
+  if (values === undefined || values.length === 1) return values?.[0];
+  throw new KvError("KV_CONFIG_INVALID", `${flag} has ${values.length} values, and a sidecar takes one`, {
+    hint: "give one value, which holds for all prefill instances",
+  });
 }
 
 function modeOf({ push, mode }: Flags): Flags["mode"] {

@@ -12,8 +12,8 @@ const limitsSchema = z.strictObject({
   bodyLengthBytes: bytes.default(16 * 1024 * 1024),
   /** The bodies of all requests together, until each has its answer; the largest that is still arriving is refused with 503. */
   bodiesLengthBytes: bytes.default(128 * 1024 * 1024),
-  /** The bodies of one client together; the largest that is still arriving is refused with 429. */
-  bodiesPerClientLengthBytes: bytes.default(64 * 1024 * 1024),
+  /** The bodies of one client together; the largest that is still arriving is refused with 429. By default 64 MiB. */
+  bodiesPerClientLengthBytes: bytes.optional(),
   /** Objects and lists inside of one another, in a body. */
   bodyDepth: count.default(100),
   /** Members of objects, and objects and lists, in a body. */
@@ -30,8 +30,8 @@ const limitsSchema = z.strictObject({
   requestsInFlight: count.optional(),
   /** Requests in flight of one client; more are answered with 429. By default half of `requestsInFlight`. */
   requestsPerClient: count.optional(),
-  /** How many requests a client may leave before their answers begin, within `timeouts.abandonedWindowMs`; then 429. */
-  abandonedPrefills: count.default(30),
+  /** How many requests a client may leave before their answers begin, within `timeouts.abandonedWindowMs`; then 429. By default 30. */
+  abandonedPrefills: count.optional(),
   /**
    * The header by which a trusted front end names the client, for the limits per client. By default, the client is its address. A client that
    * reaches the proxy without the front end could choose its name.
@@ -160,6 +160,26 @@ const instanceRoutesSchema = z.strictObject({
 export const MODES = ["pull", "push", "auto"] as const;
 /** Values of `pushLegs`. */
 export const PUSH_LEGS = ["at-once", "prefill-first"] as const;
+/** An entry of an `Allowlist`, which checks it. */
+const allowEntry = z.string().min(1).max(256);
+
+const sidecarSchema = z.strictObject({
+  /**
+   * The prefill instances that requests may name: addresses, blocks such as `10.0.0.0/8`, names, `*.SUFFIX` or `*`, each with `:PORT` for one port only. Those that
+   * `discovery` finds are allowed besides.
+   */
+  allow: z.array(allowEntry).max(1024).default([]),
+  /** Whether prefill instances are reached by HTTPS. */
+  prefillTls: z.boolean().default(false),
+  /** Side-channel port and TP size of the engines of all prefill instances, as in `kv` of an instance. */
+  kv: z
+    .strictObject({
+      port: z.number().int().min(1).max(65_535).optional(),
+      tpSize: z.number().int().min(1).max(65_536).optional(),
+    })
+    .optional(),
+});
+
 const routingSchema = z.enum(ROUTING_NAMES);
 
 /** The settings of the proxy, as a zod schema. */
@@ -209,6 +229,11 @@ export const proxySettingsSchema = z.strictObject({
   admin: adminSchema.optional(),
   /** Lets web pages of other origins use the routes for clients. By default, browsers refuse them. */
   cors: corsSchema.optional(),
+  /**
+   * Stands on the port of one decode instance. Requests name their prefill instances in the header `x-prefiller-host-port`, as llm-d's picker does; without it, the
+   * decode instance computes alone.
+   */
+  sidecar: sidecarSchema.optional(),
   /** Serves `/instances/add`, `/drain` and `/remove` to clients too, as vLLM's push proxy does. */
   instanceRoutes: instanceRoutesSchema.optional(),
 });
@@ -247,6 +272,7 @@ export function readConfigFile(path: string, readFile: (path: string) => string)
 /** Checks settings and fills in defaults. Errors: `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, with the name of each wrong setting. */
 export function readSettings(input: unknown): ProxySettings {
   const settings = parse(proxySettingsSchema, input, "the proxy's settings are");
+  requireSidecar(settings);
   requireAdminToken(settings);
   requireRoomForBody(settings);
   return settings;
@@ -266,13 +292,43 @@ function parse<S extends z.ZodType>(schema: S, input: unknown, subject: string):
   );
 }
 
+/** Default of `limits.bodiesPerClientLengthBytes`. */
+export const BODIES_PER_CLIENT_BYTES = 64 * 1024 * 1024;
+
+/** Whether all clients count as one: those of a sidecar are gateways, and no header names the clients behind them. */
+export function isOneClient({ sidecar, limits }: Pick<ProxySettings, "sidecar" | "limits">): boolean {
+  return sidecar !== undefined && limits.clientHeader === undefined;
+}
+
+/** `limits.bodiesPerClientLengthBytes`, or its default. */
+export function bodiesPerClientBytes(settings: Pick<ProxySettings, "sidecar" | "limits">): number {
+  const { bodiesPerClientLengthBytes: given, bodiesLengthBytes } = settings.limits;
+  return given ?? (isOneClient(settings) ? bodiesLengthBytes : BODIES_PER_CLIENT_BYTES);
+}
+
 /** A body that is larger than the memory for bodies would always be refused, with a status that says that it might be served later. */
-function requireRoomForBody({ limits }: ProxySettings): void {
-  const { bodyLengthBytes, bodiesPerClientLengthBytes: perClient, bodiesLengthBytes: all } = limits;
+function requireRoomForBody(settings: ProxySettings): void {
+  const { bodyLengthBytes, bodiesLengthBytes: all } = settings.limits;
+  const perClient = bodiesPerClientBytes(settings);
   if (bodyLengthBytes <= Math.min(perClient, all)) return;
   const name = perClient <= all ? "bodiesPerClientLengthBytes" : "bodiesLengthBytes";
   const message = `limits.bodyLengthBytes is ${bodyLengthBytes}, above limits.${name}, which is ${Math.min(perClient, all)}`;
   throw new KvError("KV_CONFIG_INVALID", message, { hint: `raise limits.${name} with it` });
+}
+
+function requireSidecar({ sidecar, decoders, prefillers }: ProxySettings): void {
+  if (sidecar === undefined) return;
+  const invalid = (message: string, hint: string) => new KvError("KV_CONFIG_INVALID", message, { hint });
+  if (decoders.length !== 1)
+    throw invalid(
+      `a sidecar has one decode instance, and decoders names ${decoders.length}`,
+      "start one sidecar beside each decode instance",
+    );
+  if (prefillers.length > 0)
+    throw invalid(
+      "a sidecar takes no prefillers: requests name them in the header x-prefiller-host-port",
+      "name the allowed ones in sidecar.allow (--allow-prefill)",
+    );
 }
 
 function requireAdminToken({ admin }: ProxySettings): void {

@@ -196,6 +196,12 @@ export class Legs {
     return this.#generate(part, { role: "decode", body: singleInstanceBody(part.request), whole: true });
   }
 
+  /** Of a sidecar: sends a request that names no prefill instance to the decode instance as it is. Errors: as `decode`. */
+  decodeUnnamed(part: Part): Promise<LegAnswer> {
+    this.ambient.metrics.count("kv_proxy_disaggregation_total", 1, { legs: "1", reason: "no-prefiller" });
+    return this.#generate(part, { role: "decode", body: singleInstanceBody(part.request), whole: true });
+  }
+
   /** Sends a request that concerns the prompt alone to a prefill instance, whose answer is the client's. Errors: as `prefill`. */
   promptOnly(part: Part): Promise<LegAnswer> {
     return this.#generate(part, { role: "prefill", body: singleInstanceBody(part.request), whole: true });

@@ -25,14 +25,14 @@ function setUp(pieces: readonly string[]) {
     end: () => sent.push("END"),
   });
   const deadline = new Deadline({ clock: systemClock(), requestMs: 60_000 });
-  const client = new ClientRequest(
-    "r",
-    parseGenerationRequest("/v1/completions", Buffer.from("{}")),
-    {},
-    response as unknown as ServerResponse,
+  const client = new ClientRequest({
+    requestId: "r",
+    request: parseGenerationRequest("/v1/completions", Buffer.from("{}")),
+    headers: {},
+    response: response as unknown as ServerResponse,
     deadline,
-    new RequestRecord(),
-  );
+    record: new RequestRecord(),
+  });
   const answer: LegAnswer = {
     visit: {
       instance: { role: "decode", url: "http://d", inFlight: 1 },

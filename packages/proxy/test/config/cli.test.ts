@@ -56,6 +56,21 @@ test("kv-proxy with the toy proxy's flags serves, logs, and exits with 0 after S
   expect(JSON.parse(done ?? "{}")).toMatchObject({ status: 200, prefill: p.url, decode: d.url });
 });
 
+test("kv-proxy --sidecar serves with the prefill instance of the header, and the decode instance of --vllm-port", async () => {
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const running = start([
+    ...["--sidecar", "--port", "0", "--vllm-port", portOf(d.url)],
+    ...["--allow-prefill", "127.0.0.0/8", "--pairing", "off"],
+  ]);
+  const ready = await running.line();
+  expect(ready).toContain(`prefill x-prefiller-host-port decode ${d.url}`);
+  const url = /^kv-proxy ready (\S+)/.exec(ready)?.[1] ?? "";
+  const headers = { "x-prefiller-host-port": new URL(p.url).host };
+  const answer = await post(`${url}/v1/completions`, { prompt: "a" }, { headers });
+  expect(await answer.json()).toEqual(COMPLETION);
+  expect(p.seen).toHaveLength(1);
+});
+
 test("kv-proxy without instances prints a hint and exits with 2", async () => {
   const running = start(["--port", "0"]);
   expect(await running.exited).toBe(2);

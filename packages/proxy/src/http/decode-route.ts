@@ -11,7 +11,7 @@ import { errorForClient, sendError } from "./error-response.js";
 import { answerHeaders, forwardedHeaders, legHeaders } from "./headers.js";
 import type { RequestSlot, RequestsInFlight } from "./limits/requests-in-flight.js";
 
-export interface ModelsRouteOptions {
+export interface DecodeRouteOptions {
   readonly decoders: InstancePool;
   readonly upstream: Upstream;
   readonly settings: Pick<ProxySettings, "limits" | "timeouts" | "forwardHeaders" | "exposeInstances">;
@@ -19,33 +19,37 @@ export interface ModelsRouteOptions {
   readonly ambient: Ambient;
 }
 
-/** A request for the list of models. */
-export interface ModelsRequest {
+/** A request that any decode instance can answer. */
+export interface DecodeRequest {
   readonly request: IncomingMessage;
   readonly response: ServerResponse;
   /** The client, as limits per client count it. */
   readonly client: string;
+  /** The path at the instance. */
+  readonly path: string;
   /** The query, with its `?`. */
   readonly query: string;
-  /** Only this model is answered. */
-  readonly id?: string | undefined;
+  /** JSON text of a POST; without it the request is a GET. */
+  readonly body?: string | undefined;
+  /** Of a list of models, only this one is answered. */
+  readonly modelId?: string | undefined;
 }
 
 /**
- * `GET /v1/models`: passes the request on to a decode instance, and its answer back. `GET /v1/models/ID`: the model of that list, as vLLM has no such
- * route.
+ * Requests that need no KV of another instance, such as `GET /v1/models`: each goes to a decode instance, and its answer back. `GET /v1/models/ID` is the model of that
+ * list, as vLLM has no such route.
  */
-export class ModelsRoute {
-  readonly #options: ModelsRouteOptions;
+export class DecodeRoute {
+  readonly #options: DecodeRouteOptions;
   readonly #forwarded: ReadonlySet<string>;
 
-  constructor(options: ModelsRouteOptions) {
+  constructor(options: DecodeRouteOptions) {
     this.#options = options;
     this.#forwarded = forwardedHeaders(options.settings.forwardHeaders);
   }
 
   /** Answers one request; never rejects. */
-  async serve({ request, response, client, query, id }: ModelsRequest): Promise<void> {
+  async serve({ request, response, client, path, query, body, modelId }: DecodeRequest): Promise<void> {
     const { decoders, upstream, settings, ambient, inFlight } = this.#options;
     const { clock, random, log } = ambient;
     const limitBytes = settings.limits.heldAnswerLengthBytes;
@@ -65,9 +69,10 @@ export class ModelsRoute {
         const answer = await upstream.send({
           role: "decode",
           url,
-          method: "GET",
-          path: `/v1/models${query}`,
+          method: body === undefined ? "GET" : "POST",
+          path: `${path}${query}`,
           headers: legHeaders({ clientHeaders: request.headers, forwarded: this.#forwarded, requestId }),
+          body,
           abort: deadline,
         });
         const { bytes, complete } = await answer.body.readLimited(limitBytes);
@@ -78,8 +83,8 @@ export class ModelsRoute {
         visit.succeeded();
         return { answer, bytes };
       });
-      if (id !== undefined && answer.status === 200) {
-        const model = JSON.stringify(modelOf(bytes, id));
+      if (modelId !== undefined && answer.status === 200) {
+        const model = JSON.stringify(modelOf(bytes, modelId));
         response.writeHead(200, { "content-type": "application/json", "x-request-id": requestId });
         response.end(model);
         return;
@@ -87,7 +92,7 @@ export class ModelsRoute {
       response.writeHead(answer.status, answerHeaders(answer.headers, requestId));
       response.end(bytes);
     } catch (thrown) {
-      const error = KvError.from(thrown, "KV_INTERNAL", "the list of models failed");
+      const error = KvError.from(thrown, "KV_INTERNAL", "the request to a decode instance failed");
       const shown = errorForClient(error, settings.exposeInstances);
       if (!response.headersSent) sendError(response, shown, requestId);
     } finally {
