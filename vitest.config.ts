@@ -24,7 +24,7 @@ export default defineConfig({
   resolve: {
     alias: [
       {
-        find: /^@kv\/(conformance|connector|interface|testing)\/(.+)$/,
+        find: /^@kv\/(conformance|connector|fleet|interface|testing)\/(.+)$/,
         replacement: `${packages}/$1/src/$2.ts`,
       },
       { find: /^@kv\/plan\/(.+)$/, replacement: `${packages}/plan/src/$1/index.ts` },

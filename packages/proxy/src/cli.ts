@@ -2,11 +2,12 @@
 import { readFileSync } from "node:fs";
 import { setFlagsFromString } from "node:v8";
 import tab from "@bomb.sh/tab/commander";
-import { instanceName, type Role } from "@kv/fleet";
+import { type Discovery, instanceName, type Role } from "@kv/fleet";
 import { openSpanOutput, reportFailure, runProgram } from "@kv/interface/program";
 import { OtlpTracer } from "@kv/protocol";
 import { createCommand } from "./config/cli-command.js";
 import { parseCli } from "./config/cli-options.js";
+import { type ProxySettingsInput, readSettings } from "./config/settings.js";
 import { createProxy } from "./proxy.js";
 import { PREFILLER_HEADER } from "./sidecar/named-prefillers.js";
 import { jsonLog } from "./telemetry/json-log.js";
@@ -33,7 +34,8 @@ async function main(): Promise<void> {
   const spans = openSpanOutput({ file: trace, env: process.env, log });
   const tracer =
     spans && new OtlpTracer({ service: "kv-proxy", instance: `${process.pid}`, write: spans.write });
-  const proxy = createProxy({ ...settings, log, tracer });
+  const createDiscovery = await connectKubernetes(settings);
+  const proxy = createProxy({ ...settings, log, tracer, createDiscovery });
   const { url, adminUrl } = await proxy.listen({ host, port }).catch(async (error: unknown) => {
     await proxy.close({ graceMs: 0 });
     throw error;
@@ -56,6 +58,15 @@ async function main(): Promise<void> {
   };
   process.on("SIGTERM", stop);
   process.on("SIGINT", stop);
+}
+
+/** Kubernetes is read with a package of its own, which only this discovery loads. */
+async function connectKubernetes(settings: ProxySettingsInput): Promise<(() => Discovery) | undefined> {
+  const { kubernetes } = readSettings(settings).discovery ?? {};
+  if (kubernetes === undefined) return undefined;
+  const { kubernetesDiscovery } = await import("@kv/fleet/kubernetes");
+  const discovery = await kubernetesDiscovery(kubernetes);
+  return () => discovery;
 }
 
 function fail(thrown: unknown): void {

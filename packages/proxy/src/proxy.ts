@@ -131,6 +131,32 @@ export function createProxy(options: ProxyOptions): Proxy {
 /** Relative to this file in `src` and to the bundle in `dist`. */
 const PAGE = new URL("../page/index.html", import.meta.url);
 
+/** A discovery whose last reading is known to have succeeded or failed. */
+class ObservedDiscovery implements Discovery {
+  readonly name: string;
+  readonly #discovery: Discovery;
+  /** False before the first reading. While it is, the instances are those of the last one that succeeded. */
+  isCurrent = false;
+
+  constructor(discovery: Discovery) {
+    this.name = discovery.name;
+    this.#discovery = discovery;
+  }
+
+  watch(onChange: Parameters<Discovery["watch"]>[0], onError: Parameters<Discovery["watch"]>[1]) {
+    return this.#discovery.watch(
+      (found) => {
+        this.isCurrent = true;
+        onChange(found);
+      },
+      (error) => {
+        this.isCurrent = false;
+        onError(error);
+      },
+    );
+  }
+}
+
 class PrefillDecodeProxy implements Proxy {
   readonly instances: Readonly<Record<Role, InstancePool>>;
   readonly #settings: ProxySettings;
@@ -165,7 +191,8 @@ class PrefillDecodeProxy implements Proxy {
       tracer,
     };
     this.#startedAtMs = own.clock.now();
-    const discovery = createDiscovery?.() ?? configuredDiscovery(settings.discovery, own.clock);
+    const found = createDiscovery?.() ?? configuredDiscovery(settings.discovery, own.clock);
+    const discovery = found === undefined ? undefined : new ObservedDiscovery(found);
     if (discovery === undefined) requireInstances(settings);
     // A routing strategy that is passed in may read any setting.
     if (createRouting === undefined)
@@ -208,6 +235,7 @@ class PrefillDecodeProxy implements Proxy {
     const signals = new AutoscalingSignals({ prefillers, decoders, pairing, clock: own.clock });
     this.#signals = signals;
     prometheus.addSignals(() => signals.status());
+    if (discovery !== undefined) prometheus.addDiscovery(discovery);
     const legs = new Legs({ prefillers, decoders, pairing, upstream, settings, signals, ambient });
     this.#flow = new GenerationFlow(legs, createStrategy(settings, legs));
     const history = new RequestHistory(own.clock);
@@ -430,7 +458,12 @@ function withoutInstances({ prefillers, decoders, ...rest }: ProxyStatus): objec
 
 function configuredDiscovery(settings: ProxySettings["discovery"], clock: Clock): Discovery | undefined {
   if (settings === undefined) return undefined;
-  const { file, dns, intervalMs } = settings;
+  const { file, dns, kubernetes, intervalMs } = settings;
+  if (kubernetes !== undefined) {
+    throw new KvError("KV_CONFIG_INVALID", "discovery.kubernetes is a setting of the program kv-proxy", {
+      hint: 'pass createDiscovery: const discovery = await kubernetesDiscovery(…), of "@kv/fleet/kubernetes"',
+    });
+  }
   const polling = { clock, intervalMs };
   if (file !== undefined) return fileDiscovery(file, polling);
   return dns === undefined ? undefined : dnsDiscovery(dns, polling);

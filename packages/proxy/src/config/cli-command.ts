@@ -58,6 +58,8 @@ export interface Flags {
   prefillRouting?: RoutingName;
   decodeRouting?: RoutingName;
   discoveryFile?: string;
+  kubernetesPods?: string;
+  kubernetesNamespace?: string;
   dnsPrefill?: string;
   dnsDecode?: string;
   adminHost?: string;
@@ -163,6 +165,14 @@ export function createCommand(): Command {
     .option("--discovery-file <file>", "follow a JSON file that lists the instances")
     .option("--dns-prefill <name>", "follow the DNS name of the prefill instances: host:port, or SRV records")
     .option("--dns-decode <name>", "follow the DNS name of the decode instances")
+    .option(
+      "--kubernetes-pods <selector>",
+      "follow the pods with these labels, such as app=vllm; their roles are by the label llm-d.ai/role (needs @kubernetes/client-node)",
+    )
+    .option(
+      "--kubernetes-namespace <name>",
+      "namespace of the pods (default: that of the kubeconfig or the pod)",
+    )
     .option("--admin-host <host>", "address of the admin routes (default: 127.0.0.1)")
     .option("--admin-port <port>", "port of the admin routes and the page (default: no admin routes)", port)
     .option(

@@ -165,3 +165,10 @@ test.each([
   const error = catchError(() => parse(line));
   expect((error as KvError).message).toContain(message);
 });
+
+test("discovery in Kubernetes by flags", () => {
+  const { settings } = parse("--kubernetes-pods app=vllm,tier=llm --kubernetes-namespace models");
+  expect(readSettings(settings).discovery).toMatchObject({
+    kubernetes: { podSelector: "app=vllm,tier=llm", namespace: "models" },
+  });
+});

@@ -92,9 +92,14 @@ function readToken(file: string, readFile: CliSources["readFile"]): string {
 const NO_FILE: ProxyFileInput = {};
 
 function settingsOf(flags: Flags): ProxySettingsInput {
-  const { discoveryFile, dnsPrefill, dnsDecode } = flags;
+  const { discoveryFile, dnsPrefill, dnsDecode, kubernetesPods, kubernetesNamespace } = flags;
+  const kubernetes = defined({ podSelector: kubernetesPods, namespace: kubernetesNamespace });
   const dns = defined({ prefill: dnsPrefill, decode: dnsDecode });
-  const discovery = defined({ file: discoveryFile, dns: Object.keys(dns).length === 0 ? undefined : dns });
+  const discovery = defined({
+    file: discoveryFile,
+    dns: Object.keys(dns).length === 0 ? undefined : dns,
+    kubernetes: Object.keys(kubernetes).length === 0 ? undefined : kubernetes,
+  });
   const admin = defined({
     host: flags.adminHost,
     port: flags.adminPort,

@@ -121,15 +121,45 @@ const pairingSchema = z.strictObject({
   refreshMs: milliseconds.default(60_000),
 });
 
+const portName = z.union([z.number().int().min(1).max(65_535), z.string().min(1).max(63)]);
+const labelName = z.string().min(1).max(317);
+const serviceName = z.string().regex(/^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/);
+
+/** The options of `kubernetesDiscovery`. */
+const kubernetesSchema = z
+  .strictObject({
+    kubeconfig: z.string().optional(),
+    context: z.string().optional(),
+    namespace: serviceName.optional(),
+    podSelector: z.string().min(1).optional(),
+    services: z.strictObject({ prefill: serviceName, decode: serviceName }).optional(),
+    port: z.union([portName, z.strictObject({ prefill: portName, decode: portName })]).optional(),
+    sideChannelPort: portName.optional(),
+    roleLabel: labelName.optional(),
+    revisionLabel: labelName.optional(),
+    dataParallelLabel: labelName.optional(),
+    ipFamily: z.union([z.literal(4), z.literal(6)]).optional(),
+  })
+  .refine(
+    ({ podSelector, services }) => (podSelector === undefined) !== (services === undefined),
+    "give either podSelector or services",
+  );
+
 const discoverySchema = z
   .strictObject({
     /** A JSON file `{"prefillers": […], "decoders": […]}`. */
     file: z.string().optional(),
     /** DNS names whose addresses are instances: `host:port`, or the name of SRV records. */
     dns: z.strictObject({ prefill: z.string(), decode: z.string() }).optional(),
+    /** Pods, or the EndpointSlices of services, in a Kubernetes cluster. */
+    kubernetes: kubernetesSchema.optional(),
+    /** Between two reads of a file or of DNS. Kubernetes tells changes. */
     intervalMs: milliseconds.default(5_000),
   })
-  .refine(({ file, dns }) => (file === undefined) !== (dns === undefined), "give either file or dns");
+  .refine(
+    (given) => [given.file, given.dns, given.kubernetes].filter((one) => one !== undefined).length === 1,
+    "give one of file, dns and kubernetes",
+  );
 
 const adminSchema = z.strictObject({
   host: z.string().default("127.0.0.1"),

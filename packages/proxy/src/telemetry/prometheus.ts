@@ -98,6 +98,18 @@ export class PrometheusMetrics implements Metrics {
     for (const [name, labels] of FROM_THE_START) this.count(name, 0, labels);
   }
 
+  /** Adds whether the discovery's last reading succeeded. */
+  addDiscovery(discovery: { readonly isCurrent: boolean }): void {
+    new Gauge({
+      name: "kv_proxy_discovery_current",
+      help: "1 while the last reading of the discovery succeeded; at 0, the instances are the last known ones",
+      registers: [this.#registry],
+      collect() {
+        this.set(Number(discovery.isCurrent));
+      },
+    });
+  }
+
   /** Adds the signals for autoscalers, which are read at each scrape. */
   addSignals(read: () => SignalsStatus): void {
     const gauge = (
