@@ -2,15 +2,15 @@
 import { readFileSync } from "node:fs";
 import { setFlagsFromString } from "node:v8";
 import tab from "@bomb.sh/tab/commander";
-import { type Discovery, instanceName, type Role } from "@kv/fleet";
+import { instanceName, type Role } from "@kv/fleet";
+import { connectKubernetes, jsonLog } from "@kv/fleet/front-end";
 import { openSpanOutput, reportFailure, runProgram } from "@kv/interface/program";
 import { OtlpTracer } from "@kv/protocol";
 import { createCommand } from "./config/cli-command.js";
 import { parseCli } from "./config/cli-options.js";
-import { type ProxySettingsInput, readSettings } from "./config/settings.js";
+import { readSettings } from "./config/settings.js";
 import { createProxy } from "./proxy.js";
 import { PREFILLER_HEADER } from "./sidecar/named-prefillers.js";
-import { jsonLog } from "./telemetry/json-log.js";
 
 /**
  * How much the heap may grow above its live size before the next full garbage collection, which delays all requests by tens of milliseconds. On a
@@ -34,7 +34,7 @@ async function main(): Promise<void> {
   const spans = openSpanOutput({ file: trace, env: process.env, log });
   const tracer =
     spans && new OtlpTracer({ service: "kv-proxy", instance: `${process.pid}`, write: spans.write });
-  const createDiscovery = await connectKubernetes(settings);
+  const createDiscovery = await connectKubernetes(readSettings(settings).discovery);
   const proxy = createProxy({ ...settings, log, tracer, createDiscovery });
   const { url, adminUrl } = await proxy.listen({ host, port }).catch(async (error: unknown) => {
     await proxy.close({ graceMs: 0 });
@@ -58,15 +58,6 @@ async function main(): Promise<void> {
   };
   process.on("SIGTERM", stop);
   process.on("SIGINT", stop);
-}
-
-/** Kubernetes is read with a package of its own, which only this discovery loads. */
-async function connectKubernetes(settings: ProxySettingsInput): Promise<(() => Discovery) | undefined> {
-  const { kubernetes } = readSettings(settings).discovery ?? {};
-  if (kubernetes === undefined) return undefined;
-  const { kubernetesDiscovery } = await import("@kv/fleet/kubernetes");
-  const discovery = await kubernetesDiscovery(kubernetes);
-  return () => discovery;
 }
 
 function fail(thrown: unknown): void {

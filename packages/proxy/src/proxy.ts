@@ -1,19 +1,12 @@
 import type { Server } from "node:http";
+import type { Discovery, InstancePool, InstanceStatus, Role, Routing } from "@kv/fleet";
 import {
-  builtInRouting,
-  type Discovery,
-  DiscoveryFollower,
-  dnsDiscovery,
-  fileDiscovery,
-  HealthChecks,
-  type InstanceGet,
-  InstancePool,
-  type InstanceStatus,
-  Pairing,
-  parseInstanceSpec,
-  type Role,
-  type Routing,
-} from "@kv/fleet";
+  AutoscalingSignals,
+  bothMetrics,
+  Fleet,
+  PrometheusMetrics,
+  type SignalsStatus,
+} from "@kv/fleet/front-end";
 import {
   type Ambient,
   type Clock,
@@ -24,7 +17,6 @@ import {
   silentLog,
   systemClock,
   systemRandom,
-  type Timer,
   type Tracer,
 } from "@kv/interface";
 import { type ProxySettings, type ProxySettingsInput, readSettings } from "./config/settings.js";
@@ -46,12 +38,8 @@ import { RequestsInFlight } from "./http/limits/requests-in-flight.js";
 import { resolveLimits } from "./http/limits/resolved-limits.js";
 import { closeServer, createServer, listen } from "./http/server.js";
 import { NamedPrefillers } from "./sidecar/named-prefillers.js";
-import { AutoscalingSignals, type SignalsStatus } from "./telemetry/autoscaling-signals.js";
-import { bothMetrics, PrometheusMetrics } from "./telemetry/prometheus.js";
 import { RequestCounts, type RequestCountsStatus } from "./telemetry/request-counts.js";
 import { RequestHistory } from "./telemetry/request-history.js";
-import { healthProbe, instanceGet } from "./upstream/health-probe.js";
-import { Upstream } from "./upstream/upstream.js";
 
 /** Options of `createProxy`: the settings, and what a program may pass in. */
 export interface ProxyOptions extends ProxySettingsInput {
@@ -131,46 +119,15 @@ export function createProxy(options: ProxyOptions): Proxy {
 /** Relative to this file in `src` and to the bundle in `dist`. */
 const PAGE = new URL("../page/index.html", import.meta.url);
 
-/** A discovery whose last reading is known to have succeeded or failed. */
-class ObservedDiscovery implements Discovery {
-  readonly name: string;
-  readonly #discovery: Discovery;
-  /** False before the first reading. While it is, the instances are those of the last one that succeeded. */
-  isCurrent = false;
-
-  constructor(discovery: Discovery) {
-    this.name = discovery.name;
-    this.#discovery = discovery;
-  }
-
-  watch(onChange: Parameters<Discovery["watch"]>[0], onError: Parameters<Discovery["watch"]>[1]) {
-    return this.#discovery.watch(
-      (found) => {
-        this.isCurrent = true;
-        onChange(found);
-      },
-      (error) => {
-        this.isCurrent = false;
-        onError(error);
-      },
-    );
-  }
-}
-
 class PrefillDecodeProxy implements Proxy {
   readonly instances: Readonly<Record<Role, InstancePool>>;
   readonly #settings: ProxySettings;
   readonly #ambient: Ambient;
-  readonly #routings: Readonly<Record<Role, Routing>>;
-  readonly #pairing: Pairing | undefined;
-  readonly #upstream: Upstream;
+  readonly #fleet: Fleet;
   readonly #flow: GenerationFlow;
   readonly #generation: GenerationRoute;
   readonly #counts = new RequestCounts();
   readonly #signals: AutoscalingSignals;
-  /** Undefined while the first instances are added. */
-  readonly #health: HealthChecks | undefined;
-  readonly #discovery: DiscoveryFollower | undefined;
   /** Of a sidecar. */
   readonly #named: NamedPrefillers | undefined;
   readonly #server: Server;
@@ -191,40 +148,23 @@ class PrefillDecodeProxy implements Proxy {
       tracer,
     };
     this.#startedAtMs = own.clock.now();
-    const found = createDiscovery?.() ?? configuredDiscovery(settings.discovery, own.clock);
-    const discovery = found === undefined ? undefined : new ObservedDiscovery(found);
-    if (discovery === undefined) requireInstances(settings);
+    requireSidecarAllows(settings, createDiscovery);
     // A routing strategy that is passed in may read any setting.
     if (createRouting === undefined)
       for (const unused of unusedSettings(input, settings)) own.log.warn("setting-unused", { ...unused });
 
-    const upstream = new Upstream({
-      connectMs: timeouts.connectMs,
-      onClosed: (origin) => this.#pairing?.closed(origin),
+    const { sidecar } = settings;
+    const fleet = new Fleet({
+      settings,
+      ...own,
+      createRouting,
+      createDiscovery,
+      namesPrefillers: sidecar !== undefined,
     });
-    this.#upstream = upstream;
-    const get = instanceGet(upstream, own.clock);
-    const routing = (role: Role) =>
-      createRouting?.(role) ?? builtInRouting(settings.routing[role], { ...own, get });
-    this.#routings = { prefill: routing("prefill"), decode: routing("decode") };
-    const pairing = createPairing(settings.pairing, get, own);
-    this.#pairing = pairing;
-    const pool = (role: Role, instances: ProxySettings["prefillers"]) =>
-      new InstancePool({
-        role,
-        instances: instances.map(parseInstanceSpec),
-        routing: this.#routings[role],
-        clock: own.clock,
-        random: own.random,
-        times: timeouts,
-        pairing,
-        added: (instance) => {
-          if (role === "decode" || settings.sidecar === undefined) this.#health?.check(instance);
-        },
-      });
-    const prefillers = pool("prefill", settings.prefillers);
-    const decoders = pool("decode", settings.decoders);
-    this.instances = { prefill: prefillers, decode: decoders };
+    this.#fleet = fleet;
+    const { pairing, upstream, discovery } = fleet;
+    this.instances = fleet.pools;
+    const { prefill: prefillers, decode: decoders } = fleet.pools;
 
     const prometheus = new PrometheusMetrics([prefillers, decoders]);
     const ambient: Ambient = {
@@ -239,7 +179,6 @@ class PrefillDecodeProxy implements Proxy {
     const legs = new Legs({ prefillers, decoders, pairing, upstream, settings, signals, ambient });
     this.#flow = new GenerationFlow(legs, createStrategy(settings, legs));
     const history = new RequestHistory(own.clock);
-    const { sidecar } = settings;
     if (sidecar !== undefined) {
       const { allow, prefillTls: tls, kv } = sidecar;
       this.#named = new NamedPrefillers({ pool: prefillers, allow, discovery, tls, kv, ...own });
@@ -267,17 +206,6 @@ class PrefillDecodeProxy implements Proxy {
       }),
       settings,
     });
-    const probe = healthProbe(upstream, own.clock);
-    const { health } = settings;
-    // A name that resolves to nothing that answers is known to be unreachable within the time to connect.
-    const timeoutMs = Math.min(health.timeoutMs, timeouts.connectMs);
-    // Whoever names prefill instances to a sidecar knows their health. With a sidecar at each decode instance they would be checked very often.
-    const checked = sidecar === undefined ? [prefillers, decoders] : [decoders];
-    this.#health = new HealthChecks(checked, probe, { ...health, timeoutMs }, own);
-    this.#discovery =
-      discovery === undefined || sidecar !== undefined
-        ? undefined
-        : new DiscoveryFollower(discovery, this.instances, own);
     this.#server = createServer({
       ambient,
       settings,
@@ -316,7 +244,7 @@ class PrefillDecodeProxy implements Proxy {
     port?: number | undefined;
   } = {}): Promise<ProxyAddress> {
     const server = this.#server;
-    await this.#firstReadings();
+    await this.#fleet.firstReadings();
     const listening = await listen(server, host, port);
     const address = { host, port: listening, url: httpUrl(host, listening) };
     const { admin } = this.#settings;
@@ -362,33 +290,10 @@ class PrefillDecodeProxy implements Proxy {
     return this.close();
   }
 
-  /** The first requests find instances that are read, unless that takes too long. */
-  async #firstReadings(): Promise<void> {
-    const pairing = this.#pairing;
-    if (pairing === undefined) return;
-    const { clock } = this.#ambient;
-    let timer: Timer | undefined;
-    const late = new Promise<void>((resolve) => {
-      timer = clock.setTimer(resolve, this.#settings.pairing.timeoutMs, { ref: true });
-    });
-    await Promise.race([pairing.settled(), late]);
-    timer?.cancel();
-  }
-
   async #healthStatus() {
-    await this.#health?.verify();
-    const [prefill, decode] = [this.instances.prefill.available(), this.instances.decode.available()];
-    // A sidecar's prefill instances are known by requests only, and its decode instance can do without.
-    const isSidecar = this.#named !== undefined;
-    const isPaired = isSidecar || (this.#pairing?.hasPair() ?? true);
-    const ok = (isSidecar || prefill > 0) && decode > 0 && isPaired && !this.#draining;
-    const body = {
-      status: ok ? "ok" : "unavailable",
-      prefill_instances: prefill,
-      decode_instances: decode,
-      paired: isPaired,
-    };
-    return { ok, body };
+    const { ok: isHealthy, ...instances } = await this.#fleet.health();
+    const ok = isHealthy && !this.#draining;
+    return { ok, body: { status: ok ? "ok" : "unavailable", ...instances } };
   }
 
   #abortRequests(): void {
@@ -399,17 +304,13 @@ class PrefillDecodeProxy implements Proxy {
 
   async #closeAll(): Promise<void> {
     this.#generation.refuse(closingError("the proxy is closing"));
-    this.#health?.close();
-    this.#discovery?.close();
     this.#named?.close();
-    this.#pairing?.close();
+    this.#fleet.stop();
     await this.#generation.idle();
     await this.#flow.settled();
     await closeServer(this.#server);
     await this.#admin?.close();
-    await this.#upstream.close();
-    this.#routings.prefill.close?.();
-    this.#routings.decode.close?.();
+    await this.#fleet.close();
   }
 }
 
@@ -432,20 +333,6 @@ function createTwoLegs({ mode, pushLegs }: ProxySettings, legs: Legs): Disaggreg
   return mode === "push" ? push : new AutoStrategy(legs, engines, pull, push);
 }
 
-function createPairing(
-  { mode, timeoutMs, refreshMs }: ProxySettings["pairing"],
-  get: InstanceGet,
-  { clock, log }: Pick<Ambient, "clock" | "log">,
-): Pairing | undefined {
-  if (mode === "off") {
-    log.warn("pairing-off", {
-      hint: "a request may go to a prefill and a decode instance that do not fit: it fails there, or its text is wrong",
-    });
-    return undefined;
-  }
-  return new Pairing({ mode, timeoutMs, refreshMs, get, clock, log });
-}
-
 /** The status for clients: how many instances there are, and not where. */
 function withoutInstances({ prefillers, decoders, ...rest }: ProxyStatus): object {
   const counted = (instances: readonly InstanceStatus[]) => ({
@@ -456,34 +343,15 @@ function withoutInstances({ prefillers, decoders, ...rest }: ProxyStatus): objec
   return { ...rest, prefillers: counted(prefillers), decoders: counted(decoders) };
 }
 
-function configuredDiscovery(settings: ProxySettings["discovery"], clock: Clock): Discovery | undefined {
-  if (settings === undefined) return undefined;
-  const { file, dns, kubernetes, intervalMs } = settings;
-  if (kubernetes !== undefined) {
-    throw new KvError("KV_CONFIG_INVALID", "discovery.kubernetes is a setting of the program kv-proxy", {
-      hint: 'pass createDiscovery: const discovery = await kubernetesDiscovery(…), of "@kv/fleet/kubernetes"',
-    });
-  }
-  const polling = { clock, intervalMs };
-  if (file !== undefined) return fileDiscovery(file, polling);
-  return dns === undefined ? undefined : dnsDiscovery(dns, polling);
-}
-
-function requireInstances(settings: ProxySettings): void {
-  const { sidecar } = settings;
-  if (sidecar !== undefined) {
-    if (sidecar.allow.length > 0) return;
-    const message =
-      "sidecar.allow is empty, and there is no discovery: requests could name no prefill instance";
-    throw new KvError("KV_CONFIG_INVALID", message, {
-      hint: "give --allow-prefill with addresses, blocks such as 10.0.0.0/8 or names; * allows every host",
-    });
-  }
-  for (const role of ["prefillers", "decoders"] as const) {
-    if (settings[role].length > 0) continue;
-    const message = `the setting ${role} names no instance, and there is no discovery`;
-    throw new KvError("KV_CONFIG_INVALID", message, { hint: `name one in ${role}, or set discovery` });
-  }
+/** Requests name the prefill instances of a sidecar; each must be allowed. Errors: `KV_CONFIG_INVALID` where none could be. */
+function requireSidecarAllows({ sidecar, discovery }: ProxySettings, createDiscovery: unknown): void {
+  if (sidecar === undefined || sidecar.allow.length > 0) return;
+  if (discovery !== undefined || createDiscovery !== undefined) return;
+  const message =
+    "sidecar.allow is empty, and there is no discovery: requests could name no prefill instance";
+  throw new KvError("KV_CONFIG_INVALID", message, {
+    hint: "give --allow-prefill with addresses, blocks such as 10.0.0.0/8 or names; * allows every host",
+  });
 }
 
 function closingError(message: string): KvError {

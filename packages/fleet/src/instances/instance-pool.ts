@@ -68,6 +68,29 @@ export class InstancePool {
     return candidates.find((candidate) => candidate === chosen);
   }
 
+  /**
+   * At most `count` instances that could serve in place of a chosen one, the least loaded first: available, none of `excluding`, and surely pairs of all
+   * `partners`. The routing strategy is not asked.
+   */
+  alternatives(
+    count: number,
+    excluding: ReadonlySet<Instance>,
+    partners: readonly Instance[],
+  ): readonly PooledInstance[] {
+    const { pairing } = this.#options;
+    const nowMs = this.#clock.now();
+    const found: PooledInstance[] = [];
+    for (const instance of this.#instances) {
+      const isWorse = found.length >= count && instance.inFlight >= (found.at(-1)?.inFlight ?? 0);
+      if (isWorse || excluding.has(instance) || !instance.available(nowMs)) continue;
+      if (!partners.every((partner) => pairing?.fits(instance, partner) ?? true)) continue;
+      const at = found.findIndex(({ inFlight }) => inFlight > instance.inFlight);
+      found.splice(at === -1 ? found.length : at, 0, instance);
+      if (found.length > count) found.pop();
+    }
+    return found;
+  }
+
   /** Chooses an instance and begins a visit there; undefined when there is none to choose. */
   visit(context: RoutingContext, excluding: ReadonlySet<Instance>, partner?: Partner): Visit | undefined {
     return this.choose(context, excluding, partner)?.begin();

@@ -1,11 +1,16 @@
-import { instanceSpecSchema, PAIRING_MODES, ROUTING_NAMES } from "@kv/fleet";
+import {
+  fleetSettings,
+  instanceTimes,
+  mayForward,
+  milliseconds,
+  parseSettings,
+  readJsonFile,
+} from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import { z } from "zod";
-import { mayForward } from "../http/headers.js";
 
 const bytes = z.number().int().positive();
 const count = z.number().int().positive();
-const milliseconds = z.number().positive().max(86_400_000);
 
 const limitsSchema = z.strictObject({
   /** A client's body; a larger one is answered with 413. */
@@ -56,8 +61,7 @@ const limitsSchema = z.strictObject({
 });
 
 const timeoutsSchema = z.strictObject({
-  /** To connect to an instance. */
-  connectMs: milliseconds.default(5_000),
+  connectMs: instanceTimes.connectMs,
   /** The prefill leg, with the time in the worker's queue. */
   prefillMs: milliseconds.default(300_000),
   /** From the begin of the decode leg to the first byte of its answer. */
@@ -81,12 +85,9 @@ const timeoutsSchema = z.strictObject({
   leaseMs: milliseconds.default(25_000),
   /** For the leg that frees blocks which no decode leg will read. */
   releaseMs: milliseconds.default(10_000),
-  /** How long an instance that could not be reached is left out, while there is another; doubles with each failure in a row. */
-  coolDownMs: milliseconds.default(1_000),
-  /** The longest cool-down. */
-  maxCoolDownMs: milliseconds.default(30_000),
-  /** How long an instance that is back from ejection takes a growing share of the requests. */
-  slowReturnMs: milliseconds.default(10_000),
+  coolDownMs: instanceTimes.coolDownMs,
+  maxCoolDownMs: instanceTimes.maxCoolDownMs,
+  slowReturnMs: instanceTimes.slowReturnMs,
   /** How long `close` lets requests in flight end by themselves. */
   graceMs: milliseconds.default(30_000),
 });
@@ -99,67 +100,6 @@ const policySchema = z.strictObject({
   /** When prefill and decode of a request cannot be split (beam search, …): an error (400), or a decode worker serves it alone. */
   unsplittable: fallback,
 });
-
-const healthSchema = z.strictObject({
-  /** Between two checks of an instance; 0 disables them. */
-  intervalMs: z.number().nonnegative().max(86_400_000).default(5_000),
-  timeoutMs: milliseconds.default(3_000),
-  path: z.string().startsWith("/").default("/health"),
-  /** Failed checks in a row that eject an instance; the first good one takes it back. */
-  failures: z.number().int().positive().default(2),
-});
-
-const pairingSchema = z.strictObject({
-  /**
-   * What pairs with an instance whose side channel was never read, because its address is not known or it cannot be reached: every instance (`lenient`),
-   * those with its label, or none (`strict`). `off`: no side channel is read, and all instances pair.
-   */
-  mode: z.enum(PAIRING_MODES).default("lenient"),
-  /** For one reading of a side channel. */
-  timeoutMs: milliseconds.default(3_000),
-  /** Between two readings of an engine that shows no sign of a restart. */
-  refreshMs: milliseconds.default(60_000),
-});
-
-const portName = z.union([z.number().int().min(1).max(65_535), z.string().min(1).max(63)]);
-const labelName = z.string().min(1).max(317);
-const serviceName = z.string().regex(/^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/);
-
-/** The options of `kubernetesDiscovery`. */
-const kubernetesSchema = z
-  .strictObject({
-    kubeconfig: z.string().optional(),
-    context: z.string().optional(),
-    namespace: serviceName.optional(),
-    podSelector: z.string().min(1).optional(),
-    services: z.strictObject({ prefill: serviceName, decode: serviceName }).optional(),
-    port: z.union([portName, z.strictObject({ prefill: portName, decode: portName })]).optional(),
-    sideChannelPort: portName.optional(),
-    roleLabel: labelName.optional(),
-    revisionLabel: labelName.optional(),
-    dataParallelLabel: labelName.optional(),
-    ipFamily: z.union([z.literal(4), z.literal(6)]).optional(),
-  })
-  .refine(
-    ({ podSelector, services }) => (podSelector === undefined) !== (services === undefined),
-    "give either podSelector or services",
-  );
-
-const discoverySchema = z
-  .strictObject({
-    /** A JSON file `{"prefillers": […], "decoders": […]}`. */
-    file: z.string().optional(),
-    /** DNS names whose addresses are instances: `host:port`, or the name of SRV records. */
-    dns: z.strictObject({ prefill: z.string(), decode: z.string() }).optional(),
-    /** Pods, or the EndpointSlices of services, in a Kubernetes cluster. */
-    kubernetes: kubernetesSchema.optional(),
-    /** Between two reads of a file or of DNS. Kubernetes tells changes. */
-    intervalMs: milliseconds.default(5_000),
-  })
-  .refine(
-    (given) => [given.file, given.dns, given.kubernetes].filter((one) => one !== undefined).length === 1,
-    "give one of file, dns and kubernetes",
-  );
 
 const adminSchema = z.strictObject({
   host: z.string().default("127.0.0.1"),
@@ -210,13 +150,10 @@ const sidecarSchema = z.strictObject({
     .optional(),
 });
 
-const routingSchema = z.enum(ROUTING_NAMES);
-
 /** The settings of the proxy, as a zod schema. */
 export const proxySettingsSchema = z.strictObject({
-  /** `host:port` or `http(s)://host:port[/path]`, where a `/v1` at the end is dropped; `@RANK` after it is a data-parallel rank. */
-  prefillers: z.array(instanceSpecSchema).default([]),
-  decoders: z.array(instanceSpecSchema).default([]),
+  prefillers: fleetSettings.prefillers,
+  decoders: fleetSettings.decoders,
   /**
    * How the KV is transferred, which decides the order of the legs: `pull` for vLLM's NixlConnector, `push` for its NixlPushConnector, `auto` by
    * the answers of each prefill instance.
@@ -224,17 +161,8 @@ export const proxySettingsSchema = z.strictObject({
   mode: z.enum(MODES).default("pull"),
   /** For push: both legs at once, or the decode leg after the prefill leg has answered. */
   pushLegs: z.enum(PUSH_LEGS).default("at-once"),
-  /**
-   * A prompt with more uncached tokens than this has two legs. Without it, all have. A decode instance alone serves a shorter one, one that it has in
-   * its prefix cache, and one that would wait for a prefill instance longer than the decode instance computes.
-   */
-  disaggregateAbove: z.number().int().nonnegative().optional(),
-  routing: z
-    .strictObject({
-      prefill: routingSchema.default("round-robin"),
-      decode: routingSchema.default("round-robin"),
-    })
-    .prefault({}),
+  disaggregateAbove: fleetSettings.disaggregateAbove,
+  routing: fleetSettings.routing,
   limits: limitsSchema.prefault({}),
   timeouts: timeoutsSchema.prefault({}),
   policy: policySchema.prefault({}),
@@ -252,10 +180,9 @@ export const proxySettingsSchema = z.strictObject({
     .default([]),
   /** Whether errors to clients and `GET /status` name instances and their addresses. The admin routes and the log always do. */
   exposeInstances: z.boolean().default(false),
-  health: healthSchema.prefault({}),
-  /** Which prefill instances serve with which decode instances. */
-  pairing: pairingSchema.prefault({}),
-  discovery: discoverySchema.optional(),
+  health: fleetSettings.health,
+  pairing: fleetSettings.pairing,
+  discovery: fleetSettings.discovery,
   admin: adminSchema.optional(),
   /** Lets web pages of other origins use the routes for clients. By default, browsers refuse them. */
   cors: corsSchema.optional(),
@@ -286,40 +213,22 @@ export type ProxyFileInput = z.input<typeof proxyFileSchema>;
 
 /** Reads a configuration file. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, both with the file's name. */
 export function readConfigFile(path: string, readFile: (path: string) => string): ProxyFileInput {
-  let input: unknown;
-  try {
-    input = JSON.parse(readFile(path));
-  } catch (cause) {
-    throw new KvError("KV_CONFIG_INVALID", `${path} cannot be read as JSON: ${(cause as Error).message}`, {
-      cause,
-    });
-  }
-  parse(proxyFileSchema, input, `${path} is`);
+  const input = readJsonFile(path, readFile);
+  parseSettings(proxyFileSchema, input, { subject: `${path} is`, readme: "@kv/proxy" });
   const { $schema: _, ...file } = input as ProxyFileInput;
   return file;
 }
 
 /** Checks settings and fills in defaults. Errors: `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, with the name of each wrong setting. */
 export function readSettings(input: unknown): ProxySettings {
-  const settings = parse(proxySettingsSchema, input, "the proxy's settings are");
+  const settings = parseSettings(proxySettingsSchema, input, {
+    subject: "the proxy's settings are",
+    readme: "@kv/proxy",
+  });
   requireSidecar(settings);
   requireAdminToken(settings);
   requireRoomForBody(settings);
   return settings;
-}
-
-function parse<S extends z.ZodType>(schema: S, input: unknown, subject: string): z.output<S> {
-  const result = schema.safeParse(input);
-  if (result.success) return result.data;
-  const problems = result.error.issues.map(
-    (issue) => `${issue.path.join(".") || "settings"}: ${issue.message}`,
-  );
-  const unknown = result.error.issues.some((issue) => issue.code === "unrecognized_keys");
-  throw new KvError(
-    unknown ? "KV_CONFIG_UNKNOWN_KEY" : "KV_CONFIG_INVALID",
-    `${subject} not valid: ${problems.join("; ")}`,
-    { hint: "each setting is described in the README of @kv/proxy", details: { problems } },
-  );
 }
 
 /** Default of `limits.bodiesPerClientLengthBytes`. */

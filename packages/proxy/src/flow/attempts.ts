@@ -7,8 +7,8 @@ import {
   type RoutingContext,
   type Visit,
 } from "@kv/fleet";
+import type { Deadline } from "@kv/fleet/front-end";
 import { KvError, type Log } from "@kv/interface";
-import type { Deadline } from "../request/deadline.js";
 
 const NONE: ReadonlySet<Instance> = new Set();
 

@@ -1,7 +1,6 @@
 import type { IncomingHttpHeaders, ServerResponse } from "node:http";
 import type { Instance, PooledInstance } from "@kv/fleet";
-import type { Deadline } from "../request/deadline.js";
-import type { GenerationRequest } from "../request/generation-request.js";
+import type { Deadline, GenerationRequest } from "@kv/fleet/front-end";
 import type { RequestRecord } from "../telemetry/request-record.js";
 import { Attempts } from "./attempts.js";
 

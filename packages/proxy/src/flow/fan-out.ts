@@ -1,6 +1,6 @@
 import type { Instance } from "@kv/fleet";
+import type { Deadline } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
-import type { Deadline } from "../request/deadline.js";
 import type { RequestPart } from "../request/split-request.js";
 import type { AnsweredPart } from "../response/answered-parts.js";
 import { RequestRecord } from "../telemetry/request-record.js";

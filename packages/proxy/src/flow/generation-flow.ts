@@ -1,5 +1,5 @@
+import { withoutAddresses } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
-import { withoutAddresses } from "../http/error-response.js";
 import { splitRequest } from "../request/split-request.js";
 import type { LegAnswer } from "../response/leg-answer.js";
 import { mergeAnswers } from "../response/merge-answers.js";

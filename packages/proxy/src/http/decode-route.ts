@@ -1,14 +1,19 @@
 import type { IncomingMessage, ServerResponse } from "node:http";
 import type { InstancePool } from "@kv/fleet";
+import type { Upstream } from "@kv/fleet/front-end";
+import {
+  answerHeaders,
+  Deadline,
+  errorForClient,
+  forwardedHeaders,
+  legHeaders,
+  shortened,
+} from "@kv/fleet/front-end";
 import { type Ambient, KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { tryInstances } from "../flow/attempts.js";
-import { Deadline } from "../request/deadline.js";
-import { shortened } from "../request/shown-value.js";
-import type { Upstream } from "../upstream/upstream.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
-import { errorForClient, sendError } from "./error-response.js";
-import { answerHeaders, forwardedHeaders, legHeaders } from "./headers.js";
+import { sendError } from "./error-response.js";
 import type { RequestSlot, RequestsInFlight } from "./limits/requests-in-flight.js";
 
 export interface DecodeRouteOptions {

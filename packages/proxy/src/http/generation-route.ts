@@ -1,16 +1,24 @@
 import type { IncomingHttpHeaders, ServerResponse } from "node:http";
+import {
+  Deadline,
+  type Endpoint,
+  type ErrorForm,
+  errorForClient,
+  forwardedHeaders,
+  parseGenerationRequest,
+  requestIdOf,
+  statusOf,
+  traceparentOf,
+} from "@kv/fleet/front-end";
 import { type Ambient, KvError, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { ClientRequest } from "../flow/client-request.js";
 import type { GenerationFlow } from "../flow/generation-flow.js";
-import { Deadline } from "../request/deadline.js";
-import { type Endpoint, parseGenerationRequest } from "../request/generation-request.js";
 import type { NamedPrefillers } from "../sidecar/named-prefillers.js";
 import { isClients, type RequestCounts } from "../telemetry/request-counts.js";
 import type { RequestHistory } from "../telemetry/request-history.js";
 import { RequestRecord } from "../telemetry/request-record.js";
-import { type ErrorForm, errorEvent, errorForClient, sendError, statusOf } from "./error-response.js";
-import { forwardedHeaders, requestIdOf, traceparentOf } from "./headers.js";
+import { errorEvent, sendError } from "./error-response.js";
 import type { AbandonedPrefills } from "./limits/abandoned-prefills.js";
 import type { RequestSlot, RequestsInFlight } from "./limits/requests-in-flight.js";
 import type { ReceivedBody } from "./read-body.js";

@@ -7,23 +7,16 @@ import {
 } from "node:http";
 import type { AddressInfo, Socket } from "node:net";
 import type { InstancePool, Role } from "@kv/fleet";
+import type { Endpoint } from "@kv/fleet/front-end";
+import { BodyBudget, errorForClient, shortened } from "@kv/fleet/front-end";
 import { type Ambient, KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
-import type { Endpoint } from "../request/generation-request.js";
-import { shortened } from "../request/shown-value.js";
 import { applyCors } from "./cors.js";
 import type { DecodeRoute } from "./decode-route.js";
-import {
-  errorForClient,
-  refuseConnection,
-  sendEarlyError,
-  sendError,
-  sendParserError,
-} from "./error-response.js";
+import { refuseConnection, sendEarlyError, sendError, sendParserError } from "./error-response.js";
 import type { GenerationRoute } from "./generation-route.js";
 import { changeInstance, INSTANCE_CHANGES, type InstanceChange } from "./instance-changes.js";
 import { requireToken } from "./limits/admin-origin.js";
-import { BodyBudget } from "./limits/body-budget.js";
 import { ClientConnections } from "./limits/client-connections.js";
 import { checkRequestHead, targetOf } from "./limits/request-head.js";
 import type { ResolvedLimits } from "./limits/resolved-limits.js";

@@ -8,8 +8,8 @@ import {
   type PooledInstance,
   parseInstanceSpec,
 } from "@kv/fleet";
+import { shortened } from "@kv/fleet/front-end";
 import { type Clock, KvError, type Log } from "@kv/interface";
-import { shortened } from "../request/shown-value.js";
 import { Allowlist } from "./allowlist.js";
 
 /** The header in which an endpoint picker names the prefill instances of a request, as in llm-d: `host:port`, several separated by commas. */

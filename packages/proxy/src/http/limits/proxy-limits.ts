@@ -1,8 +1,7 @@
+import { REQUEST_ID_LENGTH, TOP_LEVEL_MEMBERS } from "@kv/fleet/front-end";
 import { BODIES_PER_CLIENT_BYTES, readSettings } from "../../config/settings.js";
-import { TOP_LEVEL_MEMBERS } from "../../request/json-scan.js";
 import { MAX_NAMED, PREFILLER_HEADER } from "../../sidecar/named-prefillers.js";
 import { ADMIN_LIMITS } from "../admin-server.js";
-import { REQUEST_ID_LENGTH } from "../headers.js";
 import { ABANDONED_PREFILLS } from "./resolved-limits.js";
 
 /** One limit of the proxy's listeners, as documentation and tests list it. */
