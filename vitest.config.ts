@@ -7,6 +7,7 @@ const packages = fileURLToPath(new URL("./packages", import.meta.url));
 // related to almost every file: they run in `npm test`, or when they are named.
 const WHOLE_SYSTEMS = [
   "apps/demo/test/**",
+  "tools/envoy/**",
   "tools/faults/**",
   "packages/neuron/**/faults.test.ts",
   "**/faults-bite.test.ts",

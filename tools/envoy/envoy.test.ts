@@ -246,9 +246,14 @@ describe.skipIf(envoyMissing !== undefined)(
       }
     });
 
-    test("D dies: every request is answered by the other one", async () => {
+    test("D dies: its stream is broken off, and every request is answered by the other one", async () => {
+      answer = ({ response }) => void response.writeHead(200).write("data: 1\n\n");
+      const [response, other] = await Promise.all([1, 2].map(() => post(open.url, '{"prompt":"a"}')));
+      const texts = [response, other].map((each) => each?.text().catch(() => "broken off"));
       answer = ({ response }) => void response.end("{}");
       await decodes[0]?.close();
+      // The stream of the one that died does not look complete; the other one goes on.
+      expect(await Promise.race(texts)).toBe("broken off");
       const statuses = await Promise.all(
         Array.from({ length: 8 }, async () => (await post(open.url, '{"prompt":"a"}')).status),
       );
