@@ -15,8 +15,8 @@ export const HEALTH = "grpc.health.v1.Health";
 /** The definition of a service of `proto/`. */
 export function serviceOf(name: typeof EXT_PROC | typeof HEALTH): ServiceDefinition {
   const file = name === EXT_PROC ? "ext_proc.proto" : "health.proto";
-  // Relative to this file's folder in `src` and to the bundle in `dist`.
-  const folder = import.meta.url.includes("/src/") ? "../../proto/" : "../proto/";
+  // Relative to this file in `src`, and to the bundle in `dist`.
+  const folder = /\/src\/server\/[^/]+$/.test(import.meta.url) ? "../../proto/" : "../proto/";
   const definition = loadSync(fileURLToPath(new URL(`${folder}${file}`, import.meta.url)), OPTIONS);
   let found: unknown = loadPackageDefinition(definition);
   for (const part of name.split(".")) found = (found as Record<string, unknown>)[part];
