@@ -7,6 +7,7 @@ const packages = fileURLToPath(new URL("./packages", import.meta.url));
 // related to almost every file: they run in `npm test`, or when they are named.
 const WHOLE_SYSTEMS = [
   "apps/demo/test/**",
+  "tools/envoy/**",
   "tools/faults/**",
   "packages/neuron/**/faults.test.ts",
   "**/faults-bite.test.ts",
@@ -26,7 +27,7 @@ export default defineConfig({
   resolve: {
     alias: [
       {
-        find: /^@kv\/(conformance|connector|interface|testing)\/(.+)$/,
+        find: /^@kv\/(conformance|connector|fleet|interface|testing)\/(.+)$/,
         replacement: `${packages}/$1/src/$2.ts`,
       },
       { find: /^@kv\/plan\/(.+)$/, replacement: `${packages}/plan/src/$1/index.ts` },

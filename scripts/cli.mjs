@@ -1,11 +1,11 @@
-// npm run kv-proxy, kv-peer, kv-nixl, kv-plan, kv-neuron: sets up what is missing, then runs that program. Only the program writes to stdout.
+// npm run kv-proxy, kv-epp, kv-peer, kv-nixl, kv-plan, kv-neuron: sets up what is missing, then runs that program. Only the program writes to stdout.
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { selftest } from "./nixl-selftest.mjs";
 import { root, setup } from "./setup.mjs";
 
 /** The native code that each program needs. */
-const NATIVE = { neuron: "addon", nixl: "addon", peer: "nixl", plan: "none", proxy: "none" };
+const NATIVE = { epp: "none", neuron: "addon", nixl: "addon", peer: "nixl", plan: "none", proxy: "none" };
 
 const [name] = process.argv.splice(2, 1);
 try {

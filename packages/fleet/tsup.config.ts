@@ -1,7 +1,7 @@
 import { defineConfig } from "tsup";
 
 export default defineConfig({
-  entry: ["src/index.ts"],
+  entry: ["src/index.ts", "src/kubernetes.ts", "src/front-end.ts"],
   format: ["esm"],
   target: "node20",
   sourcemap: true,

@@ -3,6 +3,7 @@ import { join } from "node:path";
 import { describe, expect, it } from "vitest";
 import { httpLimits } from "../../apps/demo/src/http/limits.js";
 import { sideChannelLimits } from "../../packages/connector/src/side-channel/limits.js";
+import { PICKER_LIMITS } from "../../packages/epp/src/index.js";
 import { SUBSCRIPTION_LIMITS } from "../../packages/fleet/src/zmq/zmq-subscription.js";
 import { DEFAULT_TARGET_LIMITS } from "../../packages/nixl/src/bench/target.js";
 import { METADATA_LISTENER_LIMITS } from "../../packages/nixl/src/metadata/socket-metadata.js";
@@ -22,6 +23,13 @@ const CONNECTIONS = {
 
 function proxyLimits(listener: "clients" | "admin"): [string, string][] {
   return PROXY_LIMITS.filter((limit) => limit.listener === listener).map((limit) => [
+    limit.name,
+    typeof limit.default === "number" ? grouped(limit.default) : limit.default,
+  ]);
+}
+
+function pickerLimits(listener: "gateways" | "metrics"): [string, string][] {
+  return PICKER_LIMITS.filter((limit) => limit.listener === listener).map((limit) => [
     limit.name,
     typeof limit.default === "number" ? grouped(limit.default) : limit.default,
   ]);
@@ -58,6 +66,16 @@ const LISTENERS: readonly Listener[] = [
     heading: "kv-proxy, admin port",
     limits: proxyLimits("admin"),
     files: ["packages/proxy/test/http/every-limit.test.ts"],
+  },
+  {
+    heading: "kv-epp, gateways",
+    limits: pickerLimits("gateways"),
+    files: ["packages/epp/test/limits.test.ts"],
+  },
+  {
+    heading: "kv-epp, metrics port",
+    limits: pickerLimits("metrics"),
+    files: ["packages/epp/test/limits.test.ts"],
   },
   {
     heading: "Instance of the reference app",

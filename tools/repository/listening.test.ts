@@ -20,10 +20,20 @@ const PROXY = [
   "--pairing",
   "off",
 ];
+const EPP = ["packages/epp/src/cli.ts", ...PROXY.slice(1)];
 /** By the first column of the table: the entry and its arguments. A port's placeholder in the table is the flag or the variable before it here. */
 const PROGRAMS: Readonly<Record<string, readonly string[]>> = {
   "kv-proxy": [...PROXY, "--port", "PORT"],
   "kv-proxy --admin-port": [...PROXY, "--port", "PORT", "--admin-port", "PORT"],
+  "kv-proxy --sidecar": [
+    ...["packages/proxy/src/cli.ts", "--sidecar", "--vllm-port", "1"],
+    ...["--allow-prefill", "10.0.0.0/8", "--pairing", "off", "--port", "PORT"],
+  ],
+  "kv-epp": [...EPP, "--port", "PORT"],
+  "kv-epp --health-port --metrics-port": [
+    ...EPP,
+    ...["--port", "PORT", "--health-port", "PORT", "--metrics-port", "PORT"],
+  ],
   "kv-peer prefill": [
     ...["packages/peer/src/cli.ts", "prefill", "--from", "RECORDING"],
     ...["--port", "PORT", "--side-channel-port", "PORT"],

@@ -42,6 +42,13 @@ const PROGRAMS: readonly Program[] = [
     completed: { typed: ["--prefi"], found: "--prefill" },
   },
   {
+    name: "kv-epp",
+    folder: "epp",
+    cli: "src/cli.ts",
+    wrong: ["--prefill", "p:1"],
+    completed: { typed: ["--prefi"], found: "--prefill" },
+  },
+  {
     name: "kv-nixl",
     folder: "nixl",
     cli: "src/cli.ts",

@@ -3,12 +3,14 @@ import { readFileSync } from "node:fs";
 import { setFlagsFromString } from "node:v8";
 import tab from "@bomb.sh/tab/commander";
 import { instanceName, type Role } from "@kv/fleet";
+import { connectKubernetes, jsonLog } from "@kv/fleet/front-end";
 import { onInterrupt, openSpanOutput, reportFailure, runProgram } from "@kv/interface/program";
 import { OtlpTracer } from "@kv/protocol";
 import { createCommand } from "./config/cli-command.js";
 import { parseCli } from "./config/cli-options.js";
+import { readSettings } from "./config/settings.js";
 import { createProxy } from "./proxy.js";
-import { jsonLog } from "./telemetry/json-log.js";
+import { PREFILLER_HEADER } from "./sidecar/named-prefillers.js";
 
 /**
  * How much the heap may grow above its live size before the next full garbage collection, which delays all requests by tens of milliseconds. On a
@@ -32,16 +34,16 @@ async function main(): Promise<void> {
   const spans = openSpanOutput({ file: trace, env: process.env, log });
   const tracer =
     spans && new OtlpTracer({ service: "kv-proxy", instance: `${process.pid}`, write: spans.write });
-  const proxy = createProxy({ ...settings, log, tracer });
+  const createDiscovery = await connectKubernetes(readSettings(settings).discovery);
+  const proxy = createProxy({ ...settings, log, tracer, createDiscovery });
   const { url, adminUrl } = await proxy.listen({ host, port }).catch(async (error: unknown) => {
     await proxy.close({ graceMs: 0 });
     throw error;
   });
   const names = (role: Role) => proxy.instances[role].list().map(instanceName).join(" ");
   const admin = adminUrl === undefined ? "" : ` admin ${adminUrl}`;
-  process.stdout.write(
-    `kv-proxy ready ${url} prefill ${names("prefill")} decode ${names("decode")}${admin}\n`,
-  );
+  const prefill = settings.sidecar === undefined ? names("prefill") : PREFILLER_HEADER;
+  process.stdout.write(`kv-proxy ready ${url} prefill ${prefill} decode ${names("decode")}${admin}\n`);
 
   let signals = 0;
   const stop = (signal: NodeJS.Signals) => {

@@ -1,19 +1,12 @@
 import type { Server } from "node:http";
+import type { Discovery, InstancePool, InstanceStatus, Role, Routing } from "@kv/fleet";
 import {
-  builtInRouting,
-  type Discovery,
-  DiscoveryFollower,
-  dnsDiscovery,
-  fileDiscovery,
-  HealthChecks,
-  type InstanceGet,
-  InstancePool,
-  type InstanceStatus,
-  Pairing,
-  parseInstanceSpec,
-  type Role,
-  type Routing,
-} from "@kv/fleet";
+  AutoscalingSignals,
+  bothMetrics,
+  Fleet,
+  PrometheusMetrics,
+  type SignalsStatus,
+} from "@kv/fleet/front-end";
 import {
   type Ambient,
   type Clock,
@@ -24,7 +17,6 @@ import {
   silentLog,
   systemClock,
   systemRandom,
-  type Timer,
   type Tracer,
 } from "@kv/interface";
 import { type ProxySettings, type ProxySettingsInput, readSettings } from "./config/settings.js";
@@ -39,18 +31,15 @@ import { PullStrategy } from "./flow/pull-strategy.js";
 import { PushConcurrentStrategy } from "./flow/push-concurrent.js";
 import { PushSequentialStrategy } from "./flow/push-sequential.js";
 import { AdminServer } from "./http/admin-server.js";
+import { DecodeRoute } from "./http/decode-route.js";
 import { GenerationRoute } from "./http/generation-route.js";
 import { AbandonedPrefills } from "./http/limits/abandoned-prefills.js";
 import { RequestsInFlight } from "./http/limits/requests-in-flight.js";
 import { resolveLimits } from "./http/limits/resolved-limits.js";
-import { ModelsRoute } from "./http/models-route.js";
 import { closeServer, createServer, listen } from "./http/server.js";
-import { AutoscalingSignals, type SignalsStatus } from "./telemetry/autoscaling-signals.js";
-import { bothMetrics, PrometheusMetrics } from "./telemetry/prometheus.js";
+import { NamedPrefillers } from "./sidecar/named-prefillers.js";
 import { RequestCounts, type RequestCountsStatus } from "./telemetry/request-counts.js";
 import { RequestHistory } from "./telemetry/request-history.js";
-import { healthProbe, instanceGet } from "./upstream/health-probe.js";
-import { Upstream } from "./upstream/upstream.js";
 
 /** Options of `createProxy`: the settings, and what a program may pass in. */
 export interface ProxyOptions extends ProxySettingsInput {
@@ -72,7 +61,7 @@ export interface ProxyOptions extends ProxySettingsInput {
 
 /** The state of the proxy as JSON, for `/status`. */
 export interface ProxyStatus {
-  /** Name of the disaggregation strategy: `pull`, `push`, `push, prefill first` or `auto`. */
+  /** Name of the disaggregation strategy: `pull`, `push`, `push, prefill first` or `auto`; of a sidecar with `sidecar, ` before it. */
   readonly flow: string;
   /** Name of the routing strategy of the decode instances. */
   readonly routing: string;
@@ -134,16 +123,13 @@ class PrefillDecodeProxy implements Proxy {
   readonly instances: Readonly<Record<Role, InstancePool>>;
   readonly #settings: ProxySettings;
   readonly #ambient: Ambient;
-  readonly #routings: Readonly<Record<Role, Routing>>;
-  readonly #pairing: Pairing | undefined;
-  readonly #upstream: Upstream;
+  readonly #fleet: Fleet;
   readonly #flow: GenerationFlow;
   readonly #generation: GenerationRoute;
   readonly #counts = new RequestCounts();
   readonly #signals: AutoscalingSignals;
-  /** Undefined while the first instances are added. */
-  readonly #health: HealthChecks | undefined;
-  readonly #discovery: DiscoveryFollower | undefined;
+  /** Of a sidecar. */
+  readonly #named: NamedPrefillers | undefined;
   readonly #server: Server;
   readonly #admin: AdminServer | undefined;
   readonly #startedAtMs: number;
@@ -162,37 +148,23 @@ class PrefillDecodeProxy implements Proxy {
       tracer,
     };
     this.#startedAtMs = own.clock.now();
-    const discovery = createDiscovery?.() ?? configuredDiscovery(settings.discovery, own.clock);
-    if (discovery === undefined) requireInstances(settings);
+    requireSidecarAllows(settings, createDiscovery);
     // A routing strategy that is passed in may read any setting.
     if (createRouting === undefined)
       for (const unused of unusedSettings(input, settings)) own.log.warn("setting-unused", { ...unused });
 
-    const upstream = new Upstream({
-      connectMs: timeouts.connectMs,
-      onClosed: (origin) => this.#pairing?.closed(origin),
+    const { sidecar } = settings;
+    const fleet = new Fleet({
+      settings,
+      ...own,
+      createRouting,
+      createDiscovery,
+      namesPrefillers: sidecar !== undefined,
     });
-    this.#upstream = upstream;
-    const get = instanceGet(upstream, own.clock);
-    const routing = (role: Role) =>
-      createRouting?.(role) ?? builtInRouting(settings.routing[role], { ...own, get });
-    this.#routings = { prefill: routing("prefill"), decode: routing("decode") };
-    const pairing = createPairing(settings.pairing, get, own);
-    this.#pairing = pairing;
-    const pool = (role: Role, instances: ProxySettings["prefillers"]) =>
-      new InstancePool({
-        role,
-        instances: instances.map(parseInstanceSpec),
-        routing: this.#routings[role],
-        clock: own.clock,
-        random: own.random,
-        times: timeouts,
-        pairing,
-        added: (instance) => this.#health?.check(instance),
-      });
-    const prefillers = pool("prefill", settings.prefillers);
-    const decoders = pool("decode", settings.decoders);
-    this.instances = { prefill: prefillers, decode: decoders };
+    this.#fleet = fleet;
+    const { pairing, upstream, discovery } = fleet;
+    this.instances = fleet.pools;
+    const { prefill: prefillers, decode: decoders } = fleet.pools;
 
     const prometheus = new PrometheusMetrics([prefillers, decoders]);
     const ambient: Ambient = {
@@ -203,9 +175,18 @@ class PrefillDecodeProxy implements Proxy {
     const signals = new AutoscalingSignals({ prefillers, decoders, pairing, clock: own.clock });
     this.#signals = signals;
     prometheus.addSignals(() => signals.status());
+    if (discovery !== undefined) prometheus.addDiscovery(discovery);
     const legs = new Legs({ prefillers, decoders, pairing, upstream, settings, signals, ambient });
     this.#flow = new GenerationFlow(legs, createStrategy(settings, legs));
     const history = new RequestHistory(own.clock);
+    if (sidecar !== undefined) {
+      const { allow, prefillTls: tls, kv } = sidecar;
+      this.#named = new NamedPrefillers({ pool: prefillers, allow, discovery, tls, kv, ...own });
+      if (allow.some((entry) => /^\*(:|$)/.test(entry.trim())))
+        own.log.warn("prefillers-not-restricted", {
+          hint: "whoever can set x-prefiller-host-port makes the sidecar send requests to any host: name blocks or names in --allow-prefill",
+        });
+    }
     const limits = resolveLimits(settings);
     const inFlight = new RequestsInFlight({
       all: limits.requestsInFlight,
@@ -217,6 +198,7 @@ class PrefillDecodeProxy implements Proxy {
       counts: this.#counts,
       history,
       inFlight,
+      namedPrefillers: this.#named,
       abandoned: new AbandonedPrefills({
         clock: own.clock,
         limit: limits.abandonedPrefills,
@@ -224,20 +206,13 @@ class PrefillDecodeProxy implements Proxy {
       }),
       settings,
     });
-    const probe = healthProbe(upstream, own.clock);
-    const { health } = settings;
-    // A name that resolves to nothing that answers is known to be unreachable within the time to connect.
-    const timeoutMs = Math.min(health.timeoutMs, timeouts.connectMs);
-    this.#health = new HealthChecks([prefillers, decoders], probe, { ...health, timeoutMs }, own);
-    this.#discovery =
-      discovery === undefined ? undefined : new DiscoveryFollower(discovery, this.instances, own);
     this.#server = createServer({
       ambient,
       settings,
       limits,
       pools: this.instances,
       generation: this.#generation,
-      models: new ModelsRoute({ decoders, upstream, settings, inFlight, ambient }),
+      decodeRoute: new DecodeRoute({ decoders, upstream, settings, inFlight, ambient }),
       isDraining: () => this.#draining,
       health: () => this.#healthStatus(),
       status: () => (settings.exposeInstances ? this.status() : withoutInstances(this.status())),
@@ -269,7 +244,7 @@ class PrefillDecodeProxy implements Proxy {
     port?: number | undefined;
   } = {}): Promise<ProxyAddress> {
     const server = this.#server;
-    await this.#firstReadings();
+    await this.#fleet.firstReadings();
     const listening = await listen(server, host, port);
     const address = { host, port: listening, url: httpUrl(host, listening) };
     const { admin } = this.#settings;
@@ -289,7 +264,7 @@ class PrefillDecodeProxy implements Proxy {
   status(): ProxyStatus {
     const { prefill, decode } = this.instances;
     return {
-      flow: this.#flow.name,
+      flow: this.#named === undefined ? this.#flow.name : `sidecar, ${this.#flow.name}`,
       routing: decode.routing,
       draining: this.#draining,
       uptime_s: (this.#ambient.clock.now() - this.#startedAtMs) / 1000,
@@ -315,31 +290,10 @@ class PrefillDecodeProxy implements Proxy {
     return this.close();
   }
 
-  /** The first requests find instances that are read, unless that takes too long. */
-  async #firstReadings(): Promise<void> {
-    const pairing = this.#pairing;
-    if (pairing === undefined) return;
-    const { clock } = this.#ambient;
-    let timer: Timer | undefined;
-    const late = new Promise<void>((resolve) => {
-      timer = clock.setTimer(resolve, this.#settings.pairing.timeoutMs, { ref: true });
-    });
-    await Promise.race([pairing.settled(), late]);
-    timer?.cancel();
-  }
-
   async #healthStatus() {
-    await this.#health?.verify();
-    const [prefill, decode] = [this.instances.prefill.available(), this.instances.decode.available()];
-    const isPaired = this.#pairing?.hasPair() ?? true;
-    const ok = prefill > 0 && decode > 0 && isPaired && !this.#draining;
-    const body = {
-      status: ok ? "ok" : "unavailable",
-      prefill_instances: prefill,
-      decode_instances: decode,
-      paired: isPaired,
-    };
-    return { ok, body };
+    const { ok: isHealthy, ...instances } = await this.#fleet.health();
+    const ok = isHealthy && !this.#draining;
+    return { ok, body: { status: ok ? "ok" : "unavailable", ...instances } };
   }
 
   #abortRequests(): void {
@@ -350,23 +304,23 @@ class PrefillDecodeProxy implements Proxy {
 
   async #closeAll(): Promise<void> {
     this.#generation.refuse(closingError("the proxy is closing"));
-    this.#health?.close();
-    this.#discovery?.close();
-    this.#pairing?.close();
+    this.#named?.close();
+    this.#fleet.stop();
     await this.#generation.idle();
     await this.#flow.settled();
     await closeServer(this.#server);
     await this.#admin?.close();
-    await this.#upstream.close();
-    this.#routings.prefill.close?.();
-    this.#routings.decode.close?.();
+    await this.#fleet.close();
   }
 }
 
 function createStrategy(settings: ProxySettings, legs: Legs): DisaggregationStrategy {
   const twoLegs = createTwoLegs(settings, legs);
   const { disaggregateAbove: above } = settings;
-  return above === undefined ? twoLegs : new ConditionalStrategy(legs, twoLegs, above);
+  // To a sidecar, the request says whether it has two legs.
+  return above === undefined || settings.sidecar !== undefined
+    ? twoLegs
+    : new ConditionalStrategy(legs, twoLegs, above);
 }
 
 function createTwoLegs({ mode, pushLegs }: ProxySettings, legs: Legs): DisaggregationStrategy {
@@ -379,20 +333,6 @@ function createTwoLegs({ mode, pushLegs }: ProxySettings, legs: Legs): Disaggreg
   return mode === "push" ? push : new AutoStrategy(legs, engines, pull, push);
 }
 
-function createPairing(
-  { mode, timeoutMs, refreshMs }: ProxySettings["pairing"],
-  get: InstanceGet,
-  { clock, log }: Pick<Ambient, "clock" | "log">,
-): Pairing | undefined {
-  if (mode === "off") {
-    log.warn("pairing-off", {
-      hint: "a request may go to a prefill and a decode instance that do not fit: it fails there, or its text is wrong",
-    });
-    return undefined;
-  }
-  return new Pairing({ mode, timeoutMs, refreshMs, get, clock, log });
-}
-
 /** The status for clients: how many instances there are, and not where. */
 function withoutInstances({ prefillers, decoders, ...rest }: ProxyStatus): object {
   const counted = (instances: readonly InstanceStatus[]) => ({
@@ -403,20 +343,15 @@ function withoutInstances({ prefillers, decoders, ...rest }: ProxyStatus): objec
   return { ...rest, prefillers: counted(prefillers), decoders: counted(decoders) };
 }
 
-function configuredDiscovery(settings: ProxySettings["discovery"], clock: Clock): Discovery | undefined {
-  if (settings === undefined) return undefined;
-  const { file, dns, intervalMs } = settings;
-  const polling = { clock, intervalMs };
-  if (file !== undefined) return fileDiscovery(file, polling);
-  return dns === undefined ? undefined : dnsDiscovery(dns, polling);
-}
-
-function requireInstances(settings: ProxySettings): void {
-  for (const role of ["prefillers", "decoders"] as const) {
-    if (settings[role].length > 0) continue;
-    const message = `the setting ${role} names no instance, and there is no discovery`;
-    throw new KvError("KV_CONFIG_INVALID", message, { hint: `name one in ${role}, or set discovery` });
-  }
+/** Requests name the prefill instances of a sidecar; each must be allowed. Errors: `KV_CONFIG_INVALID` where none could be. */
+function requireSidecarAllows({ sidecar, discovery }: ProxySettings, createDiscovery: unknown): void {
+  if (sidecar === undefined || sidecar.allow.length > 0) return;
+  if (discovery !== undefined || createDiscovery !== undefined) return;
+  const message =
+    "sidecar.allow is empty, and there is no discovery: requests could name no prefill instance";
+  throw new KvError("KV_CONFIG_INVALID", message, {
+    hint: "give --allow-prefill with addresses, blocks such as 10.0.0.0/8 or names; * allows every host",
+  });
 }
 
 function closingError(message: string): KvError {

@@ -3,8 +3,8 @@ import {
   completionSchema,
   validateBody as validateInstanceBody,
 } from "../../../apps/demo/src/http/request-body.js";
+import { parseGenerationRequest } from "../../../packages/fleet/src/request/generation-request.js";
 import { checkRemotePrefillParams, parseTransferParams } from "../../../packages/protocol/src/index.js";
-import { parseGenerationRequest } from "../../../packages/proxy/src/request/generation-request.js";
 import {
   decodeBody,
   KV_REQUEST_PULL,

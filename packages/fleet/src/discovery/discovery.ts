@@ -61,7 +61,7 @@ export class DiscoveryFollower {
     for (const spec of found) {
       const name = instanceName(spec);
       if (added.has(name)) continue;
-      if (pool.list().some((one) => instanceName(one) === name && !one.draining)) continue;
+      if (pool.find(spec)?.draining === false) continue;
       pool.add(spec);
       added.set(name, spec);
       this.#log.info("instance-added", { role, instance: name, by: this.#name });

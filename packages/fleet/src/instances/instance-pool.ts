@@ -36,6 +36,7 @@ export class InstancePool {
   readonly #clock: Clock;
   readonly #options: InstancePoolOptions;
   #instances: readonly PooledInstance[] = [];
+  readonly #byName = new Map<string, PooledInstance>();
 
   /** Errors: `KV_CONFIG_INVALID` for an instance that is named twice. */
   constructor(options: InstancePoolOptions) {
@@ -57,12 +58,37 @@ export class InstancePool {
     excluding: ReadonlySet<Instance>,
     partner?: Partner,
   ): PooledInstance | undefined {
-    const candidates = this.#candidates(excluding, partner);
+    const named = this.role === "prefill" ? context.prefillers : undefined;
+    const candidates = this.#candidates(named ?? this.#instances, excluding, partner);
     if (candidates.length === 0) return undefined;
     const preferred = this.role === "prefill" ? context.preferredPrefill : context.preferredDecode;
-    const chosen =
-      candidates.find((candidate) => candidate === preferred) ?? this.#routing.choose(candidates, context);
+    const known = candidates.find((candidate) => candidate === preferred);
+    if (known !== undefined) return known;
+    const chosen = named === undefined ? this.#routing.choose(candidates, context) : candidates[0];
     return candidates.find((candidate) => candidate === chosen);
+  }
+
+  /**
+   * At most `count` instances that could serve in place of a chosen one, the least loaded first: available, none of `excluding`, and surely pairs of all
+   * `partners`. The routing strategy is not asked.
+   */
+  alternatives(
+    count: number,
+    excluding: ReadonlySet<Instance>,
+    partners: readonly Instance[],
+  ): readonly PooledInstance[] {
+    const { pairing } = this.#options;
+    const nowMs = this.#clock.now();
+    const found: PooledInstance[] = [];
+    for (const instance of this.#instances) {
+      const isWorse = found.length >= count && instance.inFlight >= (found.at(-1)?.inFlight ?? 0);
+      if (isWorse || excluding.has(instance) || !instance.available(nowMs)) continue;
+      if (!partners.every((partner) => pairing?.fits(instance, partner) ?? true)) continue;
+      const at = found.findIndex(({ inFlight }) => inFlight > instance.inFlight);
+      found.splice(at === -1 ? found.length : at, 0, instance);
+      if (found.length > count) found.pop();
+    }
+    return found;
   }
 
   /** Chooses an instance and begins a visit there; undefined when there is none to choose. */
@@ -80,9 +106,9 @@ export class InstancePool {
     return this.#routing.readsTokenIds?.() ?? false;
   }
 
-  /** Why no instance of the pool is a pair of `partner`; undefined where one is. */
-  pairingRefusal(partner: Partner): string | undefined {
-    return this.#options.pairing?.refusal(this.role, partner);
+  /** Why no instance of the pool, or none of `among`, is a pair of `partner`; undefined where one is. */
+  pairingRefusal(partner: Partner, among?: readonly Instance[]): string | undefined {
+    return this.#options.pairing?.refusal(this.role, partner, among);
   }
 
   /** How many instances are available. */
@@ -105,9 +131,14 @@ export class InstancePool {
     return this.#instances;
   }
 
+  /** The instance of that name; undefined where the pool has none. */
+  find(id: InstanceId): PooledInstance | undefined {
+    return this.#byName.get(instanceName(id));
+  }
+
   /** Adds an instance; one that is draining takes requests again. Errors: `KV_CONFIG_INVALID` when it is in the pool already. */
   add(spec: InstanceSpec): void {
-    const known = this.#find(spec);
+    const known = this.find(spec);
     if (known?.draining === true) {
       known.drain(false);
       return;
@@ -124,6 +155,7 @@ export class InstancePool {
     }
     const instance = new PooledInstance(this.role, spec, this.#options);
     this.#instances = [...this.#instances, instance];
+    this.#byName.set(instanceName(spec), instance);
     this.#instancesChanged();
     this.#options.added?.(instance);
   }
@@ -141,7 +173,9 @@ export class InstancePool {
     const removed = this.#beginDraining(id);
     await removed.idle();
     // An instance that was added again meanwhile stays.
-    this.#instances = this.#instances.filter((instance) => instance !== removed || !instance.draining);
+    if (!removed.draining) return;
+    this.#instances = this.#instances.filter((instance) => instance !== removed);
+    if (this.find(id) === removed) this.#byName.delete(instanceName(id));
     this.#instancesChanged();
   }
 
@@ -150,12 +184,8 @@ export class InstancePool {
     this.#options.pairing?.instancesChanged(this.role, this.#instances);
   }
 
-  #find(id: InstanceId): PooledInstance | undefined {
-    return this.#instances.find((instance) => instanceName(instance) === instanceName(id));
-  }
-
   #beginDraining(id: InstanceId): PooledInstance {
-    const found = this.#find(id);
+    const found = this.find(id);
     if (found === undefined) {
       throw new KvError("KV_PROXY_NO_INSTANCE", `there is no ${this.role} instance ${instanceName(id)}`, {
         hint: `there are ${this.#instances.map(instanceName).join(", ") || "none"}`,
@@ -166,11 +196,15 @@ export class InstancePool {
     return found;
   }
 
-  #candidates(excluding: ReadonlySet<Instance>, partner: Partner | undefined): readonly PooledInstance[] {
+  #candidates(
+    instances: readonly PooledInstance[],
+    excluding: ReadonlySet<Instance>,
+    partner: Partner | undefined,
+  ): readonly PooledInstance[] {
     const { pairing } = this.#options;
-    if (partner === undefined || pairing === undefined) return this.#ready(this.#instances, excluding);
-    for (const instances of pairing.choices(this.#instances, partner)) {
-      const ready = this.#ready(instances, excluding);
+    if (partner === undefined || pairing === undefined) return this.#ready(instances, excluding);
+    for (const fitting of pairing.choices(instances, partner)) {
+      const ready = this.#ready(fitting, excluding);
       if (ready.length > 0) return ready;
     }
     return [];

@@ -179,6 +179,15 @@ export class Pairing {
     yield instances.filter((instance) => this.#hasPartner(instance, () => true));
   }
 
+  /** Whether two instances of different roles fit, as far as neither may have been restarted since it was read. */
+  fits(one: Instance, other: Instance): boolean {
+    this.#update();
+    if (this.#allFit) return true;
+    const [own, partner] = [this.#entryOf(one), this.#entryOf(other)];
+    if (own === undefined || partner === undefined || own.isUnsure || partner.isUnsure) return false;
+    return own.checks.get(partner)?.fits === true;
+  }
+
   /** Whether a prefill and a decode instance that fit are available. */
   hasPair(): boolean {
     this.#update();
@@ -196,10 +205,12 @@ export class Pairing {
     );
   }
 
-  /** Why no instance of `role` fits `partner`; undefined where one does. */
-  refusal(role: Role, partner: Partner): string | undefined {
+  /** Why no instance of `role`, or none of `among`, fits `partner`; undefined where one does. */
+  refusal(role: Role, partner: Partner, among?: readonly Instance[]): string | undefined {
     this.#update();
-    const entries = [...this.#entries[role].values()].filter(({ instance }) => !instance.draining);
+    const entries = [...this.#entries[role].values()].filter(
+      ({ instance }) => !instance.draining && (among?.includes(instance) ?? true),
+    );
     const texts = new Set<string>();
     for (const entry of entries) {
       for (const [other, check] of entry.checks) {

@@ -1,4 +1,5 @@
 import type { Instance } from "../instances/instance.js";
+import type { PooledInstance } from "../instances/pooled-instance.js";
 import type { KvEventStatus } from "../kv-events/kv-event-stream.js";
 
 /** The part of a client's request that routing strategies read. */
@@ -17,6 +18,8 @@ export interface RoutingContext {
   readonly request?: RoutedRequest | undefined;
   /** The client's HTTP headers, names in lower case. */
   readonly headers?: Readonly<Record<string, string | readonly string[] | undefined>> | undefined;
+  /** Only these may serve its prefill leg. The first one that is available is chosen, without the strategy. */
+  readonly prefillers?: readonly PooledInstance[] | undefined;
   /** Chosen for prefill while it is among the candidates; the strategy is not called then. */
   readonly preferredPrefill?: Instance | undefined;
   /** Chosen for decode while it is among the candidates; the strategy is not called then. */

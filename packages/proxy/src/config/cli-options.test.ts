@@ -2,6 +2,7 @@ import { KvError } from "@kv/interface";
 import { expect, test } from "vitest";
 import { createCommand } from "./cli-command.js";
 import { parseCli } from "./cli-options.js";
+import { readSettings } from "./settings.js";
 
 const FILES: Readonly<Record<string, string>> = {
   "f.json":
@@ -133,3 +134,41 @@ function catchError(run: () => unknown): unknown {
   }
   throw new Error("nothing was thrown");
 }
+
+test("a sidecar has llm-d's flags, and the decode instance on this machine", () => {
+  const { settings, port } = parse(
+    "--sidecar --port 8000 --vllm-port 8200 --allow-prefill 10.0.0.0/8 *.p.svc --enable-tls prefiller",
+  );
+  expect(port).toBe(8000);
+  expect(settings.decoders).toEqual(["127.0.0.1:8200"]);
+  expect(settings.sidecar).toEqual({ allow: ["10.0.0.0/8", "*.p.svc"], prefillTls: true });
+  expect(parse("--sidecar --allow-prefill *").settings.decoders).toEqual(["127.0.0.1:8001"]);
+  const engines = parse(
+    "--sidecar --allow-prefill * --prefill-side-channel-port 5600 --prefill-tp-size 2 --decode-kv-host 10.0.0.7",
+  );
+  expect(engines.settings.sidecar).toEqual({ allow: ["*"], kv: { port: 5600, tpSize: 2 } });
+  expect(engines.settings.decoders).toEqual([{ url: "http://127.0.0.1:8001", kv: { host: "10.0.0.7" } }]);
+  expect(readSettings(engines.settings).prefillers).toEqual([]);
+});
+
+test.each([
+  ["--vllm-port 1 --prefill p:1 --decode d:1", "--vllm-port is the decode instance of a --sidecar"],
+  [
+    "--sidecar --vllm-port 1 --decode d:1 --allow-prefill *",
+    "--vllm-port is the decode instance of a --sidecar",
+  ],
+  ["--allow-prefill * --prefill p:1 --decode d:1", "--allow-prefill is given without --sidecar"],
+  ["--enable-tls prefiller --prefill p:1 --decode d:1", "--enable-tls is given without --sidecar"],
+  ["--sidecar --allow-prefill * --prefill-tp-size 1 2", "--prefill-tp-size has 2 values"],
+  ["--sidecar --allow-prefill * --prefill-engine-id e", "--prefill-engine-id has 1 values"],
+])("%s is refused with the reason", (line, message) => {
+  const error = catchError(() => parse(line));
+  expect((error as KvError).message).toContain(message);
+});
+
+test("discovery in Kubernetes by flags", () => {
+  const { settings } = parse("--kubernetes-pods app=vllm,tier=llm --kubernetes-namespace models");
+  expect(readSettings(settings).discovery).toMatchObject({
+    kubernetes: { podSelector: "app=vllm,tier=llm", namespace: "models" },
+  });
+});

@@ -1,13 +1,13 @@
-import { parseInstanceSpec, type Role } from "@kv/fleet";
+import { defined, fleetSettingsOf, merged, requireInstances } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
-import { createCommand, type Flags, type LogLevel } from "./cli-command.js";
+import { createCommand, type Flags } from "./cli-command.js";
 import { type ProxyFileInput, type ProxySettingsInput, readConfigFile } from "./settings.js";
 
 /** The command line, parsed. */
 export interface CliOptions {
   readonly host: string;
   readonly port: number;
-  readonly logLevel: LogLevel;
+  readonly logLevel: Flags["logLevel"];
   /** File that spans are appended to. */
   readonly trace: string | undefined;
   /** The settings of the file, with those of the flags over them. `createProxy` checks them. */
@@ -34,12 +34,7 @@ export function parseCli(
     flags.config === undefined ? NO_FILE : readConfigFile(flags.config, sources.readFile);
   const fromFlags = settingsOf(flags);
   const settings = withToken(merged(file, fromFlags) as ProxySettingsInput, flags, sources);
-  for (const [role, list] of [
-    ["prefill", settings.prefillers],
-    ["decode", settings.decoders],
-  ] as const) {
-    if (settings.discovery === undefined && (list === undefined || list.length === 0)) throw noInstance(role);
-  }
+  if (settings.sidecar === undefined) requireInstances(settings);
   return {
     host: flags.host ?? host ?? "127.0.0.1",
     port: flags.port ?? port ?? 8000,
@@ -91,37 +86,26 @@ function readToken(file: string, readFile: CliSources["readFile"]): string {
 const NO_FILE: ProxyFileInput = {};
 
 function settingsOf(flags: Flags): ProxySettingsInput {
-  const { discoveryFile, dnsPrefill, dnsDecode } = flags;
-  const dns = defined({ prefill: dnsPrefill, decode: dnsDecode });
-  const discovery = defined({ file: discoveryFile, dns: Object.keys(dns).length === 0 ? undefined : dns });
   const admin = defined({
     host: flags.adminHost,
     port: flags.adminPort,
     allowedHosts: flags.adminAllowedHost,
   });
+  const sidecar = sidecarOf(flags);
   return defined({
-    prefillers: withEngines(
-      "prefill",
-      instances("prefill", flags.prefill, flags.prefillerHosts, flags.prefillerPorts),
+    sidecar,
+    ...fleetSettingsOf(
+      // Of a sidecar they hold for all prefill instances.
+      sidecar === undefined
+        ? flags
+        : { ...flags, prefillSideChannelPort: undefined, prefillTpSize: undefined },
       {
-        engineId: flags.prefillEngineId,
-        host: flags.prefillKvHost,
-        port: flags.prefillSideChannelPort,
-        tpSize: flags.prefillTpSize,
+        prefill: instances("prefill", flags.prefill, flags.prefillerHosts, flags.prefillerPorts),
+        decode: instances("decode", localDecode(flags), flags.decoderHosts, flags.decoderPorts),
       },
     ),
     mode: modeOf(flags),
     pushLegs: flags.pushLegs,
-    disaggregateAbove: flags.disaggregateAbove,
-    decoders: withEngines(
-      "decode",
-      instances("decode", flags.decode, flags.decoderHosts, flags.decoderPorts),
-      { host: flags.decodeKvHost, port: flags.decodeSideChannelPort, tpSize: flags.decodeTpSize },
-    ),
-    routing: defined({
-      prefill: flags.prefillRouting ?? flags.routing,
-      decode: flags.decodeRouting ?? flags.routing,
-    }),
     policy: defined({ missingKv: flags.missingKv, unsplittable: flags.unsplittable }),
     limits: defined({
       bodyLengthBytes: flags.bodyLimitBytes,
@@ -145,13 +129,60 @@ function settingsOf(flags: Flags): ProxySettingsInput {
       graceMs: flags.graceMs,
       leaseMs: flags.leaseMs,
     }),
-    pairing: defined({ mode: flags.pairing }),
-    health: defined({ intervalMs: flags.healthIntervalMs }),
-    discovery: Object.keys(discovery).length === 0 ? undefined : discovery,
     admin: Object.keys(admin).length > 0 ? admin : undefined,
     cors: flags.corsOrigin === undefined ? undefined : { origins: flags.corsOrigin },
     instanceRoutes: flags.instanceRoutes === true ? {} : undefined,
   }) as ProxySettingsInput;
+}
+
+/** llm-d's default of `--vllm-port`. */
+const DEFAULT_VLLM_PORT = 8001;
+
+/** The decode instances, of a sidecar the one on this machine. */
+function localDecode({
+  sidecar,
+  decode,
+  decoderHosts,
+  decoderPorts,
+  config,
+  vllmPort,
+}: Flags): string[] | undefined {
+  if (vllmPort !== undefined && (sidecar !== true || decode !== undefined)) {
+    throw new KvError("KV_CONFIG_INVALID", "--vllm-port is the decode instance of a --sidecar", {
+      hint: sidecar === true ? "give --vllm-port or --decode" : "give --decode host:port, or --sidecar",
+    });
+  }
+  const isNamed = decode !== undefined || decoderHosts !== undefined || decoderPorts !== undefined;
+  if (sidecar !== true || isNamed || (config !== undefined && vllmPort === undefined)) return decode;
+  return [`127.0.0.1:${vllmPort ?? DEFAULT_VLLM_PORT}`];
+}
+
+function sidecarOf(flags: Flags): ProxySettingsInput["sidecar"] {
+  const { sidecar, allowPrefill, enableTls } = flags;
+  if (sidecar !== true) {
+    if (allowPrefill === undefined && enableTls === undefined) return undefined;
+    const flag = allowPrefill === undefined ? "--enable-tls" : "--allow-prefill";
+    throw new KvError("KV_CONFIG_INVALID", `${flag} is given without --sidecar`, {
+      hint: "give --sidecar; or name instances with --prefill, as https://host:port for TLS",
+    });
+  }
+  const kv = defined({
+    port: only("--prefill-side-channel-port", flags.prefillSideChannelPort),
+    tpSize: only("--prefill-tp-size", flags.prefillTpSize),
+  });
+  return defined({
+    allow: allowPrefill,
+    prefillTls: enableTls === undefined ? undefined : true,
+    kv: Object.keys(kv).length === 0 ? undefined : kv,
+  });
+}
+
+/** The value of a flag that a sidecar takes once. */
+function only(flag: string, values: readonly number[] | undefined): number | undefined {
+  if (values === undefined || values.length === 1) return values?.[0];
+  throw new KvError("KV_CONFIG_INVALID", `${flag} has ${values.length} values, and a sidecar takes one`, {
+    hint: "give one value, which holds for all prefill instances",
+  });
 }
 
 function modeOf({ push, mode }: Flags): Flags["mode"] {
@@ -184,79 +215,6 @@ function instances(
   return [...urls, ...numbers.map((each, at) => hostAndPort(names[at] ?? names[0] ?? toy.host, each))];
 }
 
-/** What the flags say of the engines of one role, each a list in the order of the instances. */
-interface EngineFlags {
-  readonly engineId?: readonly string[] | undefined;
-  readonly host?: readonly string[] | undefined;
-  readonly port?: readonly number[] | undefined;
-  readonly tpSize?: readonly number[] | undefined;
-}
-
-const ENGINE_FLAGS = {
-  engineId: "engine-id",
-  host: "kv-host",
-  port: "side-channel-port",
-  tpSize: "tp-size",
-} as const satisfies Record<keyof EngineFlags, string>;
-
-/** Adds each instance's engine, in their order. A flag with one value applies to all instances, except `--prefill-engine-id`. */
-function withEngines(
-  role: Role,
-  urls: string[] | undefined,
-  flags: EngineFlags,
-): ProxySettingsInput["prefillers"] {
-  if (Object.values(flags).every((list) => list === undefined)) return urls;
-  const count = urls?.length ?? 0;
-  for (const [member, list] of Object.entries(flags) as [
-    keyof EngineFlags,
-    readonly unknown[] | undefined,
-  ][]) {
-    const one = member !== "engineId" && list?.length === 1 && count > 0;
-    if (list === undefined || one || list.length === count) continue;
-    throw new KvError(
-      "KV_CONFIG_INVALID",
-      `--${role}-${ENGINE_FLAGS[member]} has ${list.length} values, but ${count} ${role} instances are given`,
-      {
-        hint: `give one for each --${role}, in the same order; in a configuration file, set the kv of each instance`,
-      },
-    );
-  }
-  const at = <T>(list: readonly T[] | undefined, index: number) => list?.[index] ?? list?.[0];
-  return urls?.map((url, index) => ({
-    ...parseInstanceSpec(url),
-    kv: defined({
-      engineId: flags.engineId?.[index],
-      host: at(flags.host, index),
-      port: at(flags.port, index),
-      tpSize: at(flags.tpSize, index),
-    }),
-  })) as ProxySettingsInput["prefillers"];
-}
-
-function noInstance(role: keyof typeof TOY): KvError {
-  return new KvError("KV_CONFIG_INVALID", `no ${role} instance is given`, {
-    hint: `give --${role} http://host:port, one or more`,
-  });
-}
-
-/** The members of `over` in place of those of `under`, recursively; lists are replaced. */
-function merged(under: object, over: object): object {
-  const all: Record<string, unknown> = { ...under };
-  for (const [key, value] of Object.entries(over)) {
-    const before = all[key];
-    all[key] = isPlain(before) && isPlain(value) ? merged(before, value) : value;
-  }
-  return all;
-}
-
-function isPlain(value: unknown): value is object {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
-}
-
 function hostAndPort(host: string, each: number): string {
   return host.includes(":") && !host.startsWith("[") ? `[${host}]:${each}` : `${host}:${each}`;
-}
-
-function defined<T extends object>(given: T): { [K in keyof T]?: Exclude<T[K], undefined> } {
-  return Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined)) as never;
 }

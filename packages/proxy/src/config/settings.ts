@@ -1,19 +1,24 @@
-import { instanceSpecSchema, PAIRING_MODES, ROUTING_NAMES } from "@kv/fleet";
+import {
+  fleetSettings,
+  instanceTimes,
+  mayForward,
+  milliseconds,
+  parseSettings,
+  readJsonFile,
+} from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import { z } from "zod";
-import { mayForward } from "../http/headers.js";
 
 const bytes = z.number().int().positive();
 const count = z.number().int().positive();
-const milliseconds = z.number().positive().max(86_400_000);
 
 const limitsSchema = z.strictObject({
   /** A client's body; a larger one is answered with 413. */
   bodyLengthBytes: bytes.default(16 * 1024 * 1024),
   /** The bodies of all requests together, until each has its answer; the largest that is still arriving is refused with 503. */
   bodiesLengthBytes: bytes.default(128 * 1024 * 1024),
-  /** The bodies of one client together; the largest that is still arriving is refused with 429. */
-  bodiesPerClientLengthBytes: bytes.default(64 * 1024 * 1024),
+  /** The bodies of one client together; the largest that is still arriving is refused with 429. By default 64 MiB. */
+  bodiesPerClientLengthBytes: bytes.optional(),
   /** Objects and lists inside of one another, in a body. */
   bodyDepth: count.default(100),
   /** Members of objects, and objects and lists, in a body. */
@@ -30,8 +35,8 @@ const limitsSchema = z.strictObject({
   requestsInFlight: count.optional(),
   /** Requests in flight of one client; more are answered with 429. By default half of `requestsInFlight`. */
   requestsPerClient: count.optional(),
-  /** How many requests a client may leave before their answers begin, within `timeouts.abandonedWindowMs`; then 429. */
-  abandonedPrefills: count.default(30),
+  /** How many requests a client may leave before their answers begin, within `timeouts.abandonedWindowMs`; then 429. By default 30. */
+  abandonedPrefills: count.optional(),
   /**
    * The header by which a trusted front end names the client, for the limits per client. By default, the client is its address. A client that
    * reaches the proxy without the front end could choose its name.
@@ -56,8 +61,7 @@ const limitsSchema = z.strictObject({
 });
 
 const timeoutsSchema = z.strictObject({
-  /** To connect to an instance. */
-  connectMs: milliseconds.default(5_000),
+  connectMs: instanceTimes.connectMs,
   /** The prefill leg, with the time in the worker's queue. */
   prefillMs: milliseconds.default(300_000),
   /** From the begin of the decode leg to the first byte of its answer. */
@@ -81,12 +85,9 @@ const timeoutsSchema = z.strictObject({
   leaseMs: milliseconds.default(25_000),
   /** For the leg that frees blocks which no decode leg will read. */
   releaseMs: milliseconds.default(10_000),
-  /** How long an instance that could not be reached is left out, while there is another; doubles with each failure in a row. */
-  coolDownMs: milliseconds.default(1_000),
-  /** The longest cool-down. */
-  maxCoolDownMs: milliseconds.default(30_000),
-  /** How long an instance that is back from ejection takes a growing share of the requests. */
-  slowReturnMs: milliseconds.default(10_000),
+  coolDownMs: instanceTimes.coolDownMs,
+  maxCoolDownMs: instanceTimes.maxCoolDownMs,
+  slowReturnMs: instanceTimes.slowReturnMs,
   /** How long `close` lets requests in flight end by themselves. */
   graceMs: milliseconds.default(30_000),
 });
@@ -99,37 +100,6 @@ const policySchema = z.strictObject({
   /** When prefill and decode of a request cannot be split (beam search, …): an error (400), or a decode worker serves it alone. */
   unsplittable: fallback,
 });
-
-const healthSchema = z.strictObject({
-  /** Between two checks of an instance; 0 disables them. */
-  intervalMs: z.number().nonnegative().max(86_400_000).default(5_000),
-  timeoutMs: milliseconds.default(3_000),
-  path: z.string().startsWith("/").default("/health"),
-  /** Failed checks in a row that eject an instance; the first good one takes it back. */
-  failures: z.number().int().positive().default(2),
-});
-
-const pairingSchema = z.strictObject({
-  /**
-   * What pairs with an instance whose side channel was never read, because its address is not known or it cannot be reached: every instance (`lenient`),
-   * those with its label, or none (`strict`). `off`: no side channel is read, and all instances pair.
-   */
-  mode: z.enum(PAIRING_MODES).default("lenient"),
-  /** For one reading of a side channel. */
-  timeoutMs: milliseconds.default(3_000),
-  /** Between two readings of an engine that shows no sign of a restart. */
-  refreshMs: milliseconds.default(60_000),
-});
-
-const discoverySchema = z
-  .strictObject({
-    /** A JSON file `{"prefillers": […], "decoders": […]}`. */
-    file: z.string().optional(),
-    /** DNS names whose addresses are instances: `host:port`, or the name of SRV records. */
-    dns: z.strictObject({ prefill: z.string(), decode: z.string() }).optional(),
-    intervalMs: milliseconds.default(5_000),
-  })
-  .refine(({ file, dns }) => (file === undefined) !== (dns === undefined), "give either file or dns");
 
 const adminSchema = z.strictObject({
   host: z.string().default("127.0.0.1"),
@@ -160,13 +130,30 @@ const instanceRoutesSchema = z.strictObject({
 export const MODES = ["pull", "push", "auto"] as const;
 /** Values of `pushLegs`. */
 export const PUSH_LEGS = ["at-once", "prefill-first"] as const;
-const routingSchema = z.enum(ROUTING_NAMES);
+/** An entry of an `Allowlist`, which checks it. */
+const allowEntry = z.string().min(1).max(256);
+
+const sidecarSchema = z.strictObject({
+  /**
+   * The prefill instances that requests may name: addresses, blocks such as `10.0.0.0/8`, names, `*.SUFFIX` or `*`, each with `:PORT` for one port only. Those that
+   * `discovery` finds are allowed besides.
+   */
+  allow: z.array(allowEntry).max(1024).default([]),
+  /** Whether prefill instances are reached by HTTPS. */
+  prefillTls: z.boolean().default(false),
+  /** Side-channel port and TP size of the engines of all prefill instances, as in `kv` of an instance. */
+  kv: z
+    .strictObject({
+      port: z.number().int().min(1).max(65_535).optional(),
+      tpSize: z.number().int().min(1).max(65_536).optional(),
+    })
+    .optional(),
+});
 
 /** The settings of the proxy, as a zod schema. */
 export const proxySettingsSchema = z.strictObject({
-  /** `host:port` or `http(s)://host:port[/path]`, where a `/v1` at the end is dropped; `@RANK` after it is a data-parallel rank. */
-  prefillers: z.array(instanceSpecSchema).default([]),
-  decoders: z.array(instanceSpecSchema).default([]),
+  prefillers: fleetSettings.prefillers,
+  decoders: fleetSettings.decoders,
   /**
    * How the KV is transferred, which decides the order of the legs: `pull` for vLLM's NixlConnector, `push` for its NixlPushConnector, `auto` by
    * the answers of each prefill instance.
@@ -174,17 +161,8 @@ export const proxySettingsSchema = z.strictObject({
   mode: z.enum(MODES).default("pull"),
   /** For push: both legs at once, or the decode leg after the prefill leg has answered. */
   pushLegs: z.enum(PUSH_LEGS).default("at-once"),
-  /**
-   * A prompt with more uncached tokens than this has two legs. Without it, all have. A decode instance alone serves a shorter one, one that it has in
-   * its prefix cache, and one that would wait for a prefill instance longer than the decode instance computes.
-   */
-  disaggregateAbove: z.number().int().nonnegative().optional(),
-  routing: z
-    .strictObject({
-      prefill: routingSchema.default("round-robin"),
-      decode: routingSchema.default("round-robin"),
-    })
-    .prefault({}),
+  disaggregateAbove: fleetSettings.disaggregateAbove,
+  routing: fleetSettings.routing,
   limits: limitsSchema.prefault({}),
   timeouts: timeoutsSchema.prefault({}),
   policy: policySchema.prefault({}),
@@ -202,13 +180,17 @@ export const proxySettingsSchema = z.strictObject({
     .default([]),
   /** Whether errors to clients and `GET /status` name instances and their addresses. The admin routes and the log always do. */
   exposeInstances: z.boolean().default(false),
-  health: healthSchema.prefault({}),
-  /** Which prefill instances serve with which decode instances. */
-  pairing: pairingSchema.prefault({}),
-  discovery: discoverySchema.optional(),
+  health: fleetSettings.health,
+  pairing: fleetSettings.pairing,
+  discovery: fleetSettings.discovery,
   admin: adminSchema.optional(),
   /** Lets web pages of other origins use the routes for clients. By default, browsers refuse them. */
   cors: corsSchema.optional(),
+  /**
+   * Stands on the port of one decode instance. Requests name their prefill instances in the header `x-prefiller-host-port`, as llm-d's picker does; without it, the
+   * decode instance computes alone.
+   */
+  sidecar: sidecarSchema.optional(),
   /** Serves `/instances/add`, `/drain` and `/remove` to clients too, as vLLM's push proxy does. */
   instanceRoutes: instanceRoutesSchema.optional(),
 });
@@ -231,48 +213,61 @@ export type ProxyFileInput = z.input<typeof proxyFileSchema>;
 
 /** Reads a configuration file. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, both with the file's name. */
 export function readConfigFile(path: string, readFile: (path: string) => string): ProxyFileInput {
-  let input: unknown;
-  try {
-    input = JSON.parse(readFile(path));
-  } catch (cause) {
-    throw new KvError("KV_CONFIG_INVALID", `${path} cannot be read as JSON: ${(cause as Error).message}`, {
-      cause,
-    });
-  }
-  parse(proxyFileSchema, input, `${path} is`);
+  const input = readJsonFile(path, readFile);
+  parseSettings(proxyFileSchema, input, { subject: `${path} is`, readme: "@kv/proxy" });
   const { $schema: _, ...file } = input as ProxyFileInput;
   return file;
 }
 
 /** Checks settings and fills in defaults. Errors: `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, with the name of each wrong setting. */
 export function readSettings(input: unknown): ProxySettings {
-  const settings = parse(proxySettingsSchema, input, "the proxy's settings are");
+  const settings = parseSettings(proxySettingsSchema, input, {
+    subject: "the proxy's settings are",
+    readme: "@kv/proxy",
+  });
+  requireSidecar(settings);
   requireAdminToken(settings);
   requireRoomForBody(settings);
   return settings;
 }
 
-function parse<S extends z.ZodType>(schema: S, input: unknown, subject: string): z.output<S> {
-  const result = schema.safeParse(input);
-  if (result.success) return result.data;
-  const problems = result.error.issues.map(
-    (issue) => `${issue.path.join(".") || "settings"}: ${issue.message}`,
-  );
-  const unknown = result.error.issues.some((issue) => issue.code === "unrecognized_keys");
-  throw new KvError(
-    unknown ? "KV_CONFIG_UNKNOWN_KEY" : "KV_CONFIG_INVALID",
-    `${subject} not valid: ${problems.join("; ")}`,
-    { hint: "each setting is described in the README of @kv/proxy", details: { problems } },
-  );
+/** Default of `limits.bodiesPerClientLengthBytes`. */
+export const BODIES_PER_CLIENT_BYTES = 64 * 1024 * 1024;
+
+/** Whether all clients count as one: those of a sidecar are gateways, and no header names the clients behind them. */
+export function isOneClient({ sidecar, limits }: Pick<ProxySettings, "sidecar" | "limits">): boolean {
+  return sidecar !== undefined && limits.clientHeader === undefined;
+}
+
+/** `limits.bodiesPerClientLengthBytes`, or its default. */
+export function bodiesPerClientBytes(settings: Pick<ProxySettings, "sidecar" | "limits">): number {
+  const { bodiesPerClientLengthBytes: given, bodiesLengthBytes } = settings.limits;
+  return given ?? (isOneClient(settings) ? bodiesLengthBytes : BODIES_PER_CLIENT_BYTES);
 }
 
 /** A body that is larger than the memory for bodies would always be refused, with a status that says that it might be served later. */
-function requireRoomForBody({ limits }: ProxySettings): void {
-  const { bodyLengthBytes, bodiesPerClientLengthBytes: perClient, bodiesLengthBytes: all } = limits;
+function requireRoomForBody(settings: ProxySettings): void {
+  const { bodyLengthBytes, bodiesLengthBytes: all } = settings.limits;
+  const perClient = bodiesPerClientBytes(settings);
   if (bodyLengthBytes <= Math.min(perClient, all)) return;
   const name = perClient <= all ? "bodiesPerClientLengthBytes" : "bodiesLengthBytes";
   const message = `limits.bodyLengthBytes is ${bodyLengthBytes}, above limits.${name}, which is ${Math.min(perClient, all)}`;
   throw new KvError("KV_CONFIG_INVALID", message, { hint: `raise limits.${name} with it` });
+}
+
+function requireSidecar({ sidecar, decoders, prefillers }: ProxySettings): void {
+  if (sidecar === undefined) return;
+  const invalid = (message: string, hint: string) => new KvError("KV_CONFIG_INVALID", message, { hint });
+  if (decoders.length !== 1)
+    throw invalid(
+      `a sidecar has one decode instance, and decoders names ${decoders.length}`,
+      "start one sidecar beside each decode instance",
+    );
+  if (prefillers.length > 0)
+    throw invalid(
+      "a sidecar takes no prefillers: requests name them in the header x-prefiller-host-port",
+      "name the allowed ones in sidecar.allow (--allow-prefill)",
+    );
 }
 
 function requireAdminToken({ admin }: ProxySettings): void {

@@ -29,6 +29,17 @@ test.each<[ProxySettingsInput, readonly string[]]>([
     ["decoders.kvEvents: routing.decode is least-load"],
   ],
   [{ prefillers: [{ url: "p:1", kvEvents }], routing: { prefill: "prefix-aware" } }, []],
+  [
+    {
+      sidecar: { allow: ["*"] },
+      decoders: ["d:1"],
+      disaggregateAbove: 100,
+      routing: { prefill: "least-load" },
+    },
+    ["disaggregateAbove", "routing"].map(
+      (setting) => `${setting}: requests name their prefill instances to a sidecar`,
+    ),
+  ],
   [{ health: { path: "/x", timeoutMs: 1, failures: 1 }, timeouts: { slowReturnMs: 1 } }, []],
   [
     { health: { intervalMs: 0, path: "/x", timeoutMs: 1, failures: 1 }, timeouts: { slowReturnMs: 1 } },

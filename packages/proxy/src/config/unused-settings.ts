@@ -10,7 +10,7 @@ export interface UnusedSetting {
 /** The settings that are set but have no effect, because of other settings. */
 export function unusedSettings(
   input: ProxySettingsInput,
-  { mode, pushLegs, routing, health, limits, pairing }: ProxySettings,
+  { mode, pushLegs, routing, health, limits, pairing, sidecar }: ProxySettings,
 ): UnusedSetting[] {
   const has = (role: "prefillers" | "decoders", member: "kv" | "kvEvents" | "kvEventsReplay" | "label") =>
     (input[role] ?? []).some((one) => typeof one !== "string" && one[member] !== undefined);
@@ -27,9 +27,12 @@ export function unusedSettings(
   const notPrefixAware = (name: "prefill" | "decode") =>
     routing[name] !== "prefix-aware" && `routing.${name} is ${routing[name]}`;
 
+  const named = sidecar !== undefined && "requests name their prefill instances to a sidecar";
   // A setting, whether it is set, and why it has no effect, or false.
   const all: readonly (readonly [string, boolean, string | false])[] = [
     ["pushLegs", input.pushLegs !== undefined, mode === "pull" && "mode is pull"],
+    ["disaggregateAbove", input.disaggregateAbove !== undefined, named],
+    ["routing", input.routing !== undefined, named],
     // As flags: --prefill-engine-id, --prefill-kv-host, --prefill-side-channel-port, --prefill-tp-size.
     ["prefillers.kv", has("prefillers", "kv"), unpaired !== false && sequential],
     ["decoders.kv", has("decoders", "kv"), unpaired],

@@ -7,8 +7,8 @@ import {
   type RoutingContext,
   type Visit,
 } from "@kv/fleet";
+import type { Deadline } from "@kv/fleet/front-end";
 import { KvError, type Log } from "@kv/interface";
-import type { Deadline } from "../request/deadline.js";
 
 const NONE: ReadonlySet<Instance> = new Set();
 
@@ -68,7 +68,7 @@ export async function tryInstances<T>(options: TryOptions, leg: (visit: Visit) =
   let lastError: unknown;
   for (;;) {
     const visit = nextVisit(options, tried);
-    if (visit === undefined) throw lastError ?? noInstance(pool, options.partner);
+    if (visit === undefined) throw lastError ?? noInstance(pool, options.partner, options.context);
     try {
       return await leg(visit);
     } catch (error) {
@@ -112,15 +112,16 @@ export function requireAnyInstance(pool: InstancePool): void {
   if (pool.list().every(({ draining }) => draining)) throw noInstance(pool);
 }
 
-function noInstance(pool: InstancePool, partner?: Partner): KvError {
+function noInstance(pool: InstancePool, partner?: Partner, context?: RoutingContext): KvError {
   const { role, routing } = pool;
-  const all = pool.list();
+  const named = role === "prefill" ? context?.prefillers : undefined;
+  const all = named ?? pool.list();
   const hint = "add one by discovery or POST /instances/add, which also puts a draining one back";
   const error = (message: string) => new KvError("KV_PROXY_NO_INSTANCE", message, { hint });
   if (all.length === 0) return error(`there is no ${role} instance`);
   if (all.every(({ draining }) => draining))
     return error(`no ${role} instance takes requests: all ${all.length} are draining`);
-  const misfit = partner === undefined ? undefined : pool.pairingRefusal(partner);
+  const misfit = partner === undefined ? undefined : pool.pairingRefusal(partner, named);
   if (misfit !== undefined) {
     const other = role === "prefill" ? "a decode instance" : "the prefill instance of the request";
     return new KvError("KV_PROXY_NO_INSTANCE", `no ${role} instance fits ${other}: ${misfit}`, {

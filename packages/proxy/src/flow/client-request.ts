@@ -1,7 +1,6 @@
 import type { IncomingHttpHeaders, ServerResponse } from "node:http";
-import type { Instance } from "@kv/fleet";
-import type { Deadline } from "../request/deadline.js";
-import type { GenerationRequest } from "../request/generation-request.js";
+import type { Instance, PooledInstance } from "@kv/fleet";
+import type { Deadline, GenerationRequest } from "@kv/fleet/front-end";
 import type { RequestRecord } from "../telemetry/request-record.js";
 import { Attempts } from "./attempts.js";
 
@@ -15,6 +14,8 @@ export interface Part {
   readonly deadline: Deadline;
   readonly attempts: Attempts;
   readonly record: RequestRecord;
+  /** Of a sidecar: the prefill instances that the request names, the first available one is chosen. Undefined: all of the pool may serve. */
+  readonly prefillers?: readonly PooledInstance[] | undefined;
   /** The prefill instance to choose while it is available: another copy of the prompt went there, so it has the prompt cached. */
   readonly preferredPrefill?: Instance | undefined;
   /** The decode instance to choose while it is available: the decision about the legs was made for it. */
@@ -29,19 +30,36 @@ export interface Admission {
   add(parts: number, lengthBytes: number): void;
 }
 
+/** What a `ClientRequest` is made of. */
+export interface ClientRequestOptions
+  extends Pick<Part, "requestId" | "request" | "headers" | "deadline" | "record" | "prefillers"> {
+  readonly response: ServerResponse;
+  readonly admission?: Admission | undefined;
+}
+
 /** One request of a client, until the last byte of its answer. It is itself the part where it is not split. */
 export class ClientRequest implements Part {
   readonly attempts = new Attempts();
   /** True when the head of the answer has left, and the answer is an event stream. A failure is then reported as an event. */
   eventStreamStarted = false;
 
-  constructor(
-    readonly requestId: string,
-    public request: GenerationRequest,
-    readonly headers: IncomingHttpHeaders,
-    readonly response: ServerResponse,
-    readonly deadline: Deadline,
-    readonly record: RequestRecord,
-    readonly admission?: Admission | undefined,
-  ) {}
+  readonly requestId: string;
+  request: GenerationRequest;
+  readonly headers: IncomingHttpHeaders;
+  readonly response: ServerResponse;
+  readonly deadline: Deadline;
+  readonly record: RequestRecord;
+  readonly admission: Admission | undefined;
+  readonly prefillers: readonly PooledInstance[] | undefined;
+
+  constructor(given: ClientRequestOptions) {
+    this.requestId = given.requestId;
+    this.request = given.request;
+    this.headers = given.headers;
+    this.response = given.response;
+    this.deadline = given.deadline;
+    this.record = given.record;
+    this.admission = given.admission;
+    this.prefillers = given.prefillers;
+  }
 }

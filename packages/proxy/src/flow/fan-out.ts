@@ -1,6 +1,6 @@
 import type { Instance } from "@kv/fleet";
+import type { Deadline } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
-import type { Deadline } from "../request/deadline.js";
 import type { RequestPart } from "../request/split-request.js";
 import type { AnsweredPart } from "../response/answered-parts.js";
 import { RequestRecord } from "../telemetry/request-record.js";
@@ -60,7 +60,7 @@ class FanOut {
   }
 
   async #runPart(requestPart: RequestPart, index: number): Promise<AnsweredPart> {
-    const { requestId, headers, record } = this.#client;
+    const { requestId, headers, record, prefillers } = this.#client;
     const deadline = this.#client.deadline.fork();
     this.#deadlines.push(deadline);
     const part: Part = {
@@ -69,6 +69,7 @@ class FanOut {
       headers,
       deadline,
       attempts: new Attempts(),
+      prefillers,
       // The log shows the first part's legs.
       record: index === 0 ? record : new RequestRecord(),
     };

@@ -1,5 +1,5 @@
+import { withoutAddresses } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
-import { withoutAddresses } from "../http/error-response.js";
 import { splitRequest } from "../request/split-request.js";
 import type { LegAnswer } from "../response/leg-answer.js";
 import { mergeAnswers } from "../response/merge-answers.js";
@@ -32,6 +32,7 @@ export class GenerationFlow {
     if (this.#legs.readsTokenIds) client.request = await this.#legs.withTokenIds(client);
     const { request } = client;
     const { settings } = this.#legs;
+    if (client.prefillers?.length === 0) return this.#stream(client, await this.#legs.decodeUnnamed(client));
     if (request.disaggregationLimit !== undefined) {
       if (settings.policy.unsplittable === "fail") throw cannotDisaggregate(request.disaggregationLimit);
       return this.#stream(client, await this.#legs.decodeWhole(client, request.disaggregationLimit));

@@ -6,22 +6,25 @@ import {
   type Role,
   type Visit,
 } from "@kv/fleet";
+import type { AutoscalingSignals, GenerationRequest, Upstream, UpstreamAnswer } from "@kv/fleet/front-end";
+import {
+  forwardedHeaders,
+  legHeaders,
+  PrefillCosts,
+  PromptRenderer,
+  traceparentOf,
+  usageOf,
+} from "@kv/fleet/front-end";
 import { type Ambient, KvError, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
-import { forwardedHeaders, legHeaders, traceparentOf } from "../http/headers.js";
-import type { GenerationRequest } from "../request/generation-request.js";
 import { decodeBody, prefillBody, singleInstanceBody } from "../request/leg-bodies.js";
 import { firstEventIsKnown, isEventStream } from "../response/event-stream.js";
 import { endedVisit, type LegAnswer, readLegAnswer } from "../response/leg-answer.js";
 import { type PrefillOutcome, readPrefillAnswer } from "../response/prefill-answer.js";
-import type { AutoscalingSignals } from "../telemetry/autoscaling-signals.js";
 import type { Disaggregation } from "../telemetry/request-record.js";
-import { PromptRenderer } from "../upstream/prompt-renderer.js";
-import type { Upstream, UpstreamAnswer } from "../upstream/upstream.js";
 import { badAnswer, badStatus, isServerFailure } from "../upstream/upstream-errors.js";
 import { tryInstances } from "./attempts.js";
 import type { ClientRequest, Part } from "./client-request.js";
-import { PrefillCosts, usageOf } from "./prefill-costs.js";
 import { releaseBlocks } from "./release-blocks.js";
 
 export interface LegsOptions {
@@ -193,6 +196,12 @@ export class Legs {
   /** Sends a request that cannot be split to a decode instance as it is. `reason` is logged. Errors: as `decode`. */
   decodeWhole(part: Part, reason: string): Promise<LegAnswer> {
     this.#countDecodeAlone(part, reason);
+    return this.#generate(part, { role: "decode", body: singleInstanceBody(part.request), whole: true });
+  }
+
+  /** Of a sidecar: sends a request that names no prefill instance to the decode instance as it is. Errors: as `decode`. */
+  decodeUnnamed(part: Part): Promise<LegAnswer> {
+    this.ambient.metrics.count("kv_proxy_disaggregation_total", 1, { legs: "1", reason: "no-prefiller" });
     return this.#generate(part, { role: "decode", body: singleInstanceBody(part.request), whole: true });
   }
 

@@ -1,6 +1,6 @@
 import { failureStage, type Instance, type Role, type Visit } from "@kv/fleet";
+import type { Deadline } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
-import type { Deadline } from "../request/deadline.js";
 import { KV_REQUEST_PUSH } from "../request/leg-bodies.js";
 import type { LegAnswer } from "../response/leg-answer.js";
 import { type PrefillOutcome, withPromptAnswer } from "../response/prefill-answer.js";

@@ -1,10 +1,9 @@
 import type { Instance, InstancePool, Visit } from "@kv/fleet";
+import type { Upstream } from "@kv/fleet/front-end";
+import { Deadline, legHeaders } from "@kv/fleet/front-end";
 import { type Ambient, KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
-import { legHeaders } from "../http/headers.js";
-import { Deadline } from "../request/deadline.js";
 import { releaseBody } from "../request/leg-bodies.js";
-import type { Upstream } from "../upstream/upstream.js";
 import { badStatus } from "../upstream/upstream-errors.js";
 import { tryInstances } from "./attempts.js";
 import type { Part } from "./client-request.js";

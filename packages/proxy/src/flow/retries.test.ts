@@ -1,13 +1,10 @@
 import { InstancePool, type Role, roundRobin } from "@kv/fleet";
+import { AutoscalingSignals, Deadline, parseGenerationRequest, Upstream } from "@kv/fleet/front-end";
 import { ambient as fillAmbient } from "@kv/interface";
 import { afterEach, expect, test } from "vitest";
 import { KV_PARAMS_TEXT, startUpstream } from "../../test/support/fake-upstream.js";
 import { readSettings } from "../config/settings.js";
-import { Deadline } from "../request/deadline.js";
-import { parseGenerationRequest } from "../request/generation-request.js";
-import { AutoscalingSignals } from "../telemetry/autoscaling-signals.js";
 import { RequestRecord } from "../telemetry/request-record.js";
-import { Upstream } from "../upstream/upstream.js";
 import { Attempts } from "./attempts.js";
 import type { Part } from "./client-request.js";
 import { Legs } from "./legs.js";

@@ -1,6 +1,6 @@
 import type { IncomingMessage, ServerResponse } from "node:http";
+import { shortened } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
-import { shortened } from "../request/shown-value.js";
 
 /** Names of headers, as a browser lists those that a page wants to send. */
 const HEADER_NAMES = /^[A-Za-z0-9-]{1,64}( *, *[A-Za-z0-9-]{1,64}){0,31}$/;

@@ -1,15 +1,24 @@
 import type { IncomingHttpHeaders, ServerResponse } from "node:http";
+import {
+  Deadline,
+  type Endpoint,
+  type ErrorForm,
+  errorForClient,
+  forwardedHeaders,
+  parseGenerationRequest,
+  requestIdOf,
+  statusOf,
+  traceparentOf,
+} from "@kv/fleet/front-end";
 import { type Ambient, KvError, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { ClientRequest } from "../flow/client-request.js";
 import type { GenerationFlow } from "../flow/generation-flow.js";
-import { Deadline } from "../request/deadline.js";
-import { type Endpoint, parseGenerationRequest } from "../request/generation-request.js";
+import type { NamedPrefillers } from "../sidecar/named-prefillers.js";
 import { isClients, type RequestCounts } from "../telemetry/request-counts.js";
 import type { RequestHistory } from "../telemetry/request-history.js";
 import { RequestRecord } from "../telemetry/request-record.js";
-import { type ErrorForm, errorEvent, errorForClient, sendError, statusOf } from "./error-response.js";
-import { forwardedHeaders, requestIdOf, traceparentOf } from "./headers.js";
+import { errorEvent, sendError } from "./error-response.js";
 import type { AbandonedPrefills } from "./limits/abandoned-prefills.js";
 import type { RequestSlot, RequestsInFlight } from "./limits/requests-in-flight.js";
 import type { ReceivedBody } from "./read-body.js";
@@ -22,6 +31,8 @@ export interface GenerationRouteOptions {
   readonly inFlight: RequestsInFlight;
   readonly abandoned: AbandonedPrefills;
   readonly settings: Pick<ProxySettings, "timeouts" | "forwardHeaders" | "exposeInstances">;
+  /** Of a sidecar: reads the prefill instances of a request from its headers. */
+  readonly namedPrefillers: NamedPrefillers | undefined;
 }
 
 /** A request for generated text whose body has arrived. */
@@ -56,7 +67,7 @@ export class GenerationRoute {
 
   /** Answers one request, and resolves when its answer has left; never rejects. */
   async serve({ endpoint, headers, body, response, client: name }: ReceivedRequest): Promise<void> {
-    const { ambient, flow, counts, settings, inFlight, abandoned } = this.#options;
+    const { ambient, flow, counts, settings, inFlight, abandoned, namedPrefillers } = this.#options;
     const { clock, random, tracer } = ambient;
     const { requestMs, stallMs } = settings.timeouts;
     if (this.#warnsOfAuthorization && headers.authorization !== undefined) this.#warnOfAuthorization();
@@ -83,6 +94,7 @@ export class GenerationRoute {
       if (this.#refusal !== undefined) throw this.#refusal;
       requestId = requestIdOf(headers, random);
       slot = inFlight.admit(name);
+      const prefillers = namedPrefillers?.of(headers, requestId);
       const request = parseGenerationRequest(endpoint, body.take());
       span = tracer?.start("kv_proxy.request", {
         kind: "server",
@@ -90,7 +102,16 @@ export class GenerationRoute {
         attributes: { "kv.request_id": requestId, "url.path": endpoint },
       });
       const legHeaders = span === undefined ? headers : { ...headers, traceparent: span.traceparent };
-      client = new ClientRequest(requestId, request, legHeaders, response, deadline, record, admission);
+      client = new ClientRequest({
+        requestId,
+        request,
+        headers: legHeaders,
+        response,
+        deadline,
+        record,
+        admission,
+        prefillers,
+      });
       failure = await flow.run(client);
     } catch (thrown) {
       failure = KvError.from(thrown, "KV_INTERNAL", "the proxy failed");

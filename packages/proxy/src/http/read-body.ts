@@ -1,8 +1,7 @@
 import type { IncomingMessage } from "node:http";
+import type { BodyBudget, BodyShare } from "@kv/fleet/front-end";
+import { type JsonLimits, JsonScan, shortened } from "@kv/fleet/front-end";
 import { KvError, Turns } from "@kv/interface";
-import { type JsonLimits, JsonScan } from "../request/json-scan.js";
-import { shortened } from "../request/shown-value.js";
-import type { BodyBudget, BodyShare } from "./limits/body-budget.js";
 
 /** A body of at most this many bytes is read and parsed at once; a larger one in turns with the others. */
 const AT_ONCE_BYTES = 64 * 1024;

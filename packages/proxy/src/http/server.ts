@@ -7,36 +7,32 @@ import {
 } from "node:http";
 import type { AddressInfo, Socket } from "node:net";
 import type { InstancePool, Role } from "@kv/fleet";
+import type { Endpoint } from "@kv/fleet/front-end";
+import { BodyBudget, errorForClient, shortened } from "@kv/fleet/front-end";
 import { type Ambient, KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
-import type { Endpoint } from "../request/generation-request.js";
-import { shortened } from "../request/shown-value.js";
 import { applyCors } from "./cors.js";
-import {
-  errorForClient,
-  refuseConnection,
-  sendEarlyError,
-  sendError,
-  sendParserError,
-} from "./error-response.js";
+import type { DecodeRoute } from "./decode-route.js";
+import { refuseConnection, sendEarlyError, sendError, sendParserError } from "./error-response.js";
 import type { GenerationRoute } from "./generation-route.js";
 import { changeInstance, INSTANCE_CHANGES, type InstanceChange } from "./instance-changes.js";
 import { requireToken } from "./limits/admin-origin.js";
-import { BodyBudget } from "./limits/body-budget.js";
 import { ClientConnections } from "./limits/client-connections.js";
 import { checkRequestHead, targetOf } from "./limits/request-head.js";
 import type { ResolvedLimits } from "./limits/resolved-limits.js";
-import type { ModelsRoute } from "./models-route.js";
 import { parseBody, type ReceivedBody, readJsonBody } from "./read-body.js";
 import { sendJson } from "./send-json.js";
 
 export interface ServerOptions {
   readonly ambient: Ambient;
-  readonly settings: Pick<ProxySettings, "timeouts" | "exposeInstances" | "cors" | "instanceRoutes">;
+  readonly settings: Pick<
+    ProxySettings,
+    "timeouts" | "exposeInstances" | "cors" | "instanceRoutes" | "sidecar"
+  >;
   readonly pools: Readonly<Record<Role, InstancePool>>;
   readonly limits: ResolvedLimits;
   readonly generation: GenerationRoute;
-  readonly models: ModelsRoute;
+  readonly decodeRoute: DecodeRoute;
   /** True while the proxy closes. */
   readonly isDraining: () => boolean;
   /** Finds out whether the proxy can serve requests; with the JSON of `/health`. */
@@ -67,7 +63,13 @@ const ENDPOINTS: readonly Endpoint[] = [
   "/v1/responses",
   "/v1/messages",
 ];
+const MODELS_PATH = "/v1/models";
 const MODEL_PATH = "/v1/models/";
+/** Further routes of vLLM that a sidecar passes on, as it stands on the port of its decode instance: what pickers scrape, and what needs no KV of another instance. */
+const PASSED_ON = {
+  GET: ["/metrics", "/version", "/load", "/kv_event_sources"],
+  POST: ["/tokenize", "/detokenize", ...ENDPOINTS.map((endpoint) => `${endpoint}/render`)],
+} as const;
 
 /** The HTTP server for clients: its routes, its limits, and errors in OpenAI's form. */
 export function createServer(options: ServerOptions): Server {
@@ -117,18 +119,19 @@ class ClientServer {
   }
 
   #addRoutes(): void {
-    const { models, health, status, settings } = this.#options;
+    const { health, status, settings } = this.#options;
     for (const endpoint of ENDPOINTS)
       this.#routes.set(endpoint, { method: "POST", serve: (turn) => this.#generate(endpoint, turn) });
     const get = (path: string, serve: Handler) => this.#routes.set(path, { method: "GET", serve });
-    get("/v1/models", (turn) => {
-      this.#connections.received(turn.request);
-      return models.serve(turn);
-    });
-    get(MODEL_PATH, (turn) => {
-      this.#connections.received(turn.request);
-      return models.serve({ ...turn, id: decoded(turn.path.slice(MODEL_PATH.length)) });
-    });
+    get(MODELS_PATH, (turn) => this.#passOn(turn));
+    get(MODEL_PATH, (turn) =>
+      this.#passOn({ ...turn, path: MODELS_PATH }, decoded(turn.path.slice(MODEL_PATH.length))),
+    );
+    if (settings.sidecar !== undefined) {
+      for (const path of PASSED_ON.GET) get(path, (turn) => this.#passOn(turn));
+      for (const path of PASSED_ON.POST)
+        this.#routes.set(path, { method: "POST", serve: (turn) => this.#passOnWithBody(turn) });
+    }
     const serveHealth: Handler = async ({ response }) => {
       const { ok, body } = await health();
       sendJson(response, ok ? 200 : 503, body);
@@ -187,6 +190,21 @@ class ClientServer {
     const body = await this.#readBody(turn);
     try {
       await generation.serve({ endpoint, headers: request.headers, body, response, client });
+    } finally {
+      body.share.end();
+    }
+  }
+
+  /** Has a decode instance answer a GET. */
+  #passOn(turn: Turn, modelId?: string): Promise<void> {
+    this.#connections.received(turn.request);
+    return this.#options.decodeRoute.serve({ ...turn, modelId });
+  }
+
+  async #passOnWithBody(turn: Turn): Promise<void> {
+    const body = await this.#readBody(turn);
+    try {
+      await this.#options.decodeRoute.serve({ ...turn, body: JSON.stringify(parseBody(body)) });
     } finally {
       body.share.end();
     }

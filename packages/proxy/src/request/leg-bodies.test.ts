@@ -1,6 +1,6 @@
 import { readFileSync } from "node:fs";
+import { parseGenerationRequest } from "@kv/fleet/front-end";
 import { expect, test } from "vitest";
-import { parseGenerationRequest } from "./generation-request.js";
 import { rawMember } from "./json-members.js";
 import { decodeBody, KV_REQUEST_PULL, prefillBody, singleInstanceBody } from "./leg-bodies.js";
 

@@ -1,4 +1,4 @@
-import type { GenerationRequest } from "./generation-request.js";
+import type { GenerationRequest } from "@kv/fleet/front-end";
 import { editMembers } from "./json-members.js";
 
 /** `kv_transfer_params` that make a prefill worker keep the prompt's blocks for a decode worker to read (vLLM 0.33, NixlConnector). */

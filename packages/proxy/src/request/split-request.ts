@@ -1,7 +1,7 @@
+import type { GenerationRequest } from "@kv/fleet/front-end";
+import { shortened } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
-import type { GenerationRequest } from "./generation-request.js";
 import { editMembers, rawMember } from "./json-members.js";
-import { shortened } from "./shown-value.js";
 
 /** One prompt and one copy of a client's request, with its place in the merged answer. */
 export interface RequestPart {

@@ -1,4 +1,4 @@
-import type { Deadline } from "../request/deadline.js";
+import type { Deadline } from "@kv/fleet/front-end";
 import type { RequestPart } from "../request/split-request.js";
 import type { LegAnswer } from "./leg-answer.js";
 

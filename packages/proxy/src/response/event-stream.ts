@@ -1,6 +1,6 @@
 import { StringDecoder } from "node:string_decoder";
+import type { Endpoint } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
-import type { Endpoint } from "../request/generation-request.js";
 import { rawMember } from "../request/json-members.js";
 
 /** Whether a `content-type` is that of server-sent events. */

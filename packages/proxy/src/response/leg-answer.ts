@@ -1,7 +1,5 @@
 import type { Instance, Role, Visit } from "@kv/fleet";
-import type { Deadline } from "../request/deadline.js";
-import type { Endpoint } from "../request/generation-request.js";
-import type { UpstreamAnswer } from "../upstream/upstream.js";
+import type { Deadline, Endpoint, UpstreamAnswer } from "@kv/fleet/front-end";
 import { badAnswer } from "../upstream/upstream-errors.js";
 import { beginsWithDone, firstEventError } from "./event-stream.js";
 

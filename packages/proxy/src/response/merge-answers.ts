@@ -1,7 +1,7 @@
+import { answerHeaders } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import type { ClientRequest } from "../flow/client-request.js";
-import { answerHeaders } from "../http/headers.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
 import { type AnsweredPart, mergedId, PartFailure, readAllParts } from "./answered-parts.js";
 import { readChunk, validateChoices } from "./leg-answer.js";

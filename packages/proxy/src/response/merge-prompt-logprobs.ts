@@ -1,4 +1,4 @@
-import type { GenerationRequest } from "../request/generation-request.js";
+import type { GenerationRequest } from "@kv/fleet/front-end";
 
 type Fields = Record<string, unknown>;
 

@@ -1,6 +1,6 @@
+import { answerHeaders } from "@kv/fleet/front-end";
 import type { ProxySettings } from "../config/settings.js";
 import type { ClientRequest } from "../flow/client-request.js";
-import { answerHeaders } from "../http/headers.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
 import { type AnsweredPart, mergedId, readAllParts } from "./answered-parts.js";
 import { EventReader } from "./event-stream.js";

@@ -1,8 +1,7 @@
 import type { Instance } from "@kv/fleet";
+import type { GenerationRequest, UpstreamAnswer } from "@kv/fleet/front-end";
 import { checkRemotePrefillParams } from "@kv/protocol";
-import type { GenerationRequest } from "../request/generation-request.js";
 import { rawMember } from "../request/json-members.js";
-import type { UpstreamAnswer } from "../upstream/upstream.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
 import { endedVisit, type LegAnswer } from "./leg-answer.js";
 

@@ -1,13 +1,11 @@
 import { EventEmitter } from "node:events";
 import type { ServerResponse } from "node:http";
+import type { BodyQueue } from "@kv/fleet/front-end";
+import { Deadline, parseGenerationRequest } from "@kv/fleet/front-end";
 import { KvError, systemClock } from "@kv/interface";
 import { expect, test } from "vitest";
-
 import { ClientRequest } from "../flow/client-request.js";
-import { Deadline } from "../request/deadline.js";
-import { parseGenerationRequest } from "../request/generation-request.js";
 import { RequestRecord } from "../telemetry/request-record.js";
-import type { BodyQueue } from "../upstream/body-queue.js";
 import type { LegAnswer } from "./leg-answer.js";
 import { streamResponse } from "./stream-response.js";
 
@@ -25,14 +23,14 @@ function setUp(pieces: readonly string[]) {
     end: () => sent.push("END"),
   });
   const deadline = new Deadline({ clock: systemClock(), requestMs: 60_000 });
-  const client = new ClientRequest(
-    "r",
-    parseGenerationRequest("/v1/completions", Buffer.from("{}")),
-    {},
-    response as unknown as ServerResponse,
+  const client = new ClientRequest({
+    requestId: "r",
+    request: parseGenerationRequest("/v1/completions", Buffer.from("{}")),
+    headers: {},
+    response: response as unknown as ServerResponse,
     deadline,
-    new RequestRecord(),
-  );
+    record: new RequestRecord(),
+  });
   const answer: LegAnswer = {
     visit: {
       instance: { role: "decode", url: "http://d", inFlight: 1 },

@@ -1,8 +1,8 @@
 import type { ServerResponse } from "node:http";
+import type { Deadline } from "@kv/fleet/front-end";
+import { answerHeaders } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import type { ClientRequest } from "../flow/client-request.js";
-import { answerHeaders } from "../http/headers.js";
-import type { Deadline } from "../request/deadline.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
 import { StreamWatch } from "./event-stream.js";
 import { type LegAnswer, readChunk } from "./leg-answer.js";

@@ -1,5 +1,5 @@
+import { statusOf } from "@kv/fleet/front-end";
 import type { KvError } from "@kv/interface";
-import { statusOf } from "../http/error-response.js";
 
 /** Counts of requests since the start, as JSON for `/status`. */
 export interface RequestCountsStatus {

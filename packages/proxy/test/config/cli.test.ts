@@ -1,9 +1,12 @@
 import { type ChildProcess, spawn } from "node:child_process";
 import { once } from "node:events";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 import { afterEach, expect, test } from "vitest";
-import { COMPLETION, decodeOk, prefillOk } from "../support/fake-upstream.js";
+import { COMPLETION, decodeOk, prefillOk, sendJson } from "../support/fake-upstream.js";
 import { post, upstream } from "../support/set-up.js";
 
 const root = fileURLToPath(new URL("../../../../", import.meta.url));
@@ -13,11 +16,12 @@ afterEach(() => {
   for (const child of children.splice(0)) if (child.exitCode === null) child.kill("SIGKILL");
 });
 
-function start(args: readonly string[]) {
+function start(args: readonly string[], env: NodeJS.ProcessEnv = {}) {
   const cli = "packages/proxy/src/cli.ts";
   const child = spawn(process.execPath, ["--import", "tsx", cli, ...args], {
     cwd: root,
     stdio: ["ignore", "pipe", "pipe"],
+    env: { ...process.env, ...env },
   });
   children.push(child);
   const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
@@ -54,6 +58,57 @@ test("kv-proxy with the toy proxy's flags serves, logs, and exits with 0 after S
     .split("\n")
     .find((line) => line.includes("request-done"));
   expect(JSON.parse(done ?? "{}")).toMatchObject({ status: 200, prefill: p.url, decode: d.url });
+});
+
+test("kv-proxy --sidecar serves with the prefill instance of the header, and the decode instance of --vllm-port", async () => {
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const running = start([
+    ...["--sidecar", "--port", "0", "--vllm-port", portOf(d.url)],
+    ...["--allow-prefill", "127.0.0.0/8", "--pairing", "off"],
+  ]);
+  const ready = await running.line();
+  expect(ready).toContain(`prefill x-prefiller-host-port decode ${d.url}`);
+  const url = /^kv-proxy ready (\S+)/.exec(ready)?.[1] ?? "";
+  const headers = { "x-prefiller-host-port": new URL(p.url).host };
+  const answer = await post(`${url}/v1/completions`, { prompt: "a" }, { headers });
+  expect(await answer.json()).toEqual(COMPLETION);
+  expect(p.seen).toHaveLength(1);
+});
+
+test("kv-proxy --kubernetes-pods finds a prefill and a decode instance by the role labels of their pods", async () => {
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const pod = (role: string, url: string) => ({
+    metadata: { uid: role, resourceVersion: "1", labels: { "llm-d.ai/role": role } },
+    spec: { containers: [{ ports: [{ name: "http", containerPort: Number(portOf(url)) }] }] },
+    status: { podIP: "127.0.0.1", conditions: [{ type: "Ready", status: "True" }] },
+  });
+  const items = [pod("prefill", p.url), pod("decode", d.url)];
+  const asked: string[] = [];
+  const api = await upstream(({ path, response }) => {
+    asked.push(path);
+    // The watch stays open.
+    if (!path.includes("watch=true")) sendJson(response, { metadata: { resourceVersion: "5" }, items });
+  });
+  const folder = mkdtempSync(join(tmpdir(), "kv-proxy-kubernetes-"));
+  const config = {
+    clusters: [{ name: "c", cluster: { server: api.url, "insecure-skip-tls-verify": true } }],
+    users: [{ name: "u", user: {} }],
+    contexts: [{ name: "x", context: { cluster: "c", user: "u" } }],
+    "current-context": "x",
+  };
+  const KUBECONFIG = join(folder, "config");
+  writeFileSync(KUBECONFIG, JSON.stringify(config));
+  try {
+    const flags = ["--kubernetes-pods", "app=vllm", "--kubernetes-namespace", "models", "--pairing", "off"];
+    const running = start([...flags, "--port", "0"], { KUBECONFIG });
+    const url = /^kv-proxy ready (\S+)/.exec(await running.line())?.[1] ?? "";
+    await expect.poll(async () => (await fetch(`${url}/health`)).status).toBe(200);
+    expect(await (await post(`${url}/v1/completions`, { prompt: "a" })).json()).toEqual(COMPLETION);
+    expect(p.seen.some(({ path }) => path === "/v1/completions")).toBe(true);
+    expect(asked[0]).toBe("/api/v1/namespaces/models/pods?limit=500&labelSelector=app%3Dvllm");
+  } finally {
+    rmSync(folder, { recursive: true });
+  }
 });
 
 test("kv-proxy without instances prints a hint and exits with 2", async () => {

@@ -116,6 +116,22 @@ test("the probes use the proxy's port, and get 200 with a P and a D, else 503", 
   expect(await readiness()).toBe(200);
 });
 
+test("the discovery's role may list and watch pods and EndpointSlices, and nothing else", () => {
+  const rbac = parseAllDocuments(read("kubernetes/discovery-rbac.yaml")).map(
+    (document) => document.toJS() as { kind: string; metadata: { name: string }; rules?: object[] },
+  );
+  expect(rbac.map(({ kind }) => kind)).toEqual(["ServiceAccount", "Role", "RoleBinding"]);
+  const verbs = ["list", "watch"];
+  expect(rbac[1]?.rules).toEqual([
+    { apiGroups: [""], resources: ["pods"], verbs },
+    { apiGroups: ["discovery.k8s.io"], resources: ["endpointslices"], verbs },
+  ]);
+  expect(rbac[2]).toMatchObject({
+    subjects: [{ kind: "ServiceAccount", name: rbac[0]?.metadata.name }],
+    roleRef: { kind: "Role", name: rbac[1]?.metadata.name },
+  });
+});
+
 test("the container file starts the package's program as an unprivileged user", () => {
   const steps = containerfile
     .split("\n")

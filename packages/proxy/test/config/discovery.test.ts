@@ -1,7 +1,7 @@
 import { mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { dnsDiscovery } from "@kv/fleet";
+import { type Discovery, dnsDiscovery } from "@kv/fleet";
 import { afterAll, beforeAll, expect, test } from "vitest";
 import { decodeOk, prefillOk } from "../support/fake-upstream.js";
 import { after, createManualClock } from "../support/manual-clock.js";
@@ -63,4 +63,35 @@ test("instances follow DNS: all addresses of a host, or SRV records with their p
   await expect
     .poll(after(clock, 100, urls))
     .toEqual(["http://10.0.0.2:8100", "http://[fd00::1]:8100", "http://d1.example:8200"]);
+});
+
+test("while the discovery cannot be read, the last instances stay, and a metric says so", async () => {
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  let tell: Parameters<Discovery["watch"]> | undefined;
+  const { url, adminUrl } = await runProxy({
+    admin: { port: 0 },
+    createDiscovery: () => ({
+      name: "by hand",
+      watch(...callbacks) {
+        tell = callbacks;
+        return { close() {} };
+      },
+    }),
+  });
+  const current = async () =>
+    /^kv_proxy_discovery_current (\d)$/m.exec(await (await fetch(`${adminUrl}/metrics`)).text())?.[1];
+  expect(await current()).toBe("0");
+  tell?.[0]({ prefillers: [{ url: p.url }], decoders: [{ url: d.url }] });
+  expect(await current()).toBe("1");
+  tell?.[1](new Error("the API server is away"));
+  expect(await current()).toBe("0");
+  expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
+  tell?.[0]({ prefillers: [{ url: p.url }], decoders: [{ url: d.url }] });
+  expect(await current()).toBe("1");
+});
+
+test("discovery.kubernetes is the program's: createProxy says what to pass", async () => {
+  const discovery = { kubernetes: { podSelector: "app=vllm" } };
+  await expect(runProxy({ discovery })).rejects.toThrow("discovery.kubernetes is a setting of the program");
+  await expect(runProxy({ discovery: { kubernetes: {} } })).rejects.toThrow("either podSelector or services");
 });

@@ -1,18 +1,28 @@
-import { expect, test } from "vitest";
+import { describe, expect, test } from "vitest";
 import { post, runProxy, upstream } from "../support/set-up.js";
 import { vllmPair } from "../support/vllm-stub.js";
 
-async function pair() {
+type Shape = "a proxy" | "a sidecar";
+
+async function pair(shape: Shape = "a proxy") {
   const vllm = vllmPair();
   const [p1, p2, d1, d2, alone] = await Promise.all(
     [vllm.prefill, vllm.prefill, vllm.decode, vllm.decode, vllm.alone].map((answer) => upstream(answer)),
   );
-  const urls = { prefillers: [p1?.url ?? "", p2?.url ?? ""], decoders: [d1?.url ?? "", d2?.url ?? ""] };
-  const { url, proxy } = await runProxy(urls);
-  return { vllm, url, proxy, alone: alone?.url ?? "" };
+  const [prefillers, decoders] = [
+    [p1?.url ?? "", p2?.url ?? ""],
+    [d1?.url ?? "", d2?.url ?? ""],
+  ];
+  const isSidecar = shape === "a sidecar";
+  const { url, proxy } = await runProxy(
+    isSidecar
+      ? { decoders: decoders.slice(0, 1), sidecar: { allow: ["127.0.0.1"] } }
+      : { prefillers, decoders },
+  );
+  const named = prefillers.map((each) => new URL(each).host).join(", ");
+  const headers = { "x-request-id": "r", ...(isSidecar ? { "x-prefiller-host-port": named } : {}) };
+  return { vllm, url, proxy, alone: alone?.url ?? "", headers };
 }
-
-const headers = { "x-request-id": "r" };
 
 /** Chunks of all choices in the order of the choice: between choices the order is chance. */
 function byChoice(text: string): unknown[] {
@@ -49,78 +59,86 @@ const completions: readonly object[] = [
   { prompt: "with logprobs", logprobs: 3 },
 ];
 
-test.each([
-  ...completions,
-  { prompt: "of the prompt", prompt_logprobs: 1 },
-  { prompt: ["x y", "z"], prompt_logprobs: 0, n: 2, seed: 1 },
-])("answers %j as one server does, and no blocks stay held", async (body) => {
-  const { vllm, url, alone } = await pair();
-  const ask = async (at: string) => post(`${at}/v1/completions`, { model: "m", ...body }, { headers });
-  const [ours, reference] = [await ask(url), await ask(alone)];
-  expect(ours.status).toBe(200);
-  expect(await ours.json()).toEqual(await reference.json());
-  expect(ours.headers.get("x-request-id")).toBe("r");
-  await expect.poll(() => vllm.held.size).toBe(0);
-  expect(vllm.counts).toEqual({ computedAtDecode: 0, garbage: 0, unknownFrees: 0 });
-});
-
-test.each(completions)("streams %j as one server does", async (body) => {
-  const { vllm, url, alone } = await pair();
-  const given = { model: "m", ...body, stream: true, stream_options: { include_usage: true } };
-  const ask = async (at: string) => (await post(`${at}/v1/completions`, given, { headers })).text();
-  expect(byChoice(await ask(url))).toEqual(byChoice(await ask(alone)));
-  expect(vllm.held.size).toBe(0);
-  expect(vllm.counts).toEqual({ computedAtDecode: 0, garbage: 0, unknownFrees: 0 });
-});
-
 const messages = [{ role: "user", content: "hi" }];
 const tools = [{ type: "function", function: { name: "f", parameters: {} } }];
 
-test.each<object>([
-  { messages },
-  { messages, n: 2, seed: 3 },
-  { messages, tools, tool_choice: "required", chat_template_kwargs: { enable_thinking: false } },
-  { messages, prompt_logprobs: 2 },
-  { messages, max_completion_tokens: 2, min_tokens: 2 },
-])("answers chat %j as one server does, streamed and not", async (body) => {
-  const { vllm, url, alone } = await pair();
-  const ask = async (at: string, more: object) =>
-    (await post(`${at}/v1/chat/completions`, { model: "m", ...body, ...more }, { headers })).text();
-  expect(JSON.parse(await ask(url, {}))).toEqual(JSON.parse(await ask(alone, {})));
-  if (!("prompt_logprobs" in body))
-    expect(byChoice(await ask(url, { stream: true }))).toEqual(byChoice(await ask(alone, { stream: true })));
-  expect(vllm.held.size).toBe(0);
-  expect(vllm.counts).toEqual({ computedAtDecode: 0, garbage: 0, unknownFrees: 0 });
-});
+describe.each<Shape>(["a proxy", "a sidecar"])("%s", (shape) => {
+  test.each([
+    ...completions,
+    { prompt: "of the prompt", prompt_logprobs: 1 },
+    { prompt: ["x y", "z"], prompt_logprobs: 0, n: 2, seed: 1 },
+  ])("answers %j as one server does, and no blocks stay held", async (body) => {
+    const { vllm, url, alone, headers } = await pair(shape);
+    const ask = async (at: string) => post(`${at}/v1/completions`, { model: "m", ...body }, { headers });
+    const [ours, reference] = [await ask(url), await ask(alone)];
+    expect(ours.status).toBe(200);
+    expect(await ours.json()).toEqual(await reference.json());
+    expect(ours.headers.get("x-request-id")).toBe("r");
+    await expect.poll(() => vllm.held.size).toBe(0);
+    expect(vllm.counts).toEqual({ computedAtDecode: 0, garbage: 0, unknownFrees: 0 });
+  });
 
-test.each<object>([
-  { prompt: ["fine", "also fine"], temperature: -1 },
-  { prompt: "a", min_tokens: 5, max_tokens: 2 },
-  { prompt: "a", stream_options: { include_usage: true } },
-  { prompt: "a", stream: true, prompt_logprobs: 1 },
-])("refuses %j with 400, and no blocks stay held", async (body) => {
-  const { vllm, url } = await pair();
-  expect((await post(`${url}/v1/completions`, body)).status).toBe(400);
-  expect(vllm.held.size).toBe(0);
-});
-
-test("refuses more parts than the limit before any leg", async () => {
-  const { vllm, url } = await pair();
-  const refused = await post(`${url}/v1/completions`, { prompt: ["a", "b"], n: 200 });
-  expect([refused.status, vllm.held.size]).toEqual([400, 0]);
-});
-
-test.each(['"5"', "1.0", "true"])(
-  "refuses copies with a seed of %s, which vLLM accepts as an integer",
-  async (seed) => {
-    const { vllm, url } = await pair();
-    const refused = await post(`${url}/v1/completions`, `{"prompt":"a","n":2,"seed":${seed}}`);
-    expect([refused.status, await refused.text()]).toEqual([400, expect.stringContaining("seed is")]);
+  test.each(completions)("streams %j as one server does", async (body) => {
+    const { vllm, url, alone, headers } = await pair(shape);
+    const given = { model: "m", ...body, stream: true, stream_options: { include_usage: true } };
+    const ask = async (at: string) => (await post(`${at}/v1/completions`, given, { headers })).text();
+    expect(byChoice(await ask(url))).toEqual(byChoice(await ask(alone)));
     expect(vllm.held.size).toBe(0);
-    expect((await post(`${url}/v1/completions`, '{"prompt":"a","n":2,"seed":null}')).status).toBe(200);
-    expect((await post(`${url}/v1/completions`, `{"prompt":"a","seed":${seed}}`)).status).toBe(200);
-  },
-);
+    expect(vllm.counts).toEqual({ computedAtDecode: 0, garbage: 0, unknownFrees: 0 });
+  });
+
+  test.each<object>([
+    { messages },
+    { messages, n: 2, seed: 3 },
+    { messages, tools, tool_choice: "required", chat_template_kwargs: { enable_thinking: false } },
+    { messages, prompt_logprobs: 2 },
+    { messages, max_completion_tokens: 2, min_tokens: 2 },
+  ])("answers chat %j as one server does, streamed and not", async (body) => {
+    const { vllm, url, alone, headers } = await pair(shape);
+    const ask = async (at: string, more: object) =>
+      (await post(`${at}/v1/chat/completions`, { model: "m", ...body, ...more }, { headers })).text();
+    expect(JSON.parse(await ask(url, {}))).toEqual(JSON.parse(await ask(alone, {})));
+    if (!("prompt_logprobs" in body))
+      expect(byChoice(await ask(url, { stream: true }))).toEqual(
+        byChoice(await ask(alone, { stream: true })),
+      );
+    expect(vllm.held.size).toBe(0);
+    expect(vllm.counts).toEqual({ computedAtDecode: 0, garbage: 0, unknownFrees: 0 });
+  });
+
+  test.each<object>([
+    { prompt: ["fine", "also fine"], temperature: -1 },
+    { prompt: "a", min_tokens: 5, max_tokens: 2 },
+    { prompt: "a", stream_options: { include_usage: true } },
+    { prompt: "a", stream: true, prompt_logprobs: 1 },
+  ])("refuses %j with 400, and no blocks stay held", async (body) => {
+    const { vllm, url, headers } = await pair(shape);
+    expect((await post(`${url}/v1/completions`, body, { headers })).status).toBe(400);
+    expect(vllm.held.size).toBe(0);
+  });
+
+  test("refuses more parts than the limit before any leg", async () => {
+    const { vllm, url, headers } = await pair(shape);
+    const refused = await post(`${url}/v1/completions`, { prompt: ["a", "b"], n: 200 }, { headers });
+    expect([refused.status, vllm.held.size]).toEqual([400, 0]);
+  });
+
+  test.each(['"5"', "1.0", "true"])(
+    "refuses copies with a seed of %s, which vLLM accepts as an integer",
+    async (seed) => {
+      const { vllm, url, headers } = await pair(shape);
+      const refused = await post(`${url}/v1/completions`, `{"prompt":"a","n":2,"seed":${seed}}`, { headers });
+      expect([refused.status, await refused.text()]).toEqual([400, expect.stringContaining("seed is")]);
+      expect(vllm.held.size).toBe(0);
+      expect(
+        (await post(`${url}/v1/completions`, '{"prompt":"a","n":2,"seed":null}', { headers })).status,
+      ).toBe(200);
+      expect((await post(`${url}/v1/completions`, `{"prompt":"a","seed":${seed}}`, { headers })).status).toBe(
+        200,
+      );
+    },
+  );
+});
 
 test("copies of a prompt go to one prefill instance, the first before the others", async () => {
   const vllm = vllmPair();

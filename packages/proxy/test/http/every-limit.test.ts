@@ -29,6 +29,11 @@ async function start(limits: Limits = {}, { timeouts = {} as Timeouts, hangs = f
   };
 }
 
+async function startSidecar() {
+  const d = await upstream(decodeOk);
+  return { d, ...(await runProxy({ decoders: [d.url], sidecar: { allow: ["10.0.0.0/8"] } })) };
+}
+
 const ask = async (url: string, body: unknown = { prompt: "a" }, headers: Record<string, string> = {}) => {
   const response = await post(`${url}/v1/completions`, body, { headers });
   return { status: response.status, retryAfter: response.headers.get("retry-after") };
@@ -228,6 +233,13 @@ const TRIES: Record<string, () => Promise<number | "close">> = {
     const all = [];
     for (let at = 0; at < 128; at += 1) all.push(await open(adminUrl, "", `127.0.1.${at + 1}`));
     return Promise.race(all.map(statusOf));
+  },
+  "instances in x-prefiller-host-port": async () => {
+    const { url, d } = await startSidecar();
+    const names = Array.from({ length: 17 }, (_, at) => `10.0.0.${at}:8000`).join(",");
+    const { status } = await ask(url, { prompt: "a" }, { "x-prefiller-host-port": names });
+    expect(d.seen).toHaveLength(0);
+    return status;
   },
   "admin: connections per address": async () => {
     const { adminUrl } = await start();

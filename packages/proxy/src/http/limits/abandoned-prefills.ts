@@ -1,5 +1,5 @@
+import { overloaded } from "@kv/fleet/front-end";
 import type { Clock } from "@kv/interface";
-import { overloaded } from "./overloaded.js";
 
 export interface AbandonedPrefillsOptions {
   readonly clock: Clock;

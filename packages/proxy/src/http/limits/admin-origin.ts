@@ -1,8 +1,8 @@
 import { createHash, timingSafeEqual } from "node:crypto";
 import type { IncomingHttpHeaders } from "node:http";
 import { isIP } from "node:net";
+import { shortened } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
-import { shortened } from "../../request/shown-value.js";
 
 interface AdminHosts {
   readonly host: string;

@@ -1,8 +1,8 @@
 import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Socket } from "node:net";
+import { overloaded } from "@kv/fleet/front-end";
 import type { KvError } from "@kv/interface";
 import { clientAddress } from "./client-address.js";
-import { overloaded } from "./overloaded.js";
 
 export interface ClientConnectionsOptions {
   /** Connections of all addresses together. */

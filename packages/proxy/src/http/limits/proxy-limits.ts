@@ -1,7 +1,8 @@
-import { readSettings } from "../../config/settings.js";
-import { TOP_LEVEL_MEMBERS } from "../../request/json-scan.js";
+import { REQUEST_ID_LENGTH, TOP_LEVEL_MEMBERS } from "@kv/fleet/front-end";
+import { BODIES_PER_CLIENT_BYTES, readSettings } from "../../config/settings.js";
+import { MAX_NAMED, PREFILLER_HEADER } from "../../sidecar/named-prefillers.js";
 import { ADMIN_LIMITS } from "../admin-server.js";
-import { REQUEST_ID_LENGTH } from "../headers.js";
+import { ABANDONED_PREFILLS } from "./resolved-limits.js";
 
 /** One limit of the proxy's listeners, as documentation and tests list it. */
 export interface ProxyLimit {
@@ -27,17 +28,18 @@ export const PROXY_LIMITS: readonly ProxyLimit[] = [
   client("limits.pipelinedRequests", limits.pipelinedRequests, "requests", 429),
   client("limits.requestsInFlight", descriptors, "requests", 503),
   client("limits.requestsPerClient", "half of limits.requestsInFlight", "requests", 429),
-  client("limits.abandonedPrefills", limits.abandonedPrefills, "requests", 429),
+  client("limits.abandonedPrefills", ABANDONED_PREFILLS, "requests", 429),
   client("limits.headersLengthBytes", limits.headersLengthBytes, "bytes", 431),
   client("limits.bodyLengthBytes", limits.bodyLengthBytes, "bytes", 413),
   client("limits.bodiesLengthBytes", limits.bodiesLengthBytes, "bytes", 503),
-  client("limits.bodiesPerClientLengthBytes", limits.bodiesPerClientLengthBytes, "bytes", 429),
+  client("limits.bodiesPerClientLengthBytes", BODIES_PER_CLIENT_BYTES, "bytes", 429),
   client("limits.bodyDepth", limits.bodyDepth, "levels", 400),
   client("limits.bodyMembers", limits.bodyMembers, "values", 400),
   client("limits.bodyValues", limits.bodyValues, "values", 400),
   client("top-level members of a body", TOP_LEVEL_MEMBERS, "values", 400),
   client("limits.parts", limits.parts, "requests", 400),
   client("length of X-Request-Id", REQUEST_ID_LENGTH, "characters", 400),
+  client(`instances in ${PREFILLER_HEADER}`, MAX_NAMED, "values", 400),
   client("timeouts.headersMs", timeouts.headersMs, "ms", 408),
   client("timeouts.receiveMs", timeouts.receiveMs, "ms", 408),
   client("timeouts.keepAliveMs", timeouts.keepAliveMs, "ms", "close"),

@@ -1,4 +1,4 @@
-import { overloaded } from "./overloaded.js";
+import { overloaded } from "@kv/fleet/front-end";
 
 export interface RequestsInFlightOptions {
   /** Requests of all clients together. */

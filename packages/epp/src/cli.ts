@@ -1,0 +1,60 @@
+#!/usr/bin/env node
+import { readFileSync } from "node:fs";
+import tab from "@bomb.sh/tab/commander";
+import { instanceName, type Role } from "@kv/fleet";
+import { connectKubernetes, jsonLog } from "@kv/fleet/front-end";
+import { openSpanOutput, reportFailure, runProgram } from "@kv/interface/program";
+import { OtlpTracer } from "@kv/protocol";
+import { createCommand } from "./config/cli-command.js";
+import { parseCli } from "./config/cli-options.js";
+import { readSettings } from "./config/settings.js";
+import { createPicker } from "./picker.js";
+
+async function main(): Promise<void> {
+  if (process.argv[2] === "complete") {
+    const command = createCommand();
+    tab(command);
+    command.parse();
+    return;
+  }
+  const { host, port, logLevel, trace, settings } = parseCli(process.argv.slice(2), (path) =>
+    readFileSync(path, "utf8"),
+  );
+  const log = jsonLog(logLevel, process.stderr);
+  const spans = openSpanOutput({ file: trace, env: process.env, log });
+  const tracer =
+    spans && new OtlpTracer({ service: "kv-epp", instance: `${process.pid}`, write: spans.write });
+  const createDiscovery = await connectKubernetes(readSettings(settings).discovery);
+  const picker = createPicker({ ...settings, log, tracer, createDiscovery });
+  const address = await picker.listen({ host, port }).catch(async (error: unknown) => {
+    await picker.close({ drainMs: 0, graceMs: 0 });
+    throw error;
+  });
+  const names = (role: Role) => picker.instances[role].list().map(instanceName).join(" ");
+  const { healthPort, metricsUrl } = address;
+  const more = [
+    ...(healthPort === undefined ? [] : [` health ${host}:${healthPort}`]),
+    ...(metricsUrl === undefined ? [] : [` metrics ${metricsUrl}`]),
+  ].join("");
+  process.stdout.write(
+    `kv-epp ready ${host}:${address.port} prefill ${names("prefill")} decode ${names("decode")}${more}\n`,
+  );
+
+  const stop = (signal: NodeJS.Signals) => {
+    log.info("closing", { signal, in_flight: picker.status().in_flight });
+    // The second signal ends the waits.
+    picker
+      .close()
+      .then(() => tracer?.close())
+      .then(() => spans?.close())
+      .catch(fail);
+  };
+  process.on("SIGTERM", stop);
+  process.on("SIGINT", stop);
+}
+
+function fail(thrown: unknown): void {
+  process.exitCode = reportFailure("kv-epp", thrown, (text) => process.stderr.write(text));
+}
+
+await runProgram("kv-epp", main);

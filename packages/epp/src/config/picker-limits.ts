@@ -1,0 +1,41 @@
+import { REQUEST_ID_LENGTH, TOP_LEVEL_MEMBERS } from "@kv/fleet/front-end";
+import { METRICS_LIMITS } from "../server/metrics-server.js";
+import { readSettings } from "./settings.js";
+
+/** One limit of the picker's listeners, as documentation and tests list it. */
+export interface PickerLimit {
+  /** The setting; a description where the limit has no setting. */
+  readonly name: string;
+  /** Its default; text where there is none. */
+  readonly default: number | string;
+  /** The listener that applies it. */
+  readonly listener: "gateways" | "metrics";
+}
+
+const { limits, timeouts } = readSettings({});
+
+/** All limits that bound what gateways, their clients and operators can make the picker hold. */
+export const PICKER_LIMITS: readonly PickerLimit[] = [
+  gateway("limits.connections", limits.connections),
+  gateway("limits.requestsPerConnection", limits.requestsPerConnection),
+  gateway("limits.requestsInFlight", limits.requestsInFlight),
+  gateway("limits.requestsPerDecode", "none"),
+  gateway("limits.messageLengthBytes", limits.messageLengthBytes),
+  gateway("limits.bodyLengthBytes", limits.bodyLengthBytes),
+  gateway("limits.bodiesLengthBytes", limits.bodiesLengthBytes),
+  gateway("limits.bodyDepth", limits.bodyDepth),
+  gateway("limits.bodyMembers", limits.bodyMembers),
+  gateway("limits.bodyValues", limits.bodyValues),
+  gateway("top-level members of a body", TOP_LEVEL_MEMBERS),
+  gateway("limits.subsetEndpoints", limits.subsetEndpoints),
+  gateway("length of X-Request-Id", REQUEST_ID_LENGTH),
+  gateway("timeouts.receiveMs", timeouts.receiveMs),
+  gateway("timeouts.idleMs", timeouts.idleMs),
+  { name: "metrics: connections", default: METRICS_LIMITS.connections, listener: "metrics" },
+  { name: "metrics: headers", default: METRICS_LIMITS.headersLengthBytes, listener: "metrics" },
+  { name: "metrics: time of a request", default: METRICS_LIMITS.requestMs, listener: "metrics" },
+];
+
+function gateway(name: string, value: PickerLimit["default"]): PickerLimit {
+  return { name, default: value, listener: "gateways" };
+}

@@ -1,0 +1,132 @@
+/** The messages of `proto/ext_proc.proto` as `@grpc/proto-loader` reads and writes them. What Envoy leaves out is undefined. */
+
+/** A header of HTTP. */
+interface HeaderValue {
+  readonly key: string;
+  readonly value?: string | undefined;
+  readonly raw_value?: Buffer | undefined;
+}
+
+/** A value of `google.protobuf.Struct`. */
+export interface StructValue {
+  readonly stringValue?: string | undefined;
+  readonly listValue?: { readonly values?: readonly StructValue[] | undefined } | undefined;
+  readonly structValue?: Struct | undefined;
+}
+
+/** `google.protobuf.Struct`. */
+export interface Struct {
+  readonly fields?: Readonly<Record<string, StructValue>> | undefined;
+}
+
+/** `HttpHeaders`. */
+export interface HttpHeaders {
+  readonly headers?: { readonly headers?: readonly HeaderValue[] | undefined } | undefined;
+  readonly end_of_stream?: boolean | undefined;
+}
+
+/** `HttpBody`, and `StreamedBodyResponse`. */
+export interface HttpBody {
+  readonly body?: Buffer | undefined;
+  readonly end_of_stream?: boolean | undefined;
+}
+
+/** `ProcessingRequest`. */
+export interface ProcessingRequest {
+  readonly request_headers?: HttpHeaders | undefined;
+  readonly response_headers?: HttpHeaders | undefined;
+  readonly request_body?: HttpBody | undefined;
+  readonly response_body?: HttpBody | undefined;
+  readonly request_trailers?: object | undefined;
+  readonly response_trailers?: object | undefined;
+  readonly metadata_context?:
+    | { readonly filter_metadata?: Readonly<Record<string, Struct>> | undefined }
+    | undefined;
+  readonly attributes?: Readonly<Record<string, Struct>> | undefined;
+  readonly observability_mode?: boolean | undefined;
+  readonly protocol_config?:
+    | { readonly request_body_mode?: number | undefined; readonly response_body_mode?: number | undefined }
+    | undefined;
+}
+
+/** `ProcessingResponse`. */
+export type ProcessingResponse = object;
+
+/** `BodySendMode.FULL_DUPLEX_STREAMED`. */
+export const FULL_DUPLEX_STREAMED = 4;
+const BODY_MODES = ["NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL", "FULL_DUPLEX_STREAMED", "GRPC"];
+
+/** The name of a `BodySendMode`. */
+export function bodyModeName(mode: number): string {
+  return BODY_MODES[mode] ?? String(mode);
+}
+
+/** The largest chunk that Envoy's documentation recommends for a body response. */
+const CHUNK_BYTES = 64 * 1024;
+
+/** HTTP headers by lower-case name; those of several lines joined by commas, as Node does. Envoy sends the values as `raw_value`. */
+export function headersOf(message: HttpHeaders): Record<string, string> {
+  const headers: Record<string, string> = Object.create(null) as Record<string, string>;
+  for (const { key, value, raw_value: raw } of message.headers?.headers ?? []) {
+    const text = raw === undefined || raw.length === 0 ? (value ?? "") : raw.toString("latin1");
+    const before = headers[key];
+    headers[key] = before === undefined ? text : `${before}, ${text}`;
+  }
+  return headers;
+}
+
+/** The texts of a metadata entry: a list, or one text with commas. Undefined where the entry is not set. */
+export function metadataTexts(
+  { metadata_context: context }: ProcessingRequest,
+  namespace: string,
+  key: string,
+): string[] | undefined {
+  const value = context?.filter_metadata?.[namespace]?.fields?.[key];
+  if (value === undefined) return undefined;
+  const texts = value.listValue?.values?.map(({ stringValue }) => stringValue ?? "") ?? [
+    value.stringValue ?? "",
+  ];
+  return texts
+    .flatMap((text) => text.split(","))
+    .map((text) => text.trim())
+    .filter((text) => text !== "");
+}
+
+/** `upstream.address`, where the gateway's `response_attributes` name it: `ip:port` of the instance that has served. */
+export function upstreamAddress({ attributes }: ProcessingRequest): string | undefined {
+  for (const { fields } of Object.values(attributes ?? {})) {
+    const address = fields?.["upstream.address"]?.stringValue;
+    if (address !== undefined) return address;
+  }
+  return undefined;
+}
+
+/** `HeaderMutation`: sets headers in place of the client's, and removes others. */
+export function headerMutation(
+  set: Readonly<Record<string, string>>,
+  remove: readonly string[] = [],
+): object {
+  return {
+    set_headers: Object.entries(set).map(([key, value]) => ({
+      header: { key, raw_value: Buffer.from(value, "latin1") },
+      append_action: 2,
+    })),
+    remove_headers: remove,
+  };
+}
+
+/** The bytes of a body as `StreamedBodyResponse`s; the last one ends the body where `end`. */
+export function* bodyResponses(
+  direction: "request_body" | "response_body",
+  chunks: readonly Buffer[],
+  end: boolean,
+): Generator<ProcessingResponse> {
+  const pieces: Buffer[] = [];
+  for (const chunk of chunks)
+    for (let at = 0; at < chunk.length; at += CHUNK_BYTES) pieces.push(chunk.subarray(at, at + CHUNK_BYTES));
+  if (pieces.length === 0 && end) pieces.push(Buffer.alloc(0));
+  for (const [i, body] of pieces.entries()) {
+    const streamed_response = { body, end_of_stream: end && i === pieces.length - 1 };
+    yield { [direction]: { response: { body_mutation: { streamed_response } } } };
+  }
+}

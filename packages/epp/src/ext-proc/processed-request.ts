@@ -1,0 +1,442 @@
+import { once } from "node:events";
+import { status as GrpcStatus, type ServerDuplexStream } from "@grpc/grpc-js";
+import type { FailureStage, Instance, Visit } from "@kv/fleet";
+import {
+  type BodyBudget,
+  type BodyShare,
+  Deadline,
+  type Endpoint,
+  errorBody,
+  errorForClient,
+  type Fleet,
+  type GenerationRequest,
+  JsonScan,
+  overloaded,
+  type PromptRenderer,
+  parseGenerationRequest,
+  requestIdOf,
+  statusOf,
+  traceparentOf,
+} from "@kv/fleet/front-end";
+import { type Ambient, KvError, type Span } from "@kv/interface";
+import type { PickerSettings } from "../config/settings.js";
+import { type Choice, type EndpointPicker, endpointOf } from "../pick/endpoint-picker.js";
+import {
+  bodyModeName,
+  bodyResponses,
+  FULL_DUPLEX_STREAMED,
+  headerMutation,
+  headersOf,
+  metadataTexts,
+  type ProcessingRequest,
+  type ProcessingResponse,
+  upstreamAddress,
+} from "./messages.js";
+
+/** Where the gateway sends the request: `ip:port`, several separated by commas, in order. */
+const DESTINATION_HEADER = "x-gateway-destination-endpoint";
+/** The prefill instances for the sidecar beside the decode instance: `host:port`, several separated by commas, in order. */
+const PREFILLER_HEADER = "x-prefiller-host-port";
+const DESTINATION_NAMESPACE = "envoy.lb";
+const SERVED_KEY = "x-gateway-destination-endpoint-served";
+const SUBSET_NAMESPACE = "envoy.lb.subset_hint";
+const SUBSET_KEY = "x-gateway-destination-endpoint-subset";
+
+const GENERATION: ReadonlySet<string> = new Set<Endpoint>([
+  "/v1/completions",
+  "/v1/chat/completions",
+  "/v1/responses",
+  "/v1/messages",
+]);
+
+export interface ProcessedRequestOptions {
+  readonly ambient: Ambient;
+  readonly settings: PickerSettings;
+  readonly fleet: Fleet;
+  readonly picker: EndpointPicker;
+  readonly renderer: PromptRenderer;
+  readonly budget: BodyBudget;
+  /** Requests in flight, this one included. */
+  readonly inFlight: () => number;
+}
+
+/** A call of `ExternalProcessor.Process`. */
+export type ProcessCall = ServerDuplexStream<ProcessingRequest, ProcessingResponse>;
+
+/**
+ * One HTTP request at the gateway, which is one ext_proc stream. Its headers and its whole body are read, then instances are chosen, and the body is
+ * passed on as it came. The answer passes unchanged; its status and its end say how the instances did.
+ */
+export class ProcessedRequest {
+  readonly #call: ProcessCall;
+  readonly #options: ProcessedRequestOptions;
+  readonly #deadline: Deadline;
+  readonly #startedAtMs: number;
+  /** Resolves when the gateway has closed the stream. */
+  readonly #closed: Promise<void>;
+  #headers: Record<string, string> = {};
+  #path = "";
+  #requestId: string | undefined = undefined;
+  #subset: ReadonlySet<string> | undefined = undefined;
+  #scan: JsonScan | undefined = undefined;
+  #share: BodyShare | undefined = undefined;
+  #chunks: Buffer[] = [];
+  #lengthBytes = 0;
+  #choice: Choice | undefined = undefined;
+  /** The visit of the decode instance that serves the request. */
+  #decode: Visit | undefined = undefined;
+  #status: number | undefined = undefined;
+  #failure: KvError | undefined = undefined;
+  #onRefused = () => {};
+
+  constructor(call: ProcessCall, options: ProcessedRequestOptions) {
+    this.#call = call;
+    this.#options = options;
+    const { clock } = options.ambient;
+    this.#startedAtMs = clock.now();
+    this.#deadline = new Deadline({ clock });
+    this.#deadline.onAbort(() => this.#refuse(tooSlow(options.settings.timeouts.receiveMs)));
+    this.#closed = new Promise((resolve) => {
+      call.once("cancelled", () => resolve());
+      call.once("close", () => resolve());
+    });
+  }
+
+  /** Serves the stream to its end. Never rejects. */
+  async serve(): Promise<void> {
+    const call = this.#call;
+    const refused = new Promise<void>((resolve) => {
+      this.#onRefused = resolve;
+    });
+    try {
+      await Promise.race([this.#readAll(), refused]);
+      call.end();
+    } catch (thrown) {
+      // A stream that the gateway has closed ends the reading with an error.
+      if (!call.cancelled) call.emit("error", grpcError(thrown));
+    }
+    this.#end();
+  }
+
+  async #readAll(): Promise<void> {
+    // The stream's writable side outlives the loop.
+    const messages: AsyncIterable<ProcessingRequest> = this.#call.iterator({ destroyOnReturn: false });
+    for await (const message of messages) {
+      if (this.#failure !== undefined) return;
+      if (message.request_headers !== undefined) requireFullDuplex(message);
+      try {
+        await this.#take(message);
+      } catch (thrown) {
+        if (this.#call.cancelled) return;
+        this.#refuse(KvError.from(thrown, "KV_INTERNAL", "the picker failed"));
+        return;
+      }
+    }
+  }
+
+  async #take(message: ProcessingRequest): Promise<void> {
+    if (message.request_headers !== undefined) {
+      this.#takeHeaders(message);
+      if (message.request_headers.end_of_stream === true) await this.#pick();
+    } else if (message.request_body !== undefined) {
+      const { body, end_of_stream: isLast } = message.request_body;
+      this.#takeBody(body);
+      if (isLast === true) {
+        await this.#pick();
+        await this.#passBody(true);
+      }
+    } else if (message.request_trailers !== undefined) {
+      await this.#pick();
+      await this.#passBody(false);
+      await this.#write({ request_trailers: {} });
+    } else if (message.response_headers !== undefined) {
+      this.#takeAnswer(message);
+      await this.#write({ response_headers: {} });
+    } else if (message.response_body !== undefined) {
+      const { body, end_of_stream: isLast = false } = message.response_body;
+      for (const response of bodyResponses("response_body", body === undefined ? [] : [body], isLast))
+        await this.#write(response);
+    } else if (message.response_trailers !== undefined) await this.#write({ response_trailers: {} });
+  }
+
+  #takeHeaders(message: ProcessingRequest): void {
+    const { ambient, settings, inFlight, budget } = this.#options;
+    const { limits, timeouts } = settings;
+    this.#headers = headersOf(message.request_headers ?? {});
+    this.#path = (this.#headers[":path"] ?? "/").split("?", 1)[0] ?? "/";
+    this.#requestId = requestIdOf(this.#headers, ambient.random);
+    if (inFlight() > limits.requestsInFlight)
+      throw overloaded({
+        limit: "limits.requestsInFlight",
+        message: `${limits.requestsInFlight} requests are in flight`,
+        byClient: true,
+      });
+    const endpoints = metadataTexts(message, SUBSET_NAMESPACE, SUBSET_KEY);
+    if (endpoints !== undefined && endpoints.length > limits.subsetEndpoints)
+      throw new KvError("KV_REQUEST_INVALID", `the subset hint has ${endpoints.length} endpoints`, {
+        hint: `the limit is ${limits.subsetEndpoints}, limits.subsetEndpoints`,
+        details: { limit: "limits.subsetEndpoints" },
+      });
+    this.#subset = endpoints === undefined ? undefined : new Set(endpoints);
+    requireServed(this.#headers[":method"] ?? "", this.#path);
+    if (Number(this.#headers["content-length"] ?? 0) > limits.bodyLengthBytes)
+      throw tooLarge(limits.bodyLengthBytes);
+    this.#scan = new JsonScan(limits);
+    // What all gateways send counts together.
+    this.#share = budget.open("", (error) => this.#refuse(error));
+    this.#deadline.startPhase("the arrival of the body", timeouts.receiveMs);
+  }
+
+  #takeBody(body: Buffer | undefined): void {
+    if (body === undefined || body.length === 0) return;
+    const { bodyLengthBytes } = this.#options.settings.limits;
+    this.#lengthBytes += body.length;
+    if (this.#lengthBytes > bodyLengthBytes) throw tooLarge(bodyLengthBytes);
+    this.#scan?.push(body);
+    this.#share?.add(body.length);
+    this.#chunks.push(body);
+  }
+
+  /** Chooses instances for a request that has arrived, and answers its headers. */
+  async #pick(): Promise<void> {
+    const { ambient, picker } = this.#options;
+    const { clock, metrics, tracer } = ambient;
+    const arrivedAtMs = clock.now();
+    this.#deadline.endPhase();
+    this.#share?.arrived();
+    const requestId = this.#requestId ?? "";
+    const span = tracer?.start("kv_epp.pick", {
+      kind: "server",
+      parent: traceparentOf(this.#headers),
+      attributes: { "kv.request_id": requestId, "url.path": this.#path },
+    });
+    try {
+      const request = isGeneration(this.#path) ? await this.#parse(this.#path) : undefined;
+      // The gateway has closed the stream while an instance rendered the prompt.
+      if (this.#call.cancelled) return;
+      const choice = picker.pick({ requestId, request, headers: this.#headers, subset: this.#subset });
+      this.#choice = choice;
+      this.#decode = choice.decode;
+      const destination = choice.decoders.map(endpointOf).join(",");
+      const prefillers = choice.prefillers.map(withRank).join(",");
+      span?.set({ "kv.decode": destination, "kv.prefill": prefillers || undefined });
+      metrics.observe("kv_epp_pick_duration_seconds", (clock.now() - arrivedAtMs) / 1000);
+      await this.#write({
+        request_headers: {
+          response: { header_mutation: this.#mutation(choice, destination, prefillers, span) },
+        },
+        dynamic_metadata: {
+          fields: {
+            [DESTINATION_NAMESPACE]: {
+              structValue: { fields: { [DESTINATION_HEADER]: { stringValue: destination } } },
+            },
+          },
+        },
+      });
+      span?.end();
+    } catch (error) {
+      span?.end(error);
+      throw error;
+    }
+  }
+
+  /** The request, with the token ids of its prompt where the routing reads them and an instance renders them. */
+  async #parse(endpoint: Endpoint): Promise<GenerationRequest> {
+    const { fleet, renderer } = this.#options;
+    const request = parseGenerationRequest(endpoint, Buffer.concat(this.#chunks));
+    const { prefill, decode } = fleet.pools;
+    if (!prefill.readsTokenIds() && !decode.readsTokenIds()) return request;
+    const tokenIds = await renderer.tokenIds(request, this.#headers);
+    return tokenIds === undefined ? request : { ...request, tokenIds };
+  }
+
+  #mutation(choice: Choice, destination: string, prefillers: string, span: Span | undefined): object {
+    const set: Record<string, string> = { [DESTINATION_HEADER]: destination };
+    if (prefillers !== "") set[PREFILLER_HEADER] = prefillers;
+    const rank = choice.decode.instance.dataParallelRank;
+    if (rank !== undefined) set["x-data-parallel-rank"] = String(rank);
+    if (this.#headers["x-request-id"] === undefined) set["x-request-id"] = this.#requestId ?? "";
+    if (span !== undefined) set["traceparent"] = span.traceparent;
+    // A client must not choose a prefill instance.
+    return headerMutation(set, prefillers === "" ? [PREFILLER_HEADER] : []);
+  }
+
+  /** Passes the request's body on. `isLast`: no trailers follow. */
+  async #passBody(isLast: boolean): Promise<void> {
+    const chunks = this.#chunks;
+    this.#chunks = [];
+    for (const response of bodyResponses("request_body", chunks, isLast)) await this.#write(response);
+    this.#share?.end();
+  }
+
+  /** The head of the answer: D has the prompt's KV, so the prefill instance has done its part. */
+  #takeAnswer(message: ProcessingRequest): void {
+    const status = Number(headersOf(message.response_headers ?? {})[":status"]);
+    this.#status = status;
+    const { prefill, decoders } = this.#choice ?? {};
+    if (status < 500) prefill?.succeeded();
+    else prefill?.abandoned();
+    const [named] = metadataTexts(message, DESTINATION_NAMESPACE, SERVED_KEY) ?? [];
+    const served = named ?? upstreamAddress(message);
+    const fallback = decoders?.slice(1).find((instance) => endpointOf(instance) === served);
+    if (fallback === undefined || this.#decode === undefined) return;
+    this.#failed(this.#decode, `the gateway could not use it, and used ${fallback.url}`, "connect");
+    this.#decode = fallback.begin();
+  }
+
+  #failed(visit: Visit, why: string, stage: FailureStage): void {
+    const { url } = visit.instance;
+    const message = `the decode instance ${url} failed: ${why}`;
+    visit.failed(
+      new KvError("KV_PROXY_UPSTREAM_FAILED", message, {
+        hint: `see the log of ${url}`,
+        details: { role: "decode", instance: url, stage },
+      }),
+    );
+    const instance = this.#choice?.decoders.find((one) => one === visit.instance);
+    if (instance !== undefined) this.#options.fleet.check(instance);
+  }
+
+  /** Writes one message. Where the gateway reads slowly, the promise resolves when it has read, or has closed the stream. */
+  async #write(message: ProcessingResponse): Promise<void> {
+    const call = this.#call;
+    if (call.cancelled || call.write(message)) return;
+    await Promise.race([once(call, "drain").catch(() => {}), this.#closed]);
+  }
+
+  /** Has the gateway answer the client with an error, before the request has gone anywhere. */
+  #refuse(error: KvError): void {
+    if (this.#failure !== undefined || this.#choice !== undefined) return;
+    this.#failure = error;
+    this.#chunks = [];
+    const shown = errorForClient(error, this.#options.settings.exposeInstances);
+    const { retryAfterSeconds } = error.details;
+    const headers: Record<string, string> = { "content-type": "application/json" };
+    if (this.#requestId !== undefined) headers["x-request-id"] = this.#requestId;
+    if (typeof retryAfterSeconds === "number") headers["retry-after"] = String(retryAfterSeconds);
+    const form = this.#path === "/v1/messages" ? "anthropic" : "openai";
+    this.#call.write({
+      immediate_response: {
+        status: { code: refusalStatus(error) },
+        headers: headerMutation(headers),
+        body: Buffer.from(errorBody(shown, this.#requestId, form)),
+        details: error.code,
+      },
+    });
+    this.#onRefused();
+  }
+
+  /** Ends visits, and reports the request. */
+  #end(): void {
+    this.#deadline.close();
+    this.#share?.end();
+    const status = this.#status;
+    if (this.#failure === undefined && status === undefined && this.#requestId !== undefined)
+      this.#failure = new KvError("KV_REQUEST_ABORTED", "the gateway closed the stream before an answer");
+    const decode = this.#decode;
+    this.#choice?.prefill?.abandoned();
+    if (decode !== undefined && status !== undefined && status >= 500)
+      this.#failed(decode, `the answer was ${status}`, "status");
+    else if (status === undefined) decode?.abandoned();
+    else decode?.succeeded();
+    this.#report(status);
+  }
+
+  #report(status: number | undefined): void {
+    const { clock, log, metrics } = this.#options.ambient;
+    const failure = this.#failure;
+    const durationMs = clock.now() - this.#startedAtMs;
+    const endpoint = endpointLabel(this.#path);
+    const outcome = failure?.code ?? String(status);
+    metrics.count("kv_proxy_requests_total", 1, { endpoint, outcome });
+    metrics.observe("kv_proxy_request_duration_seconds", durationMs / 1000, { endpoint });
+    const { limit } = failure?.details ?? {};
+    if (typeof limit === "string") metrics.count("kv_proxy_refused_total", 1, { limit });
+    const fields = {
+      ...{ requestId: this.#requestId, endpoint: this.#path, status, durationMs },
+      prefill: this.#choice?.prefill?.instance.url,
+      decode: this.#decode?.instance.url,
+    };
+    if (failure === undefined) log.info("request-done", fields);
+    else if (failure.code === "KV_REQUEST_ABORTED") log.info("request-aborted", fields);
+    else {
+      // The message of an error that the client has caused may repeat a value of its body.
+      const { code, message, details } = failure;
+      const shown = code === "KV_REQUEST_INVALID" ? { code, param: details.param } : { code, message };
+      if (refusalStatus(failure) < 500) log.info("request-refused", { ...fields, ...shown });
+      else log.warn("request-failed", { ...fields, ...shown });
+    }
+  }
+}
+
+/** `ip:port`, with `@RANK` for one rank of a data-parallel server: the sidecar reads it, and llm-d's knows no ranks. */
+function withRank(instance: Instance): string {
+  const { dataParallelRank: rank } = instance;
+  return rank === undefined ? endpointOf(instance) : `${endpointOf(instance)}@${rank}`;
+}
+
+function isGeneration(path: string): path is Endpoint {
+  return GENERATION.has(path);
+}
+
+/** Overload is 429, also where it is of all clients together: a gateway takes 503 for a picker without instances. */
+function refusalStatus(error: KvError): number {
+  return error.code === "KV_PROXY_OVERLOADED" ? 429 : statusOf(error);
+}
+
+/** The gateway is configured in a way that the picker cannot serve. */
+class WrongUse extends Error {}
+
+/** Errors: `WrongUse` for a gateway that would not send the whole body, or would not take it back. */
+function requireFullDuplex(message: ProcessingRequest): void {
+  const { request_headers: headers, protocol_config: config, observability_mode: observes } = message;
+  if (observes === true) throw new WrongUse("observability_mode is set: the picker cannot answer then");
+  const { request_body_mode: request = 0, response_body_mode: response = 0 } = config ?? {};
+  // Of a request without a body nothing else is needed.
+  const isRequestRight =
+    config === undefined || request === FULL_DUPLEX_STREAMED || headers?.end_of_stream === true;
+  if (isRequestRight && (response === 0 || response === FULL_DUPLEX_STREAMED)) return;
+  const wrong = isRequestRight ? "response" : "request";
+  const mode = bodyModeName(isRequestRight ? response : request);
+  throw new WrongUse(
+    `${wrong}_body_mode is ${mode}; set processing_mode.${wrong}_body_mode to FULL_DUPLEX_STREAMED`,
+  );
+}
+
+function grpcError(thrown: unknown): object {
+  const isWrongUse = thrown instanceof WrongUse;
+  return {
+    code: isWrongUse ? GrpcStatus.FAILED_PRECONDITION : GrpcStatus.INTERNAL,
+    details: isWrongUse ? thrown.message : KvError.from(thrown, "KV_INTERNAL", "the picker failed").message,
+  };
+}
+
+/** Only these reach instances: vLLM has further routes, of which some take `kv_transfer_params`. Errors: `KV_REQUEST_INVALID` (404, 405). */
+function requireServed(method: string, path: string): void {
+  const isModels = path === "/v1/models" || path.startsWith("/v1/models/");
+  if (isGeneration(path) ? method === "POST" : isModels && (method === "GET" || method === "HEAD")) return;
+  const known = isGeneration(path) || isModels;
+  const message = known ? `${method} is not served at this path` : "this path is not served";
+  throw new KvError("KV_REQUEST_INVALID", message, {
+    hint: known ? undefined : `served are ${[...GENERATION].join(", ")} and /v1/models`,
+    details: { httpStatus: known ? 405 : 404 },
+  });
+}
+
+function endpointLabel(path: string): string {
+  if (isGeneration(path)) return path;
+  return path.startsWith("/v1/models") ? "/v1/models" : "other";
+}
+
+function tooLarge(limitBytes: number): KvError {
+  return new KvError("KV_REQUEST_INVALID", `the body is larger than ${limitBytes} bytes`, {
+    hint: "the limit is set by limits.bodyLengthBytes, or --body-limit-bytes",
+    details: { httpStatus: 413, limit: "limits.bodyLengthBytes" },
+  });
+}
+
+function tooSlow(receiveMs: number): KvError {
+  return new KvError("KV_REQUEST_TIMEOUT", `the body did not arrive within ${receiveMs} ms`, {
+    details: { httpStatus: 408, limit: "timeouts.receiveMs" },
+  });
+}

@@ -1,0 +1,209 @@
+import { isIP } from "node:net";
+import {
+  decideDisaggregation,
+  type Instance,
+  type InstancePool,
+  instanceName,
+  type PooledInstance,
+  type RoutingContext,
+  type Visit,
+} from "@kv/fleet";
+import { type Fleet, type GenerationRequest, overloaded, type PrefillCosts } from "@kv/fleet/front-end";
+import { KvError, type Metrics } from "@kv/interface";
+import type { PickerSettings } from "../config/settings.js";
+
+/** What is known of a request when its instances are chosen. */
+export interface PickContext extends RoutingContext {
+  /** Absent for a request that asks for no generated text, such as `GET /v1/models`. */
+  readonly request?: GenerationRequest | undefined;
+  /** The gateway's subset hint: `ip:port` of the instances that may be chosen. */
+  readonly subset?: ReadonlySet<string> | undefined;
+}
+
+/** The instances of a request. The visits count as load until the caller ends them. */
+export interface Choice {
+  /** The visit of the first decode instance. */
+  readonly decode: Visit;
+  /** The decode instances, the first choice first. */
+  readonly decoders: readonly PooledInstance[];
+  /** The visit of the first prefill instance; undefined where a decode instance serves the request alone. */
+  readonly prefill: Visit | undefined;
+  /** The prefill instances, the first choice first. Each fits each of `decoders`. */
+  readonly prefillers: readonly PooledInstance[];
+}
+
+export interface EndpointPickerOptions {
+  readonly fleet: Fleet;
+  readonly settings: Pick<PickerSettings, "limits" | "fallbacks" | "unsplittable" | "disaggregateAbove">;
+  readonly costs: PrefillCosts;
+  readonly metrics: Metrics;
+}
+
+/** Chooses the decode and prefill instances of a request, and those to try in their place. */
+export class EndpointPicker {
+  readonly #options: EndpointPickerOptions;
+
+  constructor(options: EndpointPickerOptions) {
+    this.#options = options;
+  }
+
+  /**
+   * Errors: `KV_PROXY_NO_INSTANCE` (503) where no decode instance, or no prefill instance that fits it, is available; `KV_PROXY_OVERLOADED` (429)
+   * where each decode instance has as many requests as it may have; `KV_REQUEST_INVALID` for a request that cannot be split.
+   */
+  pick(context: PickContext): Choice {
+    const { fleet, settings } = this.#options;
+    const { prefill: prefillers, decode: decoders } = fleet.pools;
+    const alone = this.#isForDecodeAlone(context);
+    const outPrefillers = alone ? NONE : unavailable(prefillers, subsetOf(prefillers, context.subset));
+    const outDecoders = unavailable(decoders, context.subset);
+    const busy = busyAmong(decoders, outDecoders, settings.limits.requestsPerDecode);
+    const out = busy.length === 0 ? outDecoders : new Set([...outDecoders, ...busy]);
+    const decode = decoders.choose(context, out, alone ? undefined : { avoiding: outPrefillers });
+    if (decode === undefined)
+      throw busy.length > 0 ? shed(busy.length, settings.limits.requestsPerDecode) : none(decoders, context);
+    const { fallbacks } = settings;
+    const others = (partners: readonly Instance[]) =>
+      decoders
+        .alternatives(fallbacks, new Set([...out, decode]), partners)
+        .filter(({ dataParallelRank: rank }) => rank === decode.dataParallelRank);
+    if (alone || this.#oneLegPays(context, decode))
+      return {
+        decode: decode.begin(),
+        decoders: [decode, ...others([])],
+        prefill: undefined,
+        prefillers: [],
+      };
+    const prefill = prefillers.choose(context, outPrefillers, decode);
+    if (prefill === undefined) throw none(prefillers, context, decode);
+    const allDecoders = [decode, ...others([prefill])];
+    const excluding = new Set([...outPrefillers, prefill]);
+    return {
+      decode: decode.begin(),
+      decoders: allDecoders,
+      prefill: prefill.begin(),
+      prefillers: [prefill, ...prefillers.alternatives(fallbacks, excluding, allDecoders)],
+    };
+  }
+
+  #isForDecodeAlone({ request }: PickContext): boolean {
+    if (request === undefined) return true;
+    const { disaggregationLimit: why } = request;
+    if (why === undefined) return false;
+    if (this.#options.settings.unsplittable === "decode-computes") {
+      this.#options.metrics.count("kv_proxy_decode_alone_total");
+      return true;
+    }
+    const message = `prefill and decode of this request cannot run on two instances: ${why}`;
+    throw new KvError("KV_REQUEST_INVALID", message, {
+      hint: "change the request; or run the picker with --unsplittable decode-computes, which sends such requests to one decode instance",
+    });
+  }
+
+  #oneLegPays(context: PickContext, decode: PooledInstance): boolean {
+    const { fleet, settings, costs, metrics } = this.#options;
+    const { disaggregateAbove: above } = settings;
+    const { request } = context;
+    // What an answer says about the prompt comes from the prefill instance.
+    if (above === undefined || request === undefined || request.promptFields !== "none") return false;
+    const { decode: decoders } = fleet.pools;
+    const { twoLegs, reason } = decideDisaggregation(
+      {
+        promptTokens: costs.promptTokens(request),
+        decodeCachedTokens: decoders.cachedTokens(decode, context, costs.charactersPerToken) ?? 0,
+        prefillWaitMs: undefined,
+        decodeComputeMs: undefined,
+        decodeInFlight: decode.inFlight,
+      },
+      above,
+    );
+    metrics.count("kv_proxy_disaggregation_total", 1, { legs: twoLegs ? "2" : "1", reason });
+    return !twoLegs;
+  }
+}
+
+const NONE: ReadonlySet<Instance> = new Set();
+const endpoints = new WeakMap<Instance, string>();
+
+/** `ip:port` of an instance, as gateways name endpoints. Where its URL has a name in place of an address, the name stays. */
+export function endpointOf(instance: Instance): string {
+  let endpoint = endpoints.get(instance);
+  if (endpoint === undefined) {
+    const { hostname, port, protocol } = new URL(instance.url);
+    endpoint = `${hostname}:${port || (protocol === "https:" ? 443 : 80)}`;
+    endpoints.set(instance, endpoint);
+  }
+  return endpoint;
+}
+
+/** Whether a gateway can use the instance as a destination: its URL has an address, and no name. */
+export function hasAddress({ url }: { readonly url: string }): boolean {
+  return isIP(new URL(url).hostname.replace(/^\[(.*)\]$/, "$1")) !== 0;
+}
+
+/** The hint, for prefill instances: it is about them only where it names one, as a pool may hold the decode instances alone. */
+function subsetOf(pool: InstancePool, subset: PickContext["subset"]): PickContext["subset"] {
+  const named = subset !== undefined && pool.list().some((instance) => subset.has(endpointOf(instance)));
+  return named ? subset : undefined;
+}
+
+/** The instances that take no requests now, or are not in the subset. */
+function unavailable(pool: InstancePool, subset: PickContext["subset"]): ReadonlySet<Instance> {
+  const isDestination = pool.role === "decode";
+  return new Set(
+    pool
+      .list()
+      .filter(
+        (instance) =>
+          !instance.available() ||
+          (isDestination && !hasAddress(instance)) ||
+          (subset !== undefined && !subset.has(endpointOf(instance))),
+      ),
+  );
+}
+
+function busyAmong(pool: InstancePool, out: ReadonlySet<Instance>, limit: number | undefined) {
+  if (limit === undefined) return [];
+  return pool.list().filter((instance) => !out.has(instance) && instance.inFlight >= limit);
+}
+
+function shed(count: number, limit: number | undefined): KvError {
+  return overloaded({
+    limit: "limits.requestsPerDecode",
+    message: `each of the ${count} decode instances that are available has ${limit} requests in flight`,
+    byClient: true,
+  });
+}
+
+/** Why a pool has no instance for the request. */
+function none(pool: InstancePool, { subset }: PickContext, partner?: Instance): KvError {
+  const { role } = pool;
+  const all = pool.list();
+  const error = (message: string, hint: string) => new KvError("KV_PROXY_NO_INSTANCE", message, { hint });
+  const fix = "GET /status of the metrics port shows the state of each instance";
+  if (all.length === 0)
+    return error(`there is no ${role} instance`, `name one with --${role}, or by discovery`);
+  const within = subset === undefined ? all : all.filter((instance) => subset.has(endpointOf(instance)));
+  if (within.length === 0 && role === "decode")
+    return error(
+      `none of the ${subset?.size ?? 0} endpoints of the gateway's subset hint is a decode instance`,
+      "the hint names ip:port of the decode instances",
+    );
+  const able = (within.length === 0 ? all : within).filter((instance) => instance.available());
+  if (able.length > 0 && role === "decode" && !able.some(hasAddress))
+    return error(
+      `no decode instance has an IP address: ${able.slice(0, 3).map(instanceName).join(", ")}`,
+      "gateways take ip:port, so name decode instances by address",
+    );
+  const refusal = able.length === 0 ? undefined : pool.pairingRefusal(partner ?? { avoiding: NONE });
+  if (refusal !== undefined)
+    return error(
+      `no ${role} instance fits ${role === "prefill" ? "the decode instance" : "a prefill instance"}: ${refusal}`,
+      `run engines with equal compatibility hashes and sizes on both sides; ${fix}`,
+    );
+  const states = (within.length === 0 ? all : within).slice(0, 3).map((instance) => {
+    const { state, last_error: last } = instance.status();
+    return `${instanceName(instance)} is ${state}${last === null ? "" : ` (${last.message})`}`;
+  });
+  return error(`no ${role} instance is available: ${states.join("; ")}`, fix);
+}

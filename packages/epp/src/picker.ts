@@ -1,0 +1,302 @@
+import { experimental, ServerCredentials } from "@grpc/grpc-js";
+import {
+  type Discovery,
+  type InstancePool,
+  type InstanceStatus,
+  parseInstanceSpec,
+  type Role,
+  type Routing,
+} from "@kv/fleet";
+import {
+  AutoscalingSignals,
+  BodyBudget,
+  bothMetrics,
+  Fleet,
+  forwardedHeaders,
+  PrefillCosts,
+  PrometheusMetrics,
+  PromptRenderer,
+  type SignalsStatus,
+} from "@kv/fleet/front-end";
+import {
+  type Ambient,
+  type Clock,
+  KvError,
+  type Log,
+  type Metrics,
+  type Random,
+  silentLog,
+  systemClock,
+  systemRandom,
+  type Tracer,
+} from "@kv/interface";
+import { type PickerSettings, type PickerSettingsInput, readSettings } from "./config/settings.js";
+import {
+  type ProcessCall,
+  ProcessedRequest,
+  type ProcessedRequestOptions,
+} from "./ext-proc/processed-request.js";
+import { EndpointPicker, hasAddress } from "./pick/endpoint-picker.js";
+import { CertificateFiles, selfSigned } from "./server/certificate.js";
+import { EXT_PROC, GrpcListener, HEALTH, serviceOf } from "./server/grpc-server.js";
+import { healthService } from "./server/health-service.js";
+import { MetricsServer } from "./server/metrics-server.js";
+
+/** Options of `createPicker`: the settings, and what a program may pass in. */
+export interface PickerOptions extends PickerSettingsInput {
+  /** By default the system's clock. */
+  readonly clock?: Clock | undefined;
+  /** Randomness for ids and routing; by default the system's. */
+  readonly random?: Random | undefined;
+  /** By default nothing is logged. */
+  readonly log?: Log | undefined;
+  /** Receives all metrics, besides `/metrics`. */
+  readonly metrics?: Metrics | undefined;
+  /** Records a span for each choice. By default none; trace headers of clients pass unchanged then. */
+  readonly tracer?: Tracer | undefined;
+  /** Creates the routing strategy of each role, which the picker closes. By default, the setting `routing` names it. */
+  readonly createRouting?: ((role: Role) => Routing) | undefined;
+  /** Creates a source of instances, besides the settings' lists. By default, the setting `discovery` names it. */
+  readonly createDiscovery?: (() => Discovery) | undefined;
+}
+
+/** The state of the picker as JSON, for `/status`. */
+export interface PickerStatus {
+  /** Name of the routing strategy of the decode instances. */
+  readonly routing: string;
+  /** True from the call of `close`. */
+  readonly draining: boolean;
+  /** Requests whose answers have not ended. */
+  readonly in_flight: number;
+  /** Signals for autoscalers, as far as the picker sees them. */
+  readonly signals: SignalsStatus;
+  /** The prefill instances. */
+  readonly prefillers: readonly InstanceStatus[];
+  /** The decode instances. */
+  readonly decoders: readonly InstanceStatus[];
+}
+
+/** Where the picker listens. */
+export interface PickerAddress {
+  /** The host that was passed to `listen`. */
+  readonly host: string;
+  /** The port of ext_proc and gRPC health, also where a free one was taken. */
+  readonly port: number;
+  /** The port of gRPC health without TLS; undefined where the settings have none. */
+  readonly healthPort?: number | undefined;
+  /** URL of `/metrics`; undefined where the settings have none. */
+  readonly metricsUrl?: string | undefined;
+}
+
+/** An Endpoint Picker. */
+export interface Picker {
+  /**
+   * Starts to serve gateways, on 127.0.0.1 and port 9002 by default; port 0 takes a free one. Errors: `KV_CONFIG_INVALID` when a port is taken or the
+   * host is not of this machine.
+   */
+  listen(options?: { host?: string | undefined; port?: number | undefined }): Promise<PickerAddress>;
+  /** The present state. */
+  status(): PickerStatus;
+  /** The instances of both roles, for a program that adds, drains and removes them. */
+  readonly instances: Readonly<Record<Role, InstancePool>>;
+  /**
+   * Health says NOT_SERVING from now on. After `drainMs` no further requests are taken; those in flight may end within `graceMs`. The defaults are the
+   * settings' `timeouts`. A second call ends both waits at once.
+   */
+  close(options?: { drainMs?: number | undefined; graceMs?: number | undefined }): Promise<void>;
+  /** `close` with the defaults. */
+  [Symbol.asyncDispose](): Promise<void>;
+}
+
+/** Creates an Endpoint Picker for Envoy and gateways like it. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`. */
+export function createPicker(options: PickerOptions): Picker {
+  return new ExtProcPicker(options);
+}
+
+class ExtProcPicker implements Picker {
+  readonly instances: Readonly<Record<Role, InstancePool>>;
+  readonly #settings: PickerSettings;
+  readonly #ambient: Ambient;
+  readonly #fleet: Fleet;
+  readonly #signals: AutoscalingSignals;
+  readonly #listener: GrpcListener;
+  readonly #healthListener: GrpcListener | undefined;
+  readonly #metricsServer: MetricsServer | undefined;
+  readonly #certificate: CertificateFiles | undefined;
+  #inFlight = 0;
+  #draining = false;
+  #closing: Promise<void> | undefined = undefined;
+  #endDraining: (() => void) | undefined = undefined;
+
+  constructor(options: PickerOptions) {
+    const { clock, random, log, metrics, tracer, createRouting, createDiscovery, ...input } = options;
+    const settings = readSettings(input);
+    this.#settings = settings;
+    const own = {
+      clock: clock ?? systemClock(),
+      random: random ?? systemRandom(),
+      log: log ?? silentLog,
+      tracer,
+    };
+    requireAddresses(settings);
+    const { tls } = settings;
+    this.#certificate = typeof tls === "object" ? new CertificateFiles(tls, own) : undefined;
+    const fleet = new Fleet({ settings, ...own, createRouting, createDiscovery });
+    this.#fleet = fleet;
+    this.instances = fleet.pools;
+    const { prefill: prefillers, decode: decoders } = fleet.pools;
+    const prometheus = new PrometheusMetrics([prefillers, decoders]);
+    const ambient: Ambient = {
+      ...own,
+      metrics: metrics === undefined ? prometheus : bothMetrics(metrics, prometheus),
+    };
+    this.#ambient = ambient;
+    const signals = new AutoscalingSignals({
+      prefillers,
+      decoders,
+      pairing: fleet.pairing,
+      clock: own.clock,
+    });
+    this.#signals = signals;
+    prometheus.addSignals(() => signals.status());
+    if (fleet.discovery !== undefined) prometheus.addDiscovery(fleet.discovery);
+    const { limits } = settings;
+    const costs = new PrefillCosts();
+    const process: ProcessedRequestOptions = {
+      ambient,
+      settings,
+      fleet,
+      picker: new EndpointPicker({ fleet, settings, costs, metrics: ambient.metrics }),
+      renderer: new PromptRenderer({
+        prefillers,
+        upstream: fleet.upstream,
+        forwarded: forwardedHeaders(settings.forwardHeaders),
+        ambient,
+      }),
+      budget: new BodyBudget({
+        allBytes: limits.bodiesLengthBytes,
+        perClientBytes: limits.bodiesLengthBytes,
+      }),
+      inFlight: () => this.#inFlight,
+    };
+    this.#listener = new GrpcListener(this.#credentials(), settings);
+    this.#listener.server.addService(serviceOf(EXT_PROC), {
+      Process: (call: ProcessCall) => void this.#process(call, process),
+    });
+    const health = healthService(async () => (await this.#health()).ok, own.clock);
+    this.#listener.server.addService(serviceOf(HEALTH), health);
+    if (settings.healthPort !== undefined) {
+      this.#healthListener = new GrpcListener(ServerCredentials.createInsecure(), settings);
+      this.#healthListener.server.addService(serviceOf(HEALTH), health);
+    }
+    if (settings.metricsServer !== undefined)
+      this.#metricsServer = new MetricsServer({
+        prometheus,
+        status: () => this.status(),
+        health: () => this.#health(),
+      });
+  }
+
+  async listen({
+    host = "127.0.0.1",
+    port = 9002,
+  }: {
+    host?: string | undefined;
+    port?: number | undefined;
+  } = {}): Promise<PickerAddress> {
+    const { healthPort, metricsServer: metrics } = this.#settings;
+    await this.#fleet.firstReadings();
+    const address = { host, port: await this.#listener.listen(host, port) };
+    const probes = await this.#healthListener?.listen(host, healthPort ?? 0);
+    if (metrics === undefined) return { ...address, healthPort: probes };
+    const metricsPort = await this.#metricsServer?.listen(metrics.host, metrics.port);
+    const shown = metrics.host.includes(":") ? `[${metrics.host}]` : metrics.host;
+    return { ...address, healthPort: probes, metricsUrl: `http://${shown}:${metricsPort}` };
+  }
+
+  status(): PickerStatus {
+    const { prefill, decode } = this.instances;
+    return {
+      routing: decode.routing,
+      draining: this.#draining,
+      in_flight: this.#inFlight,
+      signals: this.#signals.status(),
+      prefillers: prefill.status(),
+      decoders: decode.status(),
+    };
+  }
+
+  async close({
+    drainMs = this.#settings.timeouts.drainMs,
+    graceMs = this.#settings.timeouts.graceMs,
+  }: {
+    drainMs?: number | undefined;
+    graceMs?: number | undefined;
+  } = {}): Promise<void> {
+    this.#draining = true;
+    if (this.#closing !== undefined) {
+      this.#endDraining?.();
+      this.#listener.server.forceShutdown();
+    }
+    this.#closing ??= this.#closeAll(drainMs, graceMs);
+    await this.#closing;
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+
+  #credentials(): ServerCredentials {
+    const { tls } = this.#settings;
+    if (tls === false) return ServerCredentials.createInsecure();
+    // Its first parameter is the server's own certificate, whatever its name in the declaration is.
+    if (this.#certificate !== undefined)
+      return experimental.createCertificateProviderServerCredentials(this.#certificate, null, false);
+    const { certificate, privateKey } = selfSigned(this.#ambient.clock.now());
+    return ServerCredentials.createSsl(null, [{ cert_chain: certificate, private_key: privateKey }]);
+  }
+
+  async #process(call: ProcessCall, options: ProcessedRequestOptions): Promise<void> {
+    this.#inFlight += 1;
+    await new ProcessedRequest(call, options).serve();
+    this.#inFlight -= 1;
+  }
+
+  async #health() {
+    const { ok: isHealthy, ...instances } = await this.#fleet.health();
+    const ok = isHealthy && !this.#draining;
+    return { ok, body: { status: ok ? "ok" : "unavailable", ...instances } };
+  }
+
+  async #closeAll(drainMs: number, graceMs: number): Promise<void> {
+    await new Promise<void>((resolve) => {
+      if (drainMs === 0) return resolve();
+      const timer = this.#ambient.clock.setTimer(resolve, drainMs, { ref: true });
+      this.#endDraining = () => {
+        timer.cancel();
+        resolve();
+      };
+    });
+    this.#fleet.stop();
+    await this.#listener.close(graceMs);
+    await this.#healthListener?.close(0);
+    await this.#metricsServer?.close();
+    this.#certificate?.close();
+    await this.#fleet.close();
+  }
+}
+
+/** A gateway takes `ip:port`. Of instances that are discovered later, those with names are left out. */
+function requireAddresses({ decoders }: PickerSettings): void {
+  for (const decoder of decoders) {
+    const { url } = parseInstanceSpec(decoder);
+    if (hasAddress({ url })) continue;
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `the decode instance ${url} has a name in place of an IP address`,
+      {
+        hint: "gateways take ip:port: give --decode ip:port, or --dns-decode, which resolves names",
+      },
+    );
+  }
+}

@@ -1,0 +1,78 @@
+import { once } from "node:events";
+import { type AddressInfo, createServer, type Server as NetServer, type Socket } from "node:net";
+import { fileURLToPath } from "node:url";
+import { loadPackageDefinition, Server, type ServerCredentials, type ServiceDefinition } from "@grpc/grpc-js";
+import { loadSync } from "@grpc/proto-loader";
+import { KvError } from "@kv/interface";
+import type { PickerSettings } from "../config/settings.js";
+
+const OPTIONS = { keepCase: true };
+
+/** Services of `proto/`, by their full names. */
+export const EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor";
+export const HEALTH = "grpc.health.v1.Health";
+
+/** The definition of a service of `proto/`. */
+export function serviceOf(name: typeof EXT_PROC | typeof HEALTH): ServiceDefinition {
+  const file = name === EXT_PROC ? "ext_proc.proto" : "health.proto";
+  // Relative to this file in `src`, and to the bundle in `dist`.
+  const folder = /\/src\/server\/[^/]+$/.test(import.meta.url) ? "../../proto/" : "../proto/";
+  const definition = loadSync(fileURLToPath(new URL(`${folder}${file}`, import.meta.url)), OPTIONS);
+  let found: unknown = loadPackageDefinition(definition);
+  for (const part of name.split(".")) found = (found as Record<string, unknown>)[part];
+  return (found as { readonly service: ServiceDefinition }).service;
+}
+
+/** A gRPC server behind a listener that bounds its connections, which `@grpc/grpc-js` does not. */
+export class GrpcListener {
+  readonly server: Server;
+  readonly #net: NetServer;
+  readonly #drain: (graceMs: number) => void;
+
+  constructor(
+    credentials: ServerCredentials,
+    { limits, timeouts }: Pick<PickerSettings, "limits" | "timeouts">,
+  ) {
+    this.server = new Server({
+      "grpc.max_concurrent_streams": limits.requestsPerConnection,
+      "grpc.max_receive_message_length": limits.messageLengthBytes,
+      "grpc.max_connection_idle_ms": timeouts.idleMs,
+      "grpc.keepalive_time_ms": 60_000,
+      "grpc.keepalive_timeout_ms": 20_000,
+    });
+    const injector = this.server.createConnectionInjector(credentials);
+    this.#drain = (graceMs) => injector.drain(graceMs);
+    this.#net = createServer({ noDelay: true }, (socket: Socket) => {
+      socket.on("error", () => {});
+      injector.injectConnection(socket);
+    });
+    this.#net.maxConnections = limits.connections;
+  }
+
+  /** Listens. Returns the port. Errors: `KV_CONFIG_INVALID` for a port that is taken, or a host that is not of this machine. */
+  async listen(host: string, port: number): Promise<number> {
+    try {
+      this.#net.listen(port, host);
+      await once(this.#net, "listening");
+    } catch (cause) {
+      throw new KvError(
+        "KV_CONFIG_INVALID",
+        `cannot listen on ${host}:${port}: ${(cause as Error).message}`,
+        {
+          hint: "give another --port, or an address of this machine",
+          cause,
+        },
+      );
+    }
+    return (this.#net.address() as AddressInfo).port;
+  }
+
+  /** Takes no further connections and no further requests. Requests in flight may end within `graceMs`; the rest is cancelled. */
+  async close(graceMs: number): Promise<void> {
+    this.#net.close();
+    this.#drain(graceMs);
+    const timer = setTimeout(() => this.server.forceShutdown(), graceMs);
+    await new Promise<void>((resolve) => this.server.tryShutdown(() => resolve()));
+    clearTimeout(timer);
+  }
+}

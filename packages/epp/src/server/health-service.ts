@@ -1,0 +1,50 @@
+import type { ServerUnaryCall, ServerWritableStream, sendUnaryData } from "@grpc/grpc-js";
+import { status as GrpcStatus, type UntypedServiceImplementation } from "@grpc/grpc-js";
+import type { Clock, Timer } from "@kv/interface";
+import { EXT_PROC } from "./grpc-server.js";
+
+interface HealthRequest {
+  readonly service?: string | undefined;
+}
+
+interface HealthResponse {
+  readonly status: "SERVING" | "NOT_SERVING" | "SERVICE_UNKNOWN";
+}
+
+const LOOK_MS = 1_000;
+
+/**
+ * gRPC health. `liveness` is served while the process answers. `readiness`, the name of the ext_proc service, and no name: while `isReady`. Another
+ * name is not found.
+ */
+export function healthService(isReady: () => Promise<boolean>, clock: Clock): UntypedServiceImplementation {
+  async function statusOf(service = ""): Promise<HealthResponse["status"]> {
+    if (service === "liveness") return "SERVING";
+    if (service !== "" && service !== "readiness" && service !== EXT_PROC) return "SERVICE_UNKNOWN";
+    return (await isReady()) ? "SERVING" : "NOT_SERVING";
+  }
+  return {
+    Check(
+      { request }: ServerUnaryCall<HealthRequest, HealthResponse>,
+      answer: sendUnaryData<HealthResponse>,
+    ) {
+      void statusOf(request.service).then((status) => {
+        if (status !== "SERVICE_UNKNOWN") answer(null, { status });
+        else answer({ code: GrpcStatus.NOT_FOUND, details: `there is no service ${request.service}` });
+      });
+    },
+    Watch(call: ServerWritableStream<HealthRequest, HealthResponse>) {
+      let last: HealthResponse["status"] | undefined;
+      let timer: Timer | undefined;
+      const look = async () => {
+        const status = await statusOf(call.request.service);
+        if (call.cancelled) return;
+        if (status !== last) call.write({ status });
+        last = status;
+        timer = clock.setTimer(() => void look(), LOOK_MS);
+      };
+      call.once("cancelled", () => timer?.cancel());
+      void look();
+    },
+  };
+}

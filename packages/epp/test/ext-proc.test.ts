@@ -1,0 +1,269 @@
+import { expect, test } from "vitest";
+import { clientOf, GatewayRequest, runPicker, send, subsetHint } from "./support/gateway.js";
+
+const P = ["127.0.0.1:11", "127.0.0.1:12"];
+const D = ["127.0.0.1:21", "127.0.0.1:22", "127.0.0.1:23"];
+
+async function picked(options: Parameters<typeof runPicker>[0] = {}) {
+  const running = await runPicker({ prefillers: P, decoders: D, ...options });
+  return { ...running, client: clientOf(running.port) };
+}
+
+test("D is named in the header and in the metadata with the one to try in its place, P in a header of its own", async () => {
+  const { client } = await picked();
+  const { headers, destination } = await send(client).choice();
+  expect(destination).toBe("127.0.0.1:21,127.0.0.1:22");
+  expect(headers["x-gateway-destination-endpoint"]).toBe(destination);
+  expect(headers["x-prefiller-host-port"]).toBe("127.0.0.1:11,127.0.0.1:12");
+});
+
+test("instances take turns, also those that are named in place of others", async () => {
+  const { client } = await picked({ fallbacks: 2 });
+  const chosen: string[] = [];
+  for (let i = 0; i < 4; i += 1) {
+    const request = send(client);
+    chosen.push((await request.choice()).destination.split(",")[0] ?? "");
+    request.answer(200);
+    await request.ended;
+  }
+  expect(chosen).toEqual([D[0], D[1], D[2], D[0]]);
+});
+
+test("without fallbacks one of each is named", async () => {
+  const { client } = await picked({ fallbacks: 0 });
+  const { headers, destination } = await send(client).choice();
+  expect([destination, headers["x-prefiller-host-port"]]).toEqual([D[0], P[0]]);
+});
+
+test("a body of many pieces passes byte for byte, in pieces of 64 KiB at most", async () => {
+  const { client } = await picked();
+  const text = JSON.stringify({ prompt: "äöü ".repeat(100_000) });
+  const bytes = Buffer.from(text);
+  const request = new GatewayRequest(client);
+  request.headers({});
+  for (let at = 0; at < bytes.length; at += 200_001) request.body(bytes.subarray(at, at + 200_001), false);
+  request.body("", true);
+  expect((await request.passedBody()).equals(bytes)).toBe(true);
+  const sizes = request.answers.map(
+    (each) => each.request_body?.response.body_mutation.streamed_response.body.length,
+  );
+  expect(Math.max(...sizes.filter((size) => size !== undefined))).toBeLessThanOrEqual(64 * 1024);
+});
+
+test("a body that trailers end is passed on before them, and is not ended itself", async () => {
+  const { client } = await picked();
+  const request = new GatewayRequest(client);
+  request.headers({});
+  request.body('{"prompt":"a"}', false);
+  request.write({ request_trailers: {} });
+  await request.find((message) => message.request_trailers !== undefined);
+  const kinds = request.answers.map(
+    (message) => Object.keys(message).filter((key) => key.startsWith("request_"))[0],
+  );
+  expect(kinds).toEqual(["request_headers", "request_body", "request_trailers"]);
+  expect(request.answers[1].request_body.response.body_mutation.streamed_response.end_of_stream).not.toBe(
+    true,
+  );
+});
+
+test("the answer passes unchanged, with its trailers", async () => {
+  const { client } = await picked();
+  const request = send(client);
+  await request.choice();
+  request.write({ response_headers: { headers: { headers: [{ key: ":status", value: "200" }] } } });
+  request.write({ response_body: { body: Buffer.from("data: 1\n\n") } });
+  request.write({ response_trailers: {} });
+  await request.find((message) => message.response_trailers !== undefined);
+  const piece = request.answers.find((message) => message.response_body !== undefined);
+  const { body, end_of_stream: end } = piece.response_body.response.body_mutation.streamed_response;
+  expect([body.toString(), end]).toEqual(["data: 1\n\n", false]);
+});
+
+test("a list of models comes from a D, without a P", async () => {
+  const { client } = await picked();
+  const request = new GatewayRequest(client);
+  const head = { ":method": "GET", ":path": "/v1/models?x=1", "x-prefiller-host-port": "evil:1" };
+  request.headers(head, { end_of_stream: true });
+  const { headers, removed, destination } = await request.choice();
+  expect(destination).toBe("127.0.0.1:21,127.0.0.1:22");
+  expect(headers).not.toHaveProperty("x-prefiller-host-port");
+  expect(removed).toEqual(["x-prefiller-host-port"]);
+});
+
+test("a client cannot choose P: its header is replaced, or removed where D computes alone", async () => {
+  const { client } = await picked({ disaggregateAbove: 1000 });
+  const forged = { "x-prefiller-host-port": "evil:1", "x-gateway-destination-endpoint": "evil:2" };
+  const long = await send(client, { prompt: "a".repeat(10_000) }, forged).choice();
+  expect(long.headers["x-prefiller-host-port"]).toBe("127.0.0.1:11,127.0.0.1:12");
+  const short = await send(client, { prompt: "a" }, forged).choice();
+  expect(short.headers).not.toHaveProperty("x-prefiller-host-port");
+  expect(short.removed).toEqual(["x-prefiller-host-port"]);
+  expect(short.headers["x-gateway-destination-endpoint"]).toBe(short.destination);
+});
+
+test("a short prompt has a P where its answer says something about the prompt", async () => {
+  const { client } = await picked({ disaggregateAbove: 1000 });
+  const { headers } = await send(client, { prompt: "a", prompt_logprobs: 1 }).choice();
+  expect(headers["x-prefiller-host-port"]).toBe("127.0.0.1:11,127.0.0.1:12");
+});
+
+test("a request that cannot be split is refused, or goes to a D alone", async () => {
+  const body = { prompt: "a", use_beam_search: true };
+  const strict = await picked();
+  expect(await send(strict.client, body).refusal()).toMatchObject({
+    status: 400,
+    error: { code: "KV_REQUEST_INVALID", message: expect.stringContaining("use_beam_search") },
+  });
+  const lenient = await picked({ unsplittable: "decode-computes" });
+  expect((await send(lenient.client, body).choice()).headers).not.toHaveProperty("x-prefiller-host-port");
+});
+
+test("the subset hint limits D, and P where it names one", async () => {
+  const { client } = await picked();
+  const one = await send(client, undefined, {}, subsetHint([D[2] ?? ""])).choice();
+  expect([one.destination, one.headers["x-prefiller-host-port"]]).toEqual([
+    D[2],
+    "127.0.0.1:11,127.0.0.1:12",
+  ]);
+  const both = await send(client, undefined, {}, subsetHint([D[1] ?? "", P[1] ?? ""])).choice();
+  expect([both.destination, both.headers["x-prefiller-host-port"]]).toEqual([D[1], P[1]]);
+});
+
+test.each([[[]], [["127.0.0.1:9"]]])(
+  "the subset hint %j without a D is answered with 503",
+  async (endpoints) => {
+    const { client } = await picked();
+    expect(await send(client, undefined, {}, subsetHint(endpoints)).refusal()).toMatchObject({
+      status: 503,
+      error: { code: "KV_PROXY_NO_INSTANCE", message: expect.stringContaining("subset hint") },
+    });
+  },
+);
+
+test("503 names the reason, and no address unless the instances are exposed", async () => {
+  const { picker, client } = await picked({ exposeInstances: true });
+  for (const url of D) void picker.instances.decode.drain({ url: `http://${url}` });
+  const { status, error } = await send(client).refusal();
+  expect([status, error.code, error.type]).toEqual([503, "KV_PROXY_NO_INSTANCE", "server_error"]);
+  expect(error.message).toContain("no decode instance is available: http://127.0.0.1:21 is draining");
+  const hidden = await picked();
+  for (const url of P) void hidden.picker.instances.prefill.drain({ url: `http://${url}` });
+  const refusal = await send(hidden.client).refusal();
+  expect(refusal.error.message).toContain("no prefill instance is available");
+  expect(refusal.error.message).not.toContain("127.0.0.1");
+});
+
+test("429 with Retry-After while each D has as many requests as it may have", async () => {
+  const { client } = await picked({ decoders: D.slice(0, 2), limits: { requestsPerDecode: 1 } });
+  const first = send(client);
+  const second = send(client);
+  await Promise.all([first.choice(), second.choice()]);
+  const { status, headers, error } = await send(client).refusal();
+  expect([status, headers["retry-after"], error.code]).toEqual([429, "1", "KV_PROXY_OVERLOADED"]);
+  first.answer(200);
+  await first.ended;
+  expect((await send(client).choice()).destination).toBe(D[0]);
+});
+
+test.each([
+  ["a path that is not served", { ":path": "/reset_prefix_cache" }, "{}", 404],
+  ["another method", { ":method": "PUT" }, "{}", 405],
+  ["text that is not JSON", {}, "{", 400],
+  ["kv_transfer_params of a client", {}, '{"prompt":"a","kv_transfer_params":{}}', 400],
+])("%s is refused", async (_name, headers, body, status) => {
+  const { client } = await picked();
+  expect(await send(client, body, headers).refusal()).toMatchObject({ status });
+});
+
+test("errors on /v1/messages have Anthropic's form", async () => {
+  const { client } = await picked();
+  const refused = send(client, "{", { ":path": "/v1/messages" });
+  expect(await refused.refusal()).toMatchObject({ type: "error", error: { type: "invalid_request_error" } });
+});
+
+test("a D that answers 500 counts as failed, its P does not; a client that leaves fails nobody", async () => {
+  const { picker, client } = await picked();
+  const failing = send(client);
+  await failing.choice();
+  failing.answer(500);
+  await failing.ended;
+  const left = send(client);
+  await left.choice();
+  left.leave();
+  await expect.poll(() => picker.status().in_flight).toBe(0);
+  const { decoders, prefillers } = picker.status();
+  expect(decoders.map(({ failures, in_flight }) => [failures, in_flight])).toEqual([
+    [1, 0],
+    [0, 0],
+    [0, 0],
+  ]);
+  expect(prefillers.map(({ failures, in_flight }) => [failures, in_flight])).toEqual([
+    [0, 0],
+    [0, 0],
+  ]);
+});
+
+test.each([
+  [
+    "x-gateway-destination-endpoint-served",
+    (fields: object) => ({ metadata_context: { filter_metadata: { "envoy.lb": { fields } } } }),
+  ],
+  ["upstream.address", (fields: object) => ({ attributes: { "envoy.filters.http.ext_proc": { fields } } })],
+])("a D that the gateway could not use is left out for a while: %s", async (key, message) => {
+  const { picker, client } = await picked();
+  const request = send(client);
+  await request.choice();
+  request.answer(200, message({ [key]: { stringValue: D[1] } }));
+  await request.ended;
+  await expect.poll(() => picker.status().in_flight).toBe(0);
+  const states = picker.status().decoders.map(({ state, requests, failures }) => [state, requests, failures]);
+  expect(states).toEqual([
+    ["cooling-down", 1, 1],
+    ["up", 1, 0],
+    ["up", 0, 0],
+  ]);
+});
+
+test("a P is busy until the answer begins, a D until it ends", async () => {
+  const { picker, client } = await picked({ decoders: D.slice(0, 1), prefillers: P.slice(0, 1) });
+  const request = send(client);
+  await request.choice();
+  const load = () =>
+    [...picker.status().prefillers, ...picker.status().decoders].map((each) => each.in_flight);
+  expect(load()).toEqual([1, 1]);
+  request.write({ response_headers: { headers: { headers: [{ key: ":status", value: "200" }] } } });
+  await request.find((message) => message.response_headers !== undefined);
+  expect(load()).toEqual([0, 1]);
+  request.answer(200);
+  await request.ended;
+  await expect.poll(load).toEqual([0, 0]);
+});
+
+test("of a data-parallel D its rank is named, and no other rank is named in its place", async () => {
+  const { client } = await picked({
+    decoders: ["127.0.0.1:21@1", "127.0.0.1:22"],
+    prefillers: ["127.0.0.1:11@2"],
+  });
+  const { headers, destination } = await send(client).choice();
+  expect([destination, headers["x-data-parallel-rank"]]).toEqual(["127.0.0.1:21", "1"]);
+  expect(headers["x-prefiller-host-port"]).toBe("127.0.0.1:11@2");
+});
+
+test.each([
+  [{ protocol_config: { request_body_mode: 2 } }, "request_body_mode is BUFFERED"],
+  [{ protocol_config: { request_body_mode: 4, response_body_mode: 1 } }, "response_body_mode is STREAMED"],
+  [{ observability_mode: true }, "observability_mode is set"],
+])("a gateway with %j gets FAILED_PRECONDITION", async (more, why) => {
+  const { client } = await picked();
+  const request = new GatewayRequest(client);
+  request.headers({}, more);
+  const { code, details } = await request.ended;
+  expect([code, details]).toEqual([9, expect.stringContaining(why)]);
+});
+
+test("a decode instance with a name in place of an address is refused", async () => {
+  await expect(picked({ decoders: ["d1:8200"] })).rejects.toMatchObject({
+    code: "KV_CONFIG_INVALID",
+    message: expect.stringContaining("http://d1:8200"),
+  });
+});

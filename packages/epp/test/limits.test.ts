@@ -1,0 +1,140 @@
+import { once } from "node:events";
+import { connect as http2Connect } from "node:http2";
+import { connect, type Socket } from "node:net";
+import { expect, test } from "vitest";
+import { after, createManualClock } from "../../proxy/test/support/manual-clock.js";
+import type { PickerOptions } from "../src/index.js";
+import { PICKER_LIMITS } from "../src/index.js";
+import { METRICS_LIMITS } from "../src/server/metrics-server.js";
+import { afterwards, clientOf, GatewayRequest, runPicker, send, subsetHint } from "./support/gateway.js";
+
+async function start(options: PickerOptions = {}) {
+  const running = await runPicker({ prefillers: ["127.0.0.1:11"], decoders: ["127.0.0.1:21"], ...options });
+  return { ...running, client: clientOf(running.port) };
+}
+
+function openSocket(port: number): Socket {
+  const socket = connect(port, "127.0.0.1").on("error", () => {});
+  afterwards(() => socket.destroy());
+  return socket;
+}
+
+/** The status of a refusal, and the limit that counted it. */
+async function refused(request: GatewayRequest) {
+  const { status } = await request.refusal();
+  return status;
+}
+
+/** What happens at each limit. */
+const AT_THE_LIMIT: Readonly<Record<string, () => Promise<unknown>>> = {
+  "limits.connections": async () => {
+    const { port } = await start({ limits: { connections: 1 } });
+    openSocket(port);
+    await once(openSocket(port), "close");
+  },
+  "limits.requestsPerConnection": async () => {
+    const { port } = await start({ limits: { requestsPerConnection: 7 } });
+    const session = http2Connect(`http://127.0.0.1:${port}`);
+    afterwards(() => session.destroy());
+    const [settings] = await once(session, "remoteSettings");
+    expect(settings).toMatchObject({ maxConcurrentStreams: 7 });
+  },
+  "limits.requestsInFlight": async () => {
+    const { client } = await start({ limits: { requestsInFlight: 1 } });
+    await send(client).choice();
+    expect(await refused(send(client))).toBe(429);
+  },
+  "limits.requestsPerDecode": async () => {
+    const { client } = await start({ limits: { requestsPerDecode: 1 } });
+    await send(client).choice();
+    expect(await refused(send(client))).toBe(429);
+  },
+  "limits.messageLengthBytes": async () => {
+    const { client } = await start({ limits: { messageLengthBytes: 1_000 } });
+    expect((await send(client, { prompt: "a".repeat(1_000) }).ended).code).toBe(8);
+  },
+  "limits.bodyLengthBytes": async () => {
+    const { client } = await start({ limits: { bodyLengthBytes: 100 } });
+    expect(await refused(send(client, { prompt: "a".repeat(100) }))).toBe(413);
+    const announced = new GatewayRequest(client);
+    announced.headers({ "content-length": "101" });
+    expect(await refused(announced)).toBe(413);
+  },
+  "limits.bodiesLengthBytes": async () => {
+    const limits = { bodyLengthBytes: 100_000, bodiesLengthBytes: 100_000 };
+    const { client } = await start({ limits });
+    const larger = new GatewayRequest(client);
+    larger.headers({});
+    larger.body(`{"prompt":"${"a".repeat(80_000)}`, false);
+    const smaller = new GatewayRequest(client);
+    smaller.headers({});
+    smaller.body(`{"prompt":"${"a".repeat(60_000)}`, false);
+    expect(await Promise.race([refused(larger), refused(smaller)])).toBe(429);
+  },
+  "limits.bodyDepth": async () => {
+    const { client } = await start({ limits: { bodyDepth: 3 } });
+    expect(await refused(send(client, '{"a":[[[1]]]}'))).toBe(400);
+  },
+  "limits.bodyMembers": async () => {
+    const { client } = await start({ limits: { bodyMembers: 3 } });
+    expect(await refused(send(client, '{"a":1,"b":1,"c":1}'))).toBe(400);
+  },
+  "limits.bodyValues": async () => {
+    const { client } = await start({ limits: { bodyValues: 3 } });
+    expect(await refused(send(client, '{"prompt":[1,2,3,4,5]}'))).toBe(400);
+  },
+  "top-level members of a body": async () => {
+    const { client } = await start();
+    const members = Array.from({ length: 1_001 }, (_, i) => `"m${i}":1`);
+    expect(await refused(send(client, `{${members.join(",")}}`))).toBe(400);
+  },
+  "limits.subsetEndpoints": async () => {
+    const { client } = await start({ limits: { subsetEndpoints: 1 } });
+    const hint = subsetHint(["127.0.0.1:21", "127.0.0.1:22"]);
+    expect(await refused(send(client, undefined, {}, hint))).toBe(400);
+  },
+  "length of X-Request-Id": async () => {
+    const { client } = await start();
+    expect(await refused(send(client, undefined, { "x-request-id": "a".repeat(129) }))).toBe(400);
+  },
+  "timeouts.receiveMs": async () => {
+    const clock = createManualClock();
+    const { client } = await start({ clock, timeouts: { receiveMs: 1_000 } });
+    const request = new GatewayRequest(client);
+    request.headers({});
+    await expect.poll(after(clock, 1_000, () => request.answers.length)).toBe(1);
+    expect(await refused(request)).toBe(408);
+  },
+  "timeouts.idleMs": async () => {
+    const { port } = await start({ timeouts: { idleMs: 50 } });
+    const session = http2Connect(`http://127.0.0.1:${port}`);
+    await once(session, "close");
+  },
+  "metrics: connections": async () => {
+    const { metricsUrl } = await start({ metricsServer: { port: 0 } });
+    const { port } = new URL(metricsUrl);
+    const sockets = Array.from({ length: METRICS_LIMITS.connections }, () => openSocket(Number(port)));
+    await Promise.all(sockets.map((socket) => once(socket, "connect")));
+    await once(openSocket(Number(port)), "close");
+  },
+  "metrics: headers": async () => {
+    const { metricsUrl } = await start({ metricsServer: { port: 0 } });
+    const headers = { "x-long": "a".repeat(METRICS_LIMITS.headersLengthBytes) };
+    expect((await fetch(`${metricsUrl}/status`, { headers })).status).toBe(431);
+  },
+  "metrics: time of a request": async () => {
+    const { metricsUrl } = await start({ metricsServer: { port: 0 } });
+    const socket = openSocket(Number(new URL(metricsUrl).port));
+    socket.write("GET /status HTTP/1.1\r\n");
+    const [answer] = await once(socket, "data");
+    expect(String(answer)).toMatch(/^HTTP\/1\.1 408 /);
+  },
+};
+
+test("each limit is tried here", () => {
+  expect(Object.keys(AT_THE_LIMIT)).toEqual(PICKER_LIMITS.map(({ name }) => name));
+});
+
+test.each(Object.entries(AT_THE_LIMIT))("%s", async (_name, reach) => {
+  await reach();
+});

@@ -1,0 +1,316 @@
+import { mkdtempSync, renameSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { connect as tlsConnect } from "node:tls";
+import { ChannelCredentials } from "@grpc/grpc-js";
+import { leastLoad, type RoutingContext } from "@kv/fleet";
+import { type LogFields, silentLog } from "@kv/interface";
+import { OtlpTracer, readSpans, type TraceSpan } from "@kv/protocol";
+import { expect, test } from "vitest";
+import { type Answer, sendJson, startUpstream } from "../../proxy/test/support/fake-upstream.js";
+import { after, createManualClock } from "../../proxy/test/support/manual-clock.js";
+import { startSideChannel } from "../../proxy/test/support/side-channel.js";
+import { selfSigned } from "../src/server/certificate.js";
+import { afterwards, checkHealth, clientOf, GatewayRequest, runPicker, send } from "./support/gateway.js";
+
+const P = "127.0.0.1:11";
+const D = "127.0.0.1:21";
+
+async function upstream(answer: Answer): Promise<string> {
+  const { url, close } = await startUpstream(answer);
+  afterwards(close);
+  return url;
+}
+
+const trusting = () => ChannelCredentials.createSsl(null, null, null, { rejectUnauthorized: false });
+
+/** The certificate that a port presents. */
+function presented(port: number): Promise<string> {
+  return new Promise((resolve, reject) => {
+    const socket = tlsConnect({ port, rejectUnauthorized: false, ALPNProtocols: ["h2"] }, () => {
+      resolve(socket.getPeerX509Certificate()?.toString() ?? "");
+      socket.destroy();
+    });
+    socket.once("error", reject);
+  });
+}
+
+test("by default it speaks TLS with a certificate that it makes, and nothing else", async () => {
+  const { port } = await runPicker({ prefillers: [P], decoders: [D], tls: true });
+  expect((await send(clientOf(port, trusting())).choice()).destination).toBe(D);
+  const { code } = await send(clientOf(port)).ended;
+  expect(code).toBe(14);
+});
+
+test("a certificate is read again when its files change; a wrong pair leaves the one before", async () => {
+  const folder = mkdtempSync(join(tmpdir(), "kv-epp-tls-"));
+  afterwards(() => rmSync(folder, { recursive: true }));
+  const [certFile, keyFile] = [join(folder, "tls.crt"), join(folder, "tls.key")];
+  const [first, second] = [selfSigned(Date.now()), selfSigned(Date.now())];
+  const write = (file: string, bytes: Buffer) => {
+    writeFileSync(`${file}.new`, bytes);
+    renameSync(`${file}.new`, file);
+  };
+  write(certFile, first.certificate);
+  write(keyFile, first.privateKey);
+  const clock = createManualClock();
+  const warnings: string[] = [];
+  const log = { ...silentLog, warn: (event: string) => void warnings.push(event) };
+  const { port } = await runPicker({
+    prefillers: [P],
+    decoders: [D],
+    tls: { certFile, keyFile },
+    clock,
+    log,
+  });
+  expect(await presented(port)).toBe(first.certificate.toString());
+  write(certFile, second.certificate);
+  clock.advance(10_000);
+  expect([await presented(port), warnings]).toEqual([
+    first.certificate.toString(),
+    ["pairing-off", "certificate-not-read"],
+  ]);
+  write(keyFile, second.privateKey);
+  clock.advance(10_000);
+  expect(await presented(port)).toBe(second.certificate.toString());
+});
+
+test("a key that is not the certificate's is refused at the start", async () => {
+  const folder = mkdtempSync(join(tmpdir(), "kv-epp-tls-"));
+  afterwards(() => rmSync(folder, { recursive: true }));
+  const [certFile, keyFile] = [join(folder, "tls.crt"), join(folder, "tls.key")];
+  writeFileSync(certFile, selfSigned(Date.now()).certificate);
+  writeFileSync(keyFile, selfSigned(Date.now()).privateKey);
+  await expect(
+    runPicker({ prefillers: [P], decoders: [D], tls: { certFile, keyFile } }),
+  ).rejects.toMatchObject({
+    code: "KV_CONFIG_INVALID",
+    message: `${keyFile} is not the key of the certificate ${certFile}`,
+  });
+});
+
+test("gRPC health: live always, ready while a pair is available, on both ports", async () => {
+  const { port, healthPort, picker } = await runPicker({
+    prefillers: [P],
+    decoders: [D],
+    tls: true,
+    healthPort: 0,
+  });
+  const services = ["", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor", "other"];
+  const all = async () => {
+    const clients = [clientOf(port, trusting()), clientOf(healthPort)];
+    return Promise.all(
+      clients.map((client) => Promise.all(services.map((service) => checkHealth(client, service)))),
+    );
+  };
+  const ready = ["SERVING", "SERVING", "SERVING", "SERVING", 5];
+  expect(await all()).toEqual([ready, ready]);
+  void picker.instances.decode.drain({ url: `http://${D}` });
+  const unready = ["NOT_SERVING", "SERVING", "NOT_SERVING", "NOT_SERVING", 5];
+  expect(await all()).toEqual([unready, unready]);
+});
+
+test("when it closes, it is unready at first and serves on, then requests in flight end, and new ones find nobody", async () => {
+  const { port, picker } = await runPicker({ prefillers: [P], decoders: [D] });
+  const client = clientOf(port);
+  const running = send(client);
+  await running.choice();
+  const closed = picker.close({ drainMs: 300, graceMs: 60_000 });
+  expect(await checkHealth(client, "readiness")).toBe("NOT_SERVING");
+  const late = send(client);
+  expect((await late.choice()).destination).toBe(D);
+  late.answer(200);
+  // Nobody listens.
+  await expect.poll(() => checkHealth(clientOf(port), "liveness"), { interval: 100 }).toBe(14);
+  running.answer(200);
+  expect((await running.ended).code).toBe(0);
+  await closed;
+});
+
+test("a second close ends requests that do not end", async () => {
+  const { port, picker } = await runPicker({ prefillers: [P], decoders: [D] });
+  const stuck = send(clientOf(port));
+  await stuck.choice();
+  const closed = picker.close({ drainMs: 60_000, graceMs: 60_000 });
+  await picker.close();
+  await closed;
+  expect((await stuck.ended).code).not.toBe(0);
+});
+
+test("a P and a D that do not fit are never named together, also in place of others", async () => {
+  const engines = { old: "0.32.0", new: "0.33.0" };
+  const [old, fresh] = await Promise.all(
+    Object.entries(engines).map(([engineId, vllmVersion]) =>
+      startSideChannel(() => ({ engineId, vllmVersion })),
+    ),
+  );
+  afterwards(() => Promise.all([old?.close(), fresh?.close()]));
+  const kv = (side: typeof old) => ({ host: "127.0.0.1", port: side?.port });
+  const urls = ["http://127.0.0.1:11", "http://127.0.0.1:12", "http://127.0.0.1:21", "http://127.0.0.1:22"];
+  const [p1, p2, d1, d2] = urls as [string, string, string, string];
+  const { port } = await runPicker({
+    prefillers: [
+      { url: p1, kv: kv(old) },
+      { url: p2, kv: kv(fresh) },
+    ],
+    decoders: [
+      { url: d1, kv: kv(old) },
+      { url: d2, kv: kv(fresh) },
+    ],
+    pairing: { mode: "strict" },
+    fallbacks: 3,
+  });
+  const client = clientOf(port);
+  const pairs = new Set<string>();
+  for (let i = 0; i < 8; i += 1) {
+    const request = send(client);
+    const { headers, destination } = await request.choice();
+    pairs.add(`${headers["x-prefiller-host-port"]} ${destination}`);
+    request.answer(200);
+    await request.ended;
+  }
+  expect([...pairs].sort()).toEqual(["127.0.0.1:11 127.0.0.1:21", "127.0.0.1:12 127.0.0.1:22"]);
+});
+
+test("503 says which factor keeps the instances from a pair", async () => {
+  const [one, other] = await Promise.all([
+    startSideChannel(() => ({ engineId: "a", vllmVersion: "0.32.0" })),
+    startSideChannel(() => ({ engineId: "b", vllmVersion: "0.33.0" })),
+  ]);
+  afterwards(() => Promise.all([one.close(), other.close()]));
+  const { port } = await runPicker({
+    prefillers: [{ url: "http://127.0.0.1:11", kv: { host: "127.0.0.1", port: one.port } }],
+    decoders: [{ url: "http://127.0.0.1:21", kv: { host: "127.0.0.1", port: other.port } }],
+    pairing: { mode: "strict" },
+  });
+  const { status, error } = await send(clientOf(port)).refusal();
+  expect([status, error.code]).toEqual([503, "KV_PROXY_NO_INSTANCE"]);
+  expect(error.message).toContain("vllm_version is 0.32.0 at prefill and 0.33.0 at decode");
+});
+
+test("an instance that does not answer its health check is not chosen", async () => {
+  const dead = await startUpstream(() => {});
+  await dead.close();
+  const [p, d] = [
+    await upstream(({ response }) => sendJson(response, {})),
+    await upstream(({ response }) => sendJson(response, {})),
+  ];
+  const { port, picker } = await runPicker({
+    prefillers: [p],
+    decoders: [dead.url, d],
+    health: { intervalMs: 60_000 },
+  });
+  await expect.poll(() => picker.status().decoders[0]?.state).toBe("unreachable");
+  expect((await send(clientOf(port)).choice()).destination).toBe(d.replace("http://", ""));
+});
+
+test("the routing gets the token ids that an instance renders", async () => {
+  const seen: RoutingContext[] = [];
+  const p = await upstream(({ path, response }) =>
+    sendJson(response, path.endsWith("/render") ? { token_ids: [1, 2, 3] } : {}),
+  );
+  const { port } = await runPicker({
+    prefillers: [p],
+    decoders: [D],
+    createRouting: () => ({
+      ...leastLoad(),
+      readsTokenIds: () => true,
+      choose(candidates, context) {
+        seen.push(context);
+        return candidates[0];
+      },
+    }),
+  });
+  await send(
+    clientOf(port),
+    { messages: [] },
+    { ":path": "/v1/chat/completions", "x-session-id": "s" },
+  ).choice();
+  expect(
+    seen.map(({ request, headers }) => [[...Array.from(request?.tokenIds ?? [])], headers?.["x-session-id"]]),
+  ).toEqual([
+    [[1, 2, 3], "s"],
+    [[1, 2, 3], "s"],
+  ]);
+});
+
+test("metrics have kv-proxy's names; /status and /health say the state", async () => {
+  const { port, picker, metricsUrl } = await runPicker({
+    prefillers: [P],
+    decoders: [D],
+    disaggregateAbove: 1000,
+    metricsServer: { port: 0 },
+  });
+  const client = clientOf(port);
+  const served = send(client);
+  await served.choice();
+  served.answer(200);
+  await served.ended;
+  await send(client, "{").refusal();
+  await expect.poll(() => picker.status().in_flight).toBe(0);
+  const text = await (await fetch(`${metricsUrl}/metrics`)).text();
+  for (const line of [
+    'kv_proxy_requests_total{endpoint="/v1/completions",outcome="200"} 1',
+    'kv_proxy_requests_total{endpoint="/v1/completions",outcome="KV_REQUEST_INVALID"} 1',
+    'kv_proxy_disaggregation_total{legs="1",reason="short-suffix"} 1',
+    `kv_proxy_instance_requests_total{role="decode",server="http://${D}"} 1`,
+    "kv_epp_pick_duration_seconds_count 1",
+  ])
+    expect(text).toContain(line);
+  expect(await (await fetch(`${metricsUrl}/status`)).json()).toMatchObject({
+    in_flight: 0,
+    decoders: [{ requests: 1 }],
+  });
+  expect((await fetch(`${metricsUrl}/health`)).status).toBe(200);
+  void picker.instances.prefill.drain({ url: `http://${P}` });
+  expect((await fetch(`${metricsUrl}/health`)).status).toBe(503);
+  expect((await fetch(`${metricsUrl}/instances/add`, { method: "POST" })).status).toBe(405);
+});
+
+test("a choice is a span in the client's trace, and the instances get it as parent", async () => {
+  const lines: string[] = [];
+  const tracer = new OtlpTracer({ service: "kv-epp", write: (line) => lines.push(line) });
+  const { port } = await runPicker({ prefillers: [P], decoders: [D], tracer });
+  const traceId = "0af7651916cd43dd8448eb211c80319c";
+  const traceparent = `00-${traceId}-b7ad6b7169203331-01`;
+  const { headers } = await send(clientOf(port), undefined, { traceparent }).choice();
+  tracer.flush();
+  const [span] = lines.flatMap(readSpans) as TraceSpan[];
+  expect(span).toMatchObject({ name: "kv_epp.pick", traceId, parentSpanId: "b7ad6b7169203331" });
+  expect(span?.attributes).toMatchObject({ "kv.decode": D, "kv.prefill": P, "url.path": "/v1/completions" });
+  expect(headers["traceparent"]).toBe(`00-${traceId}-${span?.spanId}-01`);
+});
+
+test("the log has one line for each request, without text of bodies", async () => {
+  const lines: [string, LogFields | undefined][] = [];
+  const keep = (event: string, fields?: LogFields) => void lines.push([event, fields]);
+  const log = { debug: keep, info: keep, warn: keep, error: keep };
+  const { port, picker } = await runPicker({ prefillers: [P], decoders: [D], log });
+  const client = clientOf(port);
+  const served = send(client, { prompt: "secret" });
+  await served.choice();
+  served.answer(200);
+  await served.ended;
+  await send(client, { prompt: "secret", n: "secret" }).refusal();
+  const left = send(client, { prompt: "secret" });
+  await left.choice();
+  left.leave();
+  await expect.poll(() => picker.status().in_flight).toBe(0);
+  expect(lines.map(([event]) => event)).toEqual([
+    "pairing-off",
+    "request-done",
+    "request-refused",
+    "request-aborted",
+  ]);
+  expect(JSON.stringify(lines)).not.toContain("secret");
+});
+
+test("a body that does not arrive in time is answered with 408", async () => {
+  const clock = createManualClock();
+  const { port } = await runPicker({ prefillers: [P], decoders: [D], clock, timeouts: { receiveMs: 1_000 } });
+  const request = new GatewayRequest(clientOf(port));
+  request.headers({});
+  request.body("{", false);
+  await expect.poll(after(clock, 1_000, () => request.answers.length)).toBe(1);
+  expect((await request.refusal()).status).toBe(408);
+});

@@ -1,0 +1,66 @@
+/**
+ * `@kv/fleet/front-end`: what the programs in front of P and D share, `kv-proxy` and `kv-epp`: the fleet as one object, the client's request, the HTTP
+ * client to instances, flags and settings, metrics and log.
+ */
+
+export { Fleet, type FleetHealth, type FleetOptions } from "./fleet.js";
+export { connectKubernetes } from "./program/connect-kubernetes.js";
+export {
+  addFleetOptions,
+  defined,
+  eachPort,
+  type FleetFlags,
+  fleetSettingsOf,
+  merged,
+  port,
+  requireInstances,
+  wholeNumber,
+} from "./program/fleet-flags.js";
+export { BodyBudget, type BodyShare } from "./request/body-budget.js";
+export {
+  type ErrorForm,
+  errorBody,
+  errorForClient,
+  statusOf,
+  withoutAddresses,
+} from "./request/client-error.js";
+export { Deadline } from "./request/deadline.js";
+export {
+  type Endpoint,
+  type GenerationRequest,
+  type PromptFields,
+  parseGenerationRequest,
+} from "./request/generation-request.js";
+export { type JsonLimits, JsonScan, TOP_LEVEL_MEMBERS } from "./request/json-scan.js";
+export { LazyAbort } from "./request/lazy-abort.js";
+export { type Overload, overloaded } from "./request/overloaded.js";
+export { shortened, shownValue } from "./request/shown-value.js";
+export { type EndedPrefill, PrefillCosts, usageOf } from "./routing/prefill-costs.js";
+export {
+  type FleetSettings,
+  type FleetSettingsInput,
+  fleetSettings,
+  instanceTimes,
+  milliseconds,
+  parseSettings,
+  readJsonFile,
+} from "./settings/fleet-settings.js";
+export {
+  AutoscalingSignals,
+  type RecommendedInstances,
+  type SignalsStatus,
+} from "./telemetry/autoscaling-signals.js";
+export { jsonLog, LOG_LEVELS, type LogLevel } from "./telemetry/json-log.js";
+export { bothMetrics, PrometheusMetrics } from "./telemetry/prometheus.js";
+export { BodyQueue, type LimitedBody } from "./upstream/body-queue.js";
+export {
+  answerHeaders,
+  forwardedHeaders,
+  legHeaders,
+  mayForward,
+  REQUEST_ID_LENGTH,
+  requestIdOf,
+  traceparentOf,
+} from "./upstream/headers.js";
+export { PromptRenderer, type PromptRendererOptions } from "./upstream/prompt-renderer.js";
+export { Upstream, type UpstreamAnswer, type UpstreamRequest } from "./upstream/upstream.js";

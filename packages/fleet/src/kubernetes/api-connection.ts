@@ -1,0 +1,182 @@
+import { request as httpRequest, type IncomingMessage } from "node:http";
+import { request as httpsRequest, type RequestOptions } from "node:https";
+import { KvError } from "@kv/interface";
+
+/** Where the API server is, and who asks it. Without a file: `KUBECONFIG`, `~/.kube/config`, or the service account of the pod. */
+export interface KubernetesAccess {
+  /** Path of a kubeconfig file. */
+  readonly kubeconfig?: string | undefined;
+  /** A context of that file. By default its current one. */
+  readonly context?: string | undefined;
+}
+
+/** The part of `KubeConfig` of `@kubernetes/client-node` that is used. */
+interface KubeConfig {
+  loadFromFile(path: string): void;
+  loadFromDefault(): void;
+  setCurrentContext(name: string): void;
+  getCurrentContext(): string;
+  getContextObject(name: string): { readonly namespace?: string } | null;
+  getCurrentCluster(): { readonly server: string } | null;
+  applyToHTTPSOptions(options: RequestOptions): Promise<void>;
+}
+
+/** A page of a list must be smaller. 500 pods with long specifications have about 10 MB. */
+const MAX_ANSWER_BYTES = 64 * 1024 * 1024;
+/** An event of a watch must be shorter. etcd keeps no larger objects than 1.5 MB. */
+const MAX_EVENT_BYTES = 4 * 1024 * 1024;
+const ANSWER_TIMEOUT_MS = 30_000;
+
+/** An answer of the API server that is not 200. */
+export class ApiError extends Error {
+  constructor(
+    readonly status: number,
+    message: string,
+  ) {
+    super(message);
+  }
+}
+
+/**
+ * Sends GETs to the API server. `@kubernetes/client-node` finds the server and authenticates: kubeconfig files, service accounts, client certificates, exec plugins. Its
+ * informer is not used: it keeps whole objects, which is 20 times the memory, and ends at the first error.
+ */
+export class ApiConnection {
+  readonly #access: KubernetesAccess;
+  #config: Promise<KubeConfig> | undefined = undefined;
+
+  constructor(access: KubernetesAccess) {
+    this.#access = access;
+  }
+
+  /** The namespace of the context, or of the pod. Errors: `KV_CONFIG_INVALID`. */
+  async namespace(): Promise<string> {
+    const config = await this.#loaded();
+    return config.getContextObject(config.getCurrentContext())?.namespace ?? "default";
+  }
+
+  /** The JSON at a path. Errors: `ApiError`, those of the connection, `KV_CONFIG_INVALID` for access that cannot be read. */
+  async get(path: string, query: Readonly<Record<string, string>>, signal: AbortSignal): Promise<unknown> {
+    const answer = await this.#open(path, query, ANSWER_TIMEOUT_MS, signal);
+    return JSON.parse((await readAll(answer)).toString("utf8"));
+  }
+
+  /**
+   * Calls `onEvent` with each event of a watch. Resolves when the server ends it. Errors: as `get`; also when nothing comes for `idleMs`.
+   */
+  async watch(
+    path: string,
+    query: Readonly<Record<string, string>>,
+    options: { readonly idleMs: number; readonly signal: AbortSignal; readonly onOpen: () => void },
+    onEvent: (event: unknown) => void,
+  ): Promise<void> {
+    const answer = await this.#open(path, { ...query, watch: "true" }, options.idleMs, options.signal);
+    options.onOpen();
+    let pending: Buffer = Buffer.alloc(0);
+    for await (const chunk of answer as AsyncIterable<Buffer>) {
+      pending = pending.length === 0 ? chunk : Buffer.concat([pending, chunk]);
+      let from = 0;
+      for (let end = pending.indexOf(10); end !== -1; end = pending.indexOf(10, from)) {
+        if (end > from) onEvent(JSON.parse(pending.toString("utf8", from, end)));
+        from = end + 1;
+      }
+      pending = pending.subarray(from);
+      if (pending.length > MAX_EVENT_BYTES)
+        throw new Error(`an event has more than ${MAX_EVENT_BYTES} bytes`);
+    }
+  }
+
+  async #open(
+    path: string,
+    query: Readonly<Record<string, string>>,
+    idleMs: number,
+    signal: AbortSignal,
+  ): Promise<IncomingMessage> {
+    const config = await this.#loaded();
+    const server = config.getCurrentCluster()?.server ?? "";
+    const url = new URL(server.replace(/\/$/, "") + path);
+    for (const [name, value] of Object.entries(query)) url.searchParams.set(name, value);
+    const options: RequestOptions = { headers: { accept: "application/json" }, signal };
+    await config.applyToHTTPSOptions(options);
+    const send = url.protocol === "http:" ? httpRequest : httpsRequest;
+    const answer = await new Promise<IncomingMessage>((resolve, reject) => {
+      const request = send(url, options, resolve).on("error", reject).end();
+      request.setTimeout(idleMs, () =>
+        request.destroy(new Error(`the API server sent nothing for ${idleMs} ms`)),
+      );
+    });
+    const { statusCode: status = 0 } = answer;
+    if (status === 200) return answer;
+    // A token that has expired is read again before the next request.
+    if (status === 401) this.#config = undefined;
+    const text = (await readAll(answer).catch(() => Buffer.alloc(0))).toString("utf8");
+    throw new ApiError(status, `the API server answered ${status} to GET ${url.pathname}${reasonIn(text)}`);
+  }
+
+  #loaded(): Promise<KubeConfig> {
+    this.#config ??= loadConfig(this.#access).catch((error: unknown) => {
+      this.#config = undefined;
+      throw error;
+    });
+    return this.#config;
+  }
+}
+
+async function loadConfig({ kubeconfig, context }: KubernetesAccess): Promise<KubeConfig> {
+  const config = await createConfig();
+  try {
+    if (kubeconfig === undefined) config.loadFromDefault();
+    else config.loadFromFile(kubeconfig);
+    if (context !== undefined) config.setCurrentContext(context);
+  } catch (cause) {
+    throw new KvError("KV_CONFIG_INVALID", `the kubeconfig ${kubeconfig ?? ""} cannot be read: ${cause}`, {
+      cause,
+    });
+  }
+  if (config.getCurrentCluster() !== null) return config;
+  throw new KvError(
+    "KV_CONFIG_INVALID",
+    `the kubeconfig ${kubeconfig ?? ""} has no cluster for the context ${config.getCurrentContext()}`,
+    {
+      hint: "name a context of the file; in a pod, mount the token of its service account",
+    },
+  );
+}
+
+async function createConfig(): Promise<KubeConfig> {
+  try {
+    const { KubeConfig } = await import("@kubernetes/client-node");
+    return new KubeConfig() as unknown as KubeConfig;
+  } catch (cause) {
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      "discovery in Kubernetes needs the package @kubernetes/client-node, which cannot be loaded",
+      {
+        hint: "npm install @kubernetes/client-node@1 (version 2 needs Node 22.19)",
+        cause,
+      },
+    );
+  }
+}
+
+async function readAll(answer: IncomingMessage): Promise<Buffer> {
+  const chunks: Buffer[] = [];
+  let length = 0;
+  for await (const chunk of answer as AsyncIterable<Buffer>) {
+    length += chunk.length;
+    if (length > MAX_ANSWER_BYTES)
+      throw new Error(`the API server's answer has more than ${MAX_ANSWER_BYTES} bytes`);
+    chunks.push(chunk);
+  }
+  return Buffer.concat(chunks);
+}
+
+/** The message of a `Status` object. */
+function reasonIn(text: string): string {
+  try {
+    const { message } = JSON.parse(text) as { message?: unknown };
+    return typeof message === "string" ? `: ${message.slice(0, 500)}` : "";
+  } catch {
+    return "";
+  }
+}

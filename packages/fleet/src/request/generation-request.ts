@@ -1,0 +1,82 @@
+import { KvError } from "@kv/interface";
+import { disaggregationLimit } from "./disaggregation-limits.js";
+import { validateBody } from "./validate-body.js";
+
+/** A path at which clients ask for generated text. The instances serve it under the same path. */
+export type Endpoint = "/v1/completions" | "/v1/chat/completions" | "/v1/responses" | "/v1/messages";
+
+/**
+ * What an answer contains about the prompt itself. A decode worker does not compute the prompt, so the prompt's log probabilities are
+ * taken from the prefill answer. `prompt-logprobs`: the member `prompt_logprobs`, in the choice (completions) or beside the choices
+ * (chat). `echo`: the prompt's text and log probabilities before the choice's own (`echo` with `logprobs`, completions). `prompt-only`:
+ * the prompt and nothing else (`echo` with `max_tokens` 0), which a prefill instance answers alone.
+ */
+export type PromptFields = "none" | "prompt-logprobs" | "echo" | "prompt-only";
+
+/** A client's request for generated text, parsed as far as the proxy needs to split it into a prefill and a decode leg. */
+export interface GenerationRequest {
+  /** The path. */
+  readonly endpoint: Endpoint;
+  /** The body as the client wrote it. */
+  readonly text: string;
+  /** The body's top-level members. */
+  readonly fields: Readonly<Record<string, unknown>>;
+  /** What an answer contains about the prompt itself. */
+  readonly promptFields: PromptFields;
+  /** The token ids of the prompt, where an instance has rendered it. */
+  readonly tokenIds?: ArrayLike<number> | undefined;
+  /** Why prefill and decode cannot run on two instances without a wrong answer; undefined where they can. */
+  readonly disaggregationLimit: string | undefined;
+}
+
+const utf8 = new TextDecoder("utf-8", { fatal: true });
+
+/** Parses a client's body. Errors: `KV_REQUEST_INVALID`. Most of what an engine itself refuses is left to the engine. */
+export function parseGenerationRequest(endpoint: Endpoint, body: Uint8Array): GenerationRequest {
+  let text: string;
+  let parsed: unknown;
+  try {
+    text = utf8.decode(body);
+    parsed = JSON.parse(text);
+  } catch (cause) {
+    // V8's message repeats the begin of the text, which may be a prompt.
+    const at = / at position (\d+)/.exec((cause as Error).message)?.[1];
+    const where = at === undefined ? "" : `, from character ${at} on`;
+    throw new KvError("KV_REQUEST_INVALID", `the body is not JSON${where}`);
+  }
+  if (typeof parsed !== "object" || parsed === null || Array.isArray(parsed)) {
+    throw new KvError("KV_REQUEST_INVALID", "the body must be a JSON object");
+  }
+  const fields = parsed as Record<string, unknown>;
+  refuseKvTransferParams(fields);
+  validateBody(fields);
+  return {
+    endpoint,
+    text,
+    fields,
+    promptFields: promptFieldsOf(endpoint, fields),
+    disaggregationLimit: disaggregationLimit(endpoint, fields),
+  };
+}
+
+/** A client that could name hosts and blocks would read other requests' KV through a decode worker. */
+function refuseKvTransferParams(fields: Record<string, unknown>): void {
+  if (fields.kv_transfer_params == null) return;
+  throw new KvError("KV_REQUEST_INVALID", "a client must not set kv_transfer_params: the proxy sets it", {
+    hint: "leave kv_transfer_params out of the body",
+    details: { param: "kv_transfer_params" },
+  });
+}
+
+function promptFieldsOf(endpoint: Endpoint, fields: Readonly<Record<string, unknown>>): PromptFields {
+  if (endpoint === "/v1/completions" && fields.echo === true) {
+    if (fields.max_tokens === 0) return "prompt-only";
+    if (fields.logprobs != null) return "echo";
+  }
+  if (endpoint === "/v1/responses" || endpoint === "/v1/messages") return "none";
+  if (fields.prompt_logprobs != null) return "prompt-logprobs";
+  // In a chat with echo, vLLM derives prompt_logprobs from `top_logprobs`, which is 0 by default.
+  if (endpoint === "/v1/chat/completions" && fields.echo === true && fields.top_logprobs !== null)
+    return "prompt-logprobs";
+  return "none";
+}

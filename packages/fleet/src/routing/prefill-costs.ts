@@ -1,0 +1,134 @@
+import type { InstancePool } from "../instances/instance-pool.js";
+import type { GenerationRequest } from "../request/generation-request.js";
+
+/** A prefill leg that has ended with a computed prompt. */
+export interface EndedPrefill {
+  /** The request of the leg. */
+  readonly request: GenerationRequest;
+  /** The answer's `usage`. */
+  readonly usage: unknown;
+  /** How long the leg took. */
+  readonly durationMs: number;
+  /** No other leg was at the instance when it began. */
+  readonly wasAlone: boolean;
+}
+
+/** How much one more measurement counts. */
+const WEIGHT = 0.1;
+
+/** What prompts cost at prefill instances, as moving averages of the legs that have ended. */
+export class PrefillCosts {
+  #charactersPerToken = 4;
+  #msPerLeg: number | undefined = undefined;
+  readonly #fit = new LineFit();
+
+  /** Characters of a request's text in a token of its prompt: 4 before the first measurement. */
+  get charactersPerToken(): number {
+    return this.#charactersPerToken;
+  }
+
+  /** Milliseconds that one token more takes which is not cached; undefined before the first measurement. */
+  get msPerToken(): number | undefined {
+    return this.#fit.slope;
+  }
+
+  /** How long a leg takes that computes so many tokens and waits for no other, in milliseconds; undefined before the first measurement. */
+  legMs(computedTokens: number): number | undefined {
+    return this.#fit.at(computedTokens);
+  }
+
+  /** Tokens of the prompt: exact for token ids, else estimated; undefined for a prompt without text. */
+  promptTokens(request: GenerationRequest): number | undefined {
+    const ids = tokenIds(request);
+    if (ids !== undefined) return ids.length;
+    if (request.fields.prompt_embeds != null) return undefined;
+    return Math.ceil(request.text.length / this.#charactersPerToken);
+  }
+
+  /** How long a prompt waits for the least loaded of the prefill instances; undefined before the first measurement. */
+  waitMs(prefillers: InstancePool): number | undefined {
+    if (this.#msPerLeg === undefined) return undefined;
+    let least = Number.POSITIVE_INFINITY;
+    for (const instance of prefillers.list())
+      if (instance.available()) least = Math.min(least, instance.inFlight);
+    return least === Number.POSITIVE_INFINITY ? undefined : least * this.#msPerLeg;
+  }
+
+  /** Takes a leg into the averages. Of an answer without usage only the duration counts. */
+  ended({ request, usage, durationMs, wasAlone }: EndedPrefill): void {
+    const { promptTokens, cachedTokens } = usageOf(usage);
+    if (wasAlone) this.#msPerLeg = average(this.#msPerLeg, durationMs);
+    if (promptTokens === undefined || promptTokens === 0) return;
+    if (!Array.isArray(request.fields.prompt))
+      this.#charactersPerToken = average(this.#charactersPerToken, request.text.length / promptTokens);
+    const computed = promptTokens - cachedTokens;
+    if (wasAlone && computed > 0) this.#fit.add(computed, durationMs);
+  }
+}
+
+/** The counts of an answer's `usage`, of the OpenAI or the Messages API. */
+export function usageOf(usage: unknown): {
+  readonly promptTokens: number | undefined;
+  readonly cachedTokens: number;
+} {
+  const {
+    prompt_tokens,
+    input_tokens,
+    prompt_tokens_details,
+    input_tokens_details,
+    cache_read_input_tokens,
+  } = (usage ?? {}) as Record<string, unknown>;
+  const details = (prompt_tokens_details ?? input_tokens_details ?? {}) as {
+    readonly cached_tokens?: unknown;
+  };
+  const count = (value: unknown) =>
+    typeof value === "number" && Number.isFinite(value) && value >= 0 ? value : undefined;
+  return {
+    promptTokens: count(prompt_tokens) ?? count(input_tokens),
+    cachedTokens: count(details.cached_tokens) ?? count(cache_read_input_tokens) ?? 0,
+  };
+}
+
+/** The prompt as the client has sent it, or as an instance has rendered it. */
+function tokenIds({ fields, tokenIds: rendered }: GenerationRequest): ArrayLike<unknown> | undefined {
+  const { prompt } = fields;
+  return Array.isArray(prompt) && typeof prompt[0] === "number" ? prompt : rendered;
+}
+
+function average(before: number | undefined, value: number): number {
+  return before === undefined ? value : before + WEIGHT * (value - before);
+}
+
+/** A line through points, of which older ones count less. */
+class LineFit {
+  #x: number | undefined = undefined;
+  #y = 0;
+  #varianceX = 0;
+  #covariance = 0;
+
+  add(x: number, y: number): void {
+    if (this.#x === undefined) {
+      this.#x = x;
+      this.#y = y;
+      return;
+    }
+    const [dx, dy] = [x - this.#x, y - this.#y];
+    this.#x += WEIGHT * dx;
+    this.#y += WEIGHT * dy;
+    this.#varianceX = (1 - WEIGHT) * (this.#varianceX + WEIGHT * dx * dx);
+    this.#covariance = (1 - WEIGHT) * (this.#covariance + WEIGHT * dx * dy);
+  }
+
+  /** Undefined without points. Where they hardly differ in x, the line is taken to begin at 0, and it never begins below. */
+  get slope(): number | undefined {
+    if (this.#x === undefined) return undefined;
+    const fromZero = this.#y / this.#x;
+    const differ = Math.sqrt(this.#varianceX) > 0.1 * this.#x;
+    return differ ? Math.min(fromZero, Math.max(0, this.#covariance / this.#varianceX)) : fromZero;
+  }
+
+  at(x: number): number | undefined {
+    const { slope } = this;
+    return slope === undefined || this.#x === undefined ? undefined : this.#y + slope * (x - this.#x);
+  }
+}

@@ -1,0 +1,198 @@
+import { KvError } from "@kv/interface";
+import { Agent, type Dispatcher } from "undici";
+import type { FailureStage, Role } from "../instances/instance.js";
+import type { LazyAbort } from "../request/lazy-abort.js";
+import { BodyQueue } from "./body-queue.js";
+
+/** An HTTP request to an instance. */
+export interface UpstreamRequest {
+  /** For error messages. */
+  readonly role: Role;
+  /** The instance's base URL. */
+  readonly url: string;
+  /** The HTTP method. */
+  readonly method: "GET" | "POST";
+  /** Appended to the URL. */
+  readonly path: string;
+  /** Names in lower case. */
+  readonly headers: Readonly<Record<string, string | string[]>>;
+  /** Sent as UTF-8. */
+  readonly body?: string | undefined;
+  /** Closes the connection when it aborts. */
+  readonly abort: LazyAbort;
+  /** Called when the request begins to leave. Before that call, the instance has received nothing. */
+  readonly onSent?: (() => void) | undefined;
+}
+
+/** The head of an instance's answer, and its body as it arrives. */
+export interface UpstreamAnswer {
+  /** The HTTP status. */
+  readonly status: number;
+  /** Names in lower case. */
+  readonly headers: Readonly<Record<string, string | string[] | undefined>>;
+  /** A body that breaks off fails with `KV_PROXY_UPSTREAM_FAILED` at stage `body`. */
+  readonly body: BodyQueue;
+  /** Closes the connection, unless the answer has ended. */
+  discard(): void;
+}
+
+/** The proxy's HTTP/1.1 client, with kept connections. Its only time limit is the one to connect; callers abort by `abort`. */
+export class Upstream {
+  readonly #agent: Agent;
+  readonly #targets = new Map<string, { origin: string; prefix: string }>();
+
+  /** `onClosed` is called with the origin of an instance that has closed a kept connection. */
+  constructor({ connectMs, onClosed }: { connectMs: number; onClosed?: (origin: string) => void }) {
+    this.#agent = new Agent({
+      connect: { timeout: connectMs },
+      headersTimeout: 0,
+      bodyTimeout: 0,
+      maxHeaderSize: 64 * 1024,
+      maxOrigins: Number.POSITIVE_INFINITY,
+    });
+    if (onClosed === undefined) return;
+    // Connections that this side closes, for instance idle ones, have other codes.
+    this.#agent.on("disconnect", (origin, _targets, { code }) => {
+      if (code === "UND_ERR_SOCKET") onClosed(new URL(origin).origin);
+    });
+  }
+
+  /** Resolves with the head of the answer. Errors: `KV_PROXY_UPSTREAM_FAILED` with a `FailureStage` in `details.stage`. */
+  send(request: UpstreamRequest): Promise<UpstreamAnswer> {
+    return new Promise((resolve, reject) => {
+      const call = new Call(request, resolve, reject);
+      if (request.abort.aborted) {
+        call.abort();
+        return;
+      }
+      const { origin, prefix } = this.#target(request.url);
+      const { method, path, headers, body = null } = request;
+      call.listenForAbort();
+      this.#agent.dispatch({ origin, path: prefix + path, method, headers, body }, call);
+    });
+  }
+
+  /** Closes all connections. */
+  close(): Promise<void> {
+    return this.#agent.destroy();
+  }
+
+  /** As `close`. */
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+
+  #target(url: string) {
+    let known = this.#targets.get(url);
+    if (known === undefined) {
+      const { origin, pathname } = new URL(url);
+      known = { origin, prefix: pathname === "/" ? "" : pathname };
+      this.#targets.set(url, known);
+    }
+    return known;
+  }
+}
+
+/** One request to an instance, from its begin to the last byte of its answer. */
+class Call implements Dispatcher.DispatchHandler {
+  readonly #request: UpstreamRequest;
+  readonly #resolve: (answer: UpstreamAnswer) => void;
+  readonly #reject: (error: KvError) => void;
+  readonly #queue = new BodyQueue();
+  #controller: Dispatcher.DispatchController | undefined = undefined;
+  #stage: BrokenStage = "connect";
+  #ended = false;
+  #stopListening: (() => void) | undefined = undefined;
+
+  constructor(
+    request: UpstreamRequest,
+    resolve: (answer: UpstreamAnswer) => void,
+    reject: (error: KvError) => void,
+  ) {
+    this.#request = request;
+    this.#resolve = resolve;
+    this.#reject = reject;
+  }
+
+  listenForAbort(): void {
+    this.#stopListening = this.#request.abort.onAbort(() => this.abort());
+  }
+
+  abort(): void {
+    this.#stop();
+    // A request that still waits for a connection fails at once. When it gets the connection later, it stops there.
+    if (this.#stage === "connect") this.#fail(new Error("aborted by the proxy"));
+  }
+
+  onRequestStart(controller: Dispatcher.DispatchController): void {
+    this.#controller = controller;
+    if (this.#ended) {
+      this.#stop();
+      return;
+    }
+    this.#stage = "answer";
+    this.#request.onSent?.();
+  }
+
+  onResponseStart(
+    _controller: Dispatcher.DispatchController,
+    status: number,
+    headers: UpstreamAnswer["headers"],
+  ): void {
+    if (status < 200) return;
+    this.#stage = "body";
+    const discard = () => {
+      if (!this.#ended) this.#stop();
+    };
+    this.#resolve({ status, headers, body: this.#queue, discard });
+  }
+
+  onResponseData(controller: Dispatcher.DispatchController, chunk: Uint8Array): void {
+    this.#queue.push(chunk, controller);
+  }
+
+  onResponseEnd(): void {
+    if (this.#ended) return;
+    this.#finish();
+    this.#queue.end();
+  }
+
+  onResponseError(_controller: Dispatcher.DispatchController, cause: unknown): void {
+    this.#fail(cause);
+  }
+
+  #stop(): void {
+    this.#controller?.abort(new Error("aborted by the proxy"));
+  }
+
+  #fail(cause: unknown): void {
+    if (this.#ended) return;
+    this.#finish();
+    const error = failure(this.#request, this.#stage, cause);
+    if (this.#stage === "body") this.#queue.fail(error);
+    else this.#reject(error);
+  }
+
+  #finish(): void {
+    this.#ended = true;
+    this.#stopListening?.();
+  }
+}
+
+type BrokenStage = Exclude<FailureStage, "status">;
+
+const PROBLEMS = {
+  connect: "could not be reached",
+  answer: "closed the connection before it answered",
+  body: "closed the connection in the middle of its answer",
+} as const satisfies Record<BrokenStage, string>;
+
+function failure({ role, url, path }: UpstreamRequest, stage: BrokenStage, cause: unknown): KvError {
+  const { code, message } = cause as { code?: unknown; message?: unknown };
+  const why = typeof code === "string" ? code : String(message);
+  return new KvError("KV_PROXY_UPSTREAM_FAILED", `the ${role} instance ${url} ${PROBLEMS[stage]} (${why})`, {
+    hint: stage === "connect" ? `is it running, and is ${url} right?` : `see the log of ${url}`,
+    details: { role, instance: url, path, stage },
+    cause,
+  });
+}
