@@ -40,10 +40,6 @@ async function main(): Promise<void> {
     await proxy.close({ graceMs: 0 });
     throw error;
   });
-  const names = (role: Role) => proxy.instances[role].list().map(instanceName).join(" ");
-  const admin = adminUrl === undefined ? "" : ` admin ${adminUrl}`;
-  const prefill = settings.sidecar === undefined ? names("prefill") : PREFILLER_HEADER;
-  process.stdout.write(`kv-proxy ready ${url} prefill ${prefill} decode ${names("decode")}${admin}\n`);
 
   let signals = 0;
   const stop = (signal: NodeJS.Signals) => {
@@ -58,6 +54,12 @@ async function main(): Promise<void> {
   };
   process.on("SIGTERM", stop);
   onInterrupt(() => stop("SIGINT"));
+
+  // Whoever reads the line may send a signal at once.
+  const names = (role: Role) => proxy.instances[role].list().map(instanceName).join(" ");
+  const admin = adminUrl === undefined ? "" : ` admin ${adminUrl}`;
+  const prefill = settings.sidecar === undefined ? names("prefill") : PREFILLER_HEADER;
+  process.stdout.write(`kv-proxy ready ${url} prefill ${prefill} decode ${names("decode")}${admin}\n`);
 }
 
 function fail(thrown: unknown): void {

@@ -114,6 +114,7 @@ export class EndpointPicker {
         prefillWaitMs: undefined,
         decodeComputeMs: undefined,
         decodeInFlight: decode.inFlight,
+        decodePromptShare: 0,
       },
       above,
     );

@@ -36,7 +36,7 @@ test.each<[ProxySettingsInput, readonly string[]]>([
       disaggregateAbove: 100,
       routing: { prefill: "least-load" },
     },
-    ["disaggregateAbove", "routing"].map(
+    ["disaggregateAbove", "routing.prefill"].map(
       (setting) => `${setting}: requests name their prefill instances to a sidecar`,
     ),
   ],

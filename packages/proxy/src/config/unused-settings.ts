@@ -32,7 +32,8 @@ export function unusedSettings(
   const all: readonly (readonly [string, boolean, string | false])[] = [
     ["pushLegs", input.pushLegs !== undefined, mode === "pull" && "mode is pull"],
     ["disaggregateAbove", input.disaggregateAbove !== undefined, named],
-    ["routing", input.routing !== undefined, named],
+    ["routing.prefill", input.routing?.prefill !== undefined, named],
+    ["routing.decode", input.routing?.decode !== undefined, named],
     // As flags: --prefill-engine-id, --prefill-kv-host, --prefill-side-channel-port, --prefill-tp-size.
     ["prefillers.kv", has("prefillers", "kv"), unpaired !== false && sequential],
     ["decoders.kv", has("decoders", "kv"), unpaired],

@@ -54,12 +54,13 @@ export class NamedPrefillers {
 
   /** Errors: `KV_CONFIG_INVALID` for an entry of the allowlist that cannot be read. */
   constructor(options: NamedPrefillersOptions) {
-    const { allow, discovery, log } = options;
+    const { allow, discovery, tls, log } = options;
     this.#options = options;
     this.#allowlist = new Allowlist(allow);
     this.#watch = discovery?.watch(
       ({ prefillers }) => {
-        this.#found = new Map(prefillers.map((spec) => [instanceName(spec), spec]));
+        const specs = tls ? prefillers.map(withTls) : prefillers;
+        this.#found = new Map(specs.map((spec) => [instanceName(spec), spec]));
       },
       (error) => log.warn("discovery-failed", { by: discovery.name, error }),
     );
@@ -127,6 +128,10 @@ export class NamedPrefillers {
       if (pool.find(instance) === instance) void pool.remove(instance);
     }
   }
+}
+
+function withTls(spec: InstanceSpec): InstanceSpec {
+  return { ...spec, url: spec.url.replace(/^http:/, "https:") };
 }
 
 function parsedSpec(name: string, tls: boolean): InstanceSpec {

@@ -248,6 +248,24 @@ test("prefill instances of a discovery are allowed while it finds them", async (
   expect(isClosed).toBe(true);
 });
 
+test("with TLS, the instances of a discovery and of the header are reached by HTTPS", async () => {
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const { url, proxy } = await runProxy({
+    decoders: [d.url],
+    sidecar: { prefillTls: true },
+    createDiscovery: () => ({
+      name: "by hand",
+      watch(onChange) {
+        onChange({ prefillers: [{ url: p.url }], decoders: [] });
+        return { close() {} };
+      },
+    }),
+  });
+  // The fake instance has no TLS.
+  expect((await ask(url, hostOf(p))).status).toBe(502);
+  expect(proxy.status().prefillers.map((one) => one.url)).toEqual([p.url.replace("http:", "https:")]);
+});
+
 test("instances that no request names for ten minutes are forgotten, and one that is drained by hand stays so", async () => {
   const clock = createManualClock();
   const [p, q, d] = [await upstream(prefillOk), await upstream(prefillOk), await upstream(decodeOk)];

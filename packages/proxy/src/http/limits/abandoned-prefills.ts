@@ -3,7 +3,7 @@ import type { Clock } from "@kv/interface";
 
 export interface AbandonedPrefillsOptions {
   readonly clock: Clock;
-  /** How many a client may abandon in `windowMs`. */
+  /** How many a client may abandon in `windowMs`; infinite: nothing is counted. */
   readonly limit: number;
   readonly windowMs: number;
 }
@@ -45,6 +45,7 @@ export class AbandonedPrefills {
   /** Records that a client has disconnected before its answer began. */
   add(client: string): void {
     const { clock, limit } = this.#options;
+    if (limit === Number.POSITIVE_INFINITY) return;
     const times = this.#timesByClient.get(client) ?? [];
     times.push(clock.now());
     if (times.length > limit) times.shift();
