@@ -1,8 +1,11 @@
 import { spawn } from "node:child_process";
+import { once } from "node:events";
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { createServer } from "node:http";
+import type { AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { describe, expect, it } from "vitest";
+import { afterAll, beforeAll, describe, expect, it } from "vitest";
 
 const root = join(import.meta.dirname, "../..");
 
@@ -90,6 +93,8 @@ describe.each(PROGRAMS)("$name", (program) => {
     expect(shown).toEqual({ code: 0, stdout: `${version}\n`, stderr: "" });
     expect(help).toMatchObject({ code: 0, stderr: "" });
     expect(help.stdout).toContain(`Usage: ${name}`);
+    // NO_COLOR holds: there are no colours.
+    expect(help.stdout).not.toContain("\u001b");
   });
 
   it.each(["bash", "zsh", "fish"])("prints its completion for %s", async (shell) => {
@@ -133,4 +138,55 @@ it("a reader that goes away ends kv-plan quietly", async () => {
   const { code, stdout, stderr } = await output("bash", ["-c", pipe]);
   expect(stdout).not.toBe("");
   expect({ code, stderr }).toEqual({ code: 0, stderr: "" });
+});
+
+describe("Ctrl-C ends a program that waits for a server without an answer", () => {
+  const server = createServer((request, response) => {
+    // Health is told, and nothing else is ever answered.
+    if (request.url === "/health") response.end("{}");
+    else server.emit("asked", request.url);
+  });
+  let url = "";
+  beforeAll(async () => {
+    server.listen(0, "127.0.0.1");
+    await once(server, "listening");
+    url = `127.0.0.1:${(server.address() as AddressInfo).port}`;
+  });
+  afterAll(() => {
+    server.closeAllConnections();
+    server.close();
+  });
+
+  it.each<[string, string, (url: string) => string[]]>([
+    [
+      "kv-proxy, with a request in flight",
+      "proxy",
+      (target) => [
+        ...["--prefill", target, "--decode", target, "--port", "0"],
+        ...["--grace-ms", "600000", "--pairing", "off"],
+      ],
+    ],
+    ["kv-peer watch", "peer", (target) => ["watch", "--pair", `http://${target}`]],
+    ["kv-peer decode", "peer", (target) => ["decode", "--prefill", `http://${target}`, "--duration", "10m"]],
+  ])("%s", async (name, folder, args) => {
+    const program = join(root, "packages", folder, "src/cli.ts");
+    const child = spawn(process.execPath, ["--import", "tsx", program, ...args(url)], {
+      cwd: root,
+      stdio: ["ignore", "pipe", "inherit"],
+    });
+    const exited = once(child, "exit");
+    const asked = once(server, "asked");
+    if (name.startsWith("kv-proxy")) {
+      const [line] = (await once(child.stdout, "data")) as [Buffer];
+      const [proxy = ""] = /http:\S+/.exec(String(line)) ?? [];
+      const body = JSON.stringify({ model: "m", prompt: "a", max_tokens: 1 });
+      const headers = { "content-type": "application/json" };
+      fetch(`${proxy}/v1/completions`, { method: "POST", headers, body }).catch(() => {});
+    }
+    await asked;
+    child.kill("SIGINT");
+    const [code, signal] = await exited;
+    expect(signal).toBeNull();
+    expect([0, 130]).toContain(code);
+  });
 });

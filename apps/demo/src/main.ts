@@ -31,6 +31,8 @@ async function demo(flags: DemoFlags): Promise<void> {
       await stopSignal;
     }
   } finally {
+    // A child ends when this process does.
+    if (flags.keep) setTimeout(() => process.exit(130), 900).unref();
     await cluster.close();
   }
 }

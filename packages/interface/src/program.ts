@@ -37,6 +37,21 @@ export function reportFailure(name: string, thrown: unknown, write: (text: strin
   return EXIT_CODES.couldNotRun;
 }
 
+/** After Ctrl-C: how long a program may take to close what is open. */
+const INTERRUPTED_MS = 900;
+
+/**
+ * Calls `stop` at the first Ctrl-C (SIGINT), to close what is open. A program that has not ended 0.9 s later, such as one that waits for a server that does not
+ * answer, is ended then with exit code 130; a second Ctrl-C ends it at once.
+ */
+export function onInterrupt(stop: () => unknown): void {
+  process.once("SIGINT", () => {
+    process.once("SIGINT", () => process.exit(130));
+    setTimeout(() => process.exit(130), INTERRUPTED_MS).unref();
+    stop();
+  });
+}
+
 /** The version of the package that a module belongs to, from the nearest `package.json` above it. `module`: `import.meta.url`. */
 export function packageVersion(module: string): string {
   for (let folder = new URL(".", module); ; folder = new URL("..", folder)) {

@@ -3,7 +3,7 @@ import { readFileSync } from "node:fs";
 import { setFlagsFromString } from "node:v8";
 import tab from "@bomb.sh/tab/commander";
 import { instanceName, type Role } from "@kv/fleet";
-import { openSpanOutput, reportFailure, runProgram } from "@kv/interface/program";
+import { onInterrupt, openSpanOutput, reportFailure, runProgram } from "@kv/interface/program";
 import { OtlpTracer } from "@kv/protocol";
 import { createCommand } from "./config/cli-command.js";
 import { parseCli } from "./config/cli-options.js";
@@ -47,15 +47,15 @@ async function main(): Promise<void> {
   const stop = (signal: NodeJS.Signals) => {
     signals += 1;
     log.info("closing", { signal, in_flight: proxy.status().requests.in_flight });
-    // The second signal aborts the requests in flight.
-    const closed = proxy.close(signals > 1 ? { graceMs: 0 } : {});
+    // Ctrl-C, and a second SIGTERM, abort the requests in flight.
+    const closed = proxy.close(signals > 1 || signal === "SIGINT" ? { graceMs: 0 } : {});
     closed
       .then(() => tracer?.close())
       .then(() => spans?.close())
       .catch(fail);
   };
   process.on("SIGTERM", stop);
-  process.on("SIGINT", stop);
+  onInterrupt(() => stop("SIGINT"));
 }
 
 function fail(thrown: unknown): void {

@@ -1,5 +1,6 @@
 import { zmqSideChannel } from "@kv/connector";
 import { KvError } from "@kv/interface";
+import { onInterrupt } from "@kv/interface/program";
 import { nixlTransport } from "@kv/nixl";
 import { createProxy, type ProxySettingsInput } from "@kv/proxy";
 import { startInstance } from "../instance/instance.js";
@@ -170,7 +171,7 @@ async function runServer(
     }
   }
   process.on("SIGTERM", stop);
-  process.on("SIGINT", stop);
+  onInterrupt(stop);
   try {
     server = await start();
   } catch (error) {

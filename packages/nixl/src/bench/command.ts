@@ -1,4 +1,5 @@
 import { KvError } from "@kv/interface";
+import { onInterrupt } from "@kv/interface/program";
 import { type Command, InvalidArgumentError } from "commander";
 import { connectTarget, startTarget } from "./initiator.js";
 import { type BenchPlan, measure } from "./measure.js";
@@ -93,7 +94,7 @@ async function serve({ host, port }: HostPort, maxBytes: number): Promise<void> 
   const target = await listenAsTarget({ host, port, maxBytes, onSession });
   process.stdout.write(`listening on ${target.host}:${target.port}; end with Ctrl-C\n`);
   await new Promise((resolve) => {
-    process.once("SIGINT", resolve);
+    onInterrupt(() => resolve(undefined));
     process.once("SIGTERM", resolve);
   });
   await target.close();

@@ -1,6 +1,7 @@
 import { writeFile } from "node:fs/promises";
 import { zmqSideChannel } from "@kv/connector";
 import { KvError } from "@kv/interface";
+import { onInterrupt } from "@kv/interface/program";
 import { nixlTransport } from "@kv/nixl";
 import { type Command, Option } from "commander";
 import { EngineServer } from "../http/engine-server.js";
@@ -71,9 +72,9 @@ async function run(options: Options): Promise<void> {
   const server = new EngineServer(options.prefill);
   const transport = nixlTransport();
   const sideChannel = zmqSideChannel();
-  // The first SIGINT ends the load and still prints the report; the second one ends the process.
+  // Ctrl-C ends the load, and still prints the report where the server answers.
   const stop = new AbortController();
-  process.once("SIGINT", () => stop.abort());
+  onInterrupt(() => stop.abort());
   try {
     await server.health();
     const result = await load({

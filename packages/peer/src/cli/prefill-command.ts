@@ -1,4 +1,5 @@
 import { memoryMetrics, zmqSideChannel } from "@kv/connector";
+import { onInterrupt } from "@kv/interface/program";
 import { nixlTransport } from "@kv/nixl";
 import { type Command, Option } from "commander";
 import { openHeadlessPrefill } from "../headless/headless-prefill.js";
@@ -69,5 +70,6 @@ async function serve(options: Options): Promise<void> {
     await sideChannel.close();
     await transport.close();
   };
-  for (const signal of ["SIGTERM", "SIGINT"] as const) process.once(signal, () => void stop());
+  process.once("SIGTERM", () => void stop());
+  onInterrupt(stop);
 }

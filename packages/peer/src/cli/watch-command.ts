@@ -1,6 +1,7 @@
 import { createServer } from "node:http";
 import { zmqSideChannel } from "@kv/connector";
 import { KvError, systemClock, systemRandom } from "@kv/interface";
+import { onInterrupt } from "@kv/interface/program";
 import { nixlTransport } from "@kv/nixl";
 import { type Command, InvalidArgumentError, Option } from "commander";
 import { EngineServer } from "../http/engine-server.js";
@@ -96,7 +97,8 @@ async function watch(flags: WatchFlags): Promise<void> {
     clock: systemClock(),
   });
   const stop = new AbortController();
-  for (const signal of ["SIGTERM", "SIGINT"] as const) process.once(signal, () => stop.abort());
+  process.once("SIGTERM", () => stop.abort());
+  onInterrupt(() => stop.abort());
   const closeMetrics = await serveMetrics(flags, watching);
   try {
     while (!stop.signal.aborted) {
