@@ -4,6 +4,7 @@
  */
 
 export { Fleet, type FleetHealth, type FleetOptions } from "./fleet.js";
+export { PREFILLER_HEADER } from "./instances/instance.js";
 export { connectKubernetes } from "./program/connect-kubernetes.js";
 export {
   addFleetOptions,

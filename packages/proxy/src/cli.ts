@@ -3,14 +3,13 @@ import { readFileSync } from "node:fs";
 import { setFlagsFromString } from "node:v8";
 import tab from "@bomb.sh/tab/commander";
 import { instanceName, type Role } from "@kv/fleet";
-import { connectKubernetes, jsonLog } from "@kv/fleet/front-end";
+import { connectKubernetes, jsonLog, PREFILLER_HEADER } from "@kv/fleet/front-end";
 import { onInterrupt, openSpanOutput, reportFailure, runProgram } from "@kv/interface/program";
 import { OtlpTracer } from "@kv/protocol";
 import { createCommand } from "./config/cli-command.js";
 import { parseCli } from "./config/cli-options.js";
 import { readSettings } from "./config/settings.js";
 import { createProxy } from "./proxy.js";
-import { PREFILLER_HEADER } from "./sidecar/named-prefillers.js";
 
 /**
  * How much the heap may grow above its live size before the next full garbage collection, which delays all requests by tens of milliseconds. On a

@@ -12,6 +12,7 @@ import {
   type GenerationRequest,
   JsonScan,
   overloaded,
+  PREFILLER_HEADER,
   type PromptRenderer,
   parseGenerationRequest,
   requestIdOf,
@@ -35,8 +36,6 @@ import {
 
 /** Where the gateway sends the request: `ip:port`, several separated by commas, in order. */
 const DESTINATION_HEADER = "x-gateway-destination-endpoint";
-/** The prefill instances for the sidecar beside the decode instance: `host:port`, several separated by commas, in order. */
-const PREFILLER_HEADER = "x-prefiller-host-port";
 const DESTINATION_NAMESPACE = "envoy.lb";
 const SERVED_KEY = "x-gateway-destination-endpoint-served";
 const SUBSET_NAMESPACE = "envoy.lb.subset_hint";

@@ -144,3 +144,6 @@ export function failureStage(error: unknown): FailureStage | undefined {
   const { stage } = error.details;
   return STAGES.find((known) => known === stage);
 }
+
+/** The header in which an endpoint picker names the prefill instances of a request to a sidecar, as in llm-d: `host:port`, several separated by commas, in order. */
+export const PREFILLER_HEADER = "x-prefiller-host-port";

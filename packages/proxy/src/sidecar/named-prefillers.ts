@@ -8,12 +8,10 @@ import {
   type PooledInstance,
   parseInstanceSpec,
 } from "@kv/fleet";
-import { shortened } from "@kv/fleet/front-end";
+import { PREFILLER_HEADER, shortened } from "@kv/fleet/front-end";
 import { type Clock, KvError, type Log } from "@kv/interface";
 import { Allowlist } from "./allowlist.js";
 
-/** The header in which an endpoint picker names the prefill instances of a request, as in llm-d: `host:port`, several separated by commas. */
-export const PREFILLER_HEADER = "x-prefiller-host-port";
 /** More instances in one header are refused. */
 export const MAX_NAMED = 16;
 /** How long a prefill instance that no request names is remembered. */

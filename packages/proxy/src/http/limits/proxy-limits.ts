@@ -1,6 +1,6 @@
-import { REQUEST_ID_LENGTH, TOP_LEVEL_MEMBERS } from "@kv/fleet/front-end";
+import { PREFILLER_HEADER, REQUEST_ID_LENGTH, TOP_LEVEL_MEMBERS } from "@kv/fleet/front-end";
 import { BODIES_PER_CLIENT_BYTES, readSettings } from "../../config/settings.js";
-import { MAX_NAMED, PREFILLER_HEADER } from "../../sidecar/named-prefillers.js";
+import { MAX_NAMED } from "../../sidecar/named-prefillers.js";
 import { ADMIN_LIMITS } from "../admin-server.js";
 import { ABANDONED_PREFILLS } from "./resolved-limits.js";
 
