@@ -101,8 +101,8 @@ export const requestBody: FuzzTarget = {
     for (const part of splitRequest(request, 16)) {
       const { fields, text } = part.request;
       const own = JSON.parse(text) as Record<string, unknown>;
-      const prefill = JSON.parse(prefillBody(part.request, KV_REQUEST_PULL)) as Record<string, unknown>;
-      const decode = JSON.parse(decodeBody(part.request, KV_REQUEST_PULL)) as Record<string, unknown>;
+      const prefill = JSON.parse(prefillBody(part.request, KV_REQUEST_PULL, "id")) as Record<string, unknown>;
+      const decode = JSON.parse(decodeBody(part.request, KV_REQUEST_PULL, "id")) as Record<string, unknown>;
       const single = JSON.parse(singleInstanceBody(part.request)) as Record<string, unknown>;
       for (const key of ["prompt", "messages", "input", "model"]) {
         for (const body of [prefill, decode, single, fields]) {

@@ -104,7 +104,7 @@ export class Legs {
     const { clock, log } = this.ambient;
     const { limits, timeouts } = this.settings;
     const { deadline, record, attempts } = part;
-    const body = prefillBody(part.request, kvRequest);
+    const body = prefillBody(part.request, kvRequest, part.requestId);
     let serverFailure: PrefillOutcome | undefined;
 
     const leg = async (visit: Visit): Promise<PrefillOutcome> => {
@@ -177,7 +177,7 @@ export class Legs {
   decode(part: Part, kvTransferParams: string, options?: DecodeLegOptions): Promise<LegAnswer> {
     return this.#generate(part, {
       role: "decode",
-      body: decodeBody(part.request, kvTransferParams),
+      body: decodeBody(part.request, kvTransferParams, part.requestId),
       ...options,
     });
   }

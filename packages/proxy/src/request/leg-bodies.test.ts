@@ -13,17 +13,17 @@ const recorded = JSON.parse(
 
 const request = (text: string) => parseGenerationRequest("/v1/completions", Buffer.from(text));
 const prefill = (fields: object) =>
-  JSON.parse(prefillBody(request(JSON.stringify(fields)), KV_REQUEST_PULL)) as object;
+  JSON.parse(prefillBody(request(JSON.stringify(fields)), KV_REQUEST_PULL, "id")) as object;
 
 test("both bodies equal those that a real vLLM 0.33 accepted", () => {
   const { kv_transfer_params: _, ...client } = recorded.decode_request;
   const given = request(JSON.stringify(client));
-  expect(JSON.parse(prefillBody(given, KV_REQUEST_PULL))).toEqual({
+  expect(JSON.parse(prefillBody(given, KV_REQUEST_PULL, "id"))).toEqual({
     ...recorded.prefill_request,
     stream: false,
   });
   const answered = rawMember(JSON.stringify(recorded.prefill_response), "kv_transfer_params") ?? "";
-  expect(JSON.parse(decodeBody(given, answered))).toEqual(recorded.decode_request);
+  expect(JSON.parse(decodeBody(given, answered, "id"))).toEqual(recorded.decode_request);
 });
 
 test("the prefill body requests one token, one copy and no stream, and lowers only the limits that are set", () => {
@@ -51,14 +51,25 @@ test("the prefill body requests one token, one copy and no stream, and lowers on
 
 test("integers beyond 2^53, of the client and of the prefill worker, reach both legs", () => {
   const given = request('{"seed":9007199254740993,"unknown_field":18446744073709551615}');
-  expect(prefillBody(given, KV_REQUEST_PULL)).toContain(
+  expect(prefillBody(given, KV_REQUEST_PULL, "id")).toContain(
     '"seed":9007199254740993,"unknown_field":18446744073709551615',
   );
-  expect(decodeBody(given, '{"generation":9007199254740995}')).toBe(
+  expect(decodeBody(given, '{"generation":9007199254740995}', "id")).toBe(
     '{"seed":9007199254740993,"unknown_field":18446744073709551615,"kv_transfer_params":{"generation":9007199254740995}}',
   );
 });
 
 test("the body for a single instance has no KV parameters", () => {
   expect(singleInstanceBody(request('{"prompt":"a","kv_transfer_params":null}'))).toBe('{"prompt":"a"}');
+});
+
+test("both legs of a response have one id, which vLLM takes from the body there; a client's own id stays", () => {
+  const ids = (body: string) => {
+    const given = parseGenerationRequest("/v1/responses", Buffer.from(body));
+    const legs = [prefillBody(given, KV_REQUEST_PULL, "id"), decodeBody(given, "{}", "id")];
+    return legs.map((leg) => (JSON.parse(leg) as { request_id?: unknown }).request_id);
+  };
+  expect(ids('{"input":"a"}')).toEqual(["resp_id", "resp_id"]);
+  expect(ids('{"input":"a","request_id":null}')).toEqual(["resp_id", "resp_id"]);
+  expect(ids('{"input":"a","request_id":"own"}')).toEqual(["own", "own"]);
 });

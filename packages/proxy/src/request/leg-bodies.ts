@@ -11,12 +11,19 @@ export const KV_REQUEST_PUSH =
   '{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,' +
   '"remote_host":null,"remote_port":null,"transfer_mode":"push"}';
 
-/** The body of the prefill leg: one token, not streamed, with `kvTransferParams` (JSON text) that make the worker keep the KV. */
-export function prefillBody(request: GenerationRequest, kvTransferParams: string): string {
+/**
+ * The body of the prefill leg: one token, not streamed, with `kvTransferParams` (JSON text) that make the worker keep the KV. `requestId` is that of
+ * both legs.
+ */
+export function prefillBody(request: GenerationRequest, kvTransferParams: string, requestId: string): string {
   const { text, fields, endpoint } = request;
   // With echo and a limit of 0, vLLM answers with the prompt alone. It generates a token all the same, and keeps the blocks.
   const limit = request.promptFields === "echo" ? "0" : "1";
-  const set: Record<string, string> = { stream: "false", kv_transfer_params: kvTransferParams };
+  const set: Record<string, string> = {
+    stream: "false",
+    kv_transfer_params: kvTransferParams,
+    ...idMember(request, requestId),
+  };
   set[endpoint === "/v1/responses" ? "max_output_tokens" : "max_tokens"] = limit;
   if (fields.max_completion_tokens != null) set.max_completion_tokens = limit;
   // vLLM refuses a minimum above the token limit.
@@ -28,15 +35,27 @@ export function prefillBody(request: GenerationRequest, kvTransferParams: string
   return editMembers(text, { remove: ["stream_options"], set });
 }
 
-/** The body of the decode leg: the client's, with `kvTransferParams` as the prefill worker wrote them (JSON text). */
-export function decodeBody(request: GenerationRequest, kvTransferParams: string): string {
-  const set: Record<string, string> = { kv_transfer_params: kvTransferParams };
+/** The body of the decode leg: the client's, with `kvTransferParams` as the prefill worker wrote them (JSON text). `requestId` is that of both legs. */
+export function decodeBody(request: GenerationRequest, kvTransferParams: string, requestId: string): string {
+  const set: Record<string, string> = {
+    kv_transfer_params: kvTransferParams,
+    ...idMember(request, requestId),
+  };
   const remove: string[] = [];
   if (request.promptFields !== "none") remove.push("prompt_logprobs");
   if (request.promptFields === "echo") remove.push("echo");
   else if (request.endpoint === "/v1/chat/completions" && request.fields.echo === true)
     set.top_logprobs = "null";
   return editMembers(request.text, { remove, set });
+}
+
+/**
+ * In push, vLLM matches the legs of a request by their ids, which come from `X-Request-Id`. Its Responses API takes the id from the body instead, and makes one up
+ * where there is none (0.32 and 0.33).
+ */
+function idMember({ endpoint, fields }: GenerationRequest, requestId: string): Record<string, string> {
+  if (endpoint !== "/v1/responses" || fields.request_id != null) return {};
+  return { request_id: JSON.stringify(`resp_${requestId}`) };
 }
 
 /** The body of a leg whose instance computes both prompt and answer. */
