@@ -15,8 +15,8 @@ import { until } from "./until.js";
 const kind = { version: "0.33", mode: "pull" } as const;
 const RANKS = [0, 1] as const;
 const OUTPUT_TOKENS = 8;
-/** vLLM gives rank r the memory of NUMA node r, and stops where there is one node. With this it does not. */
-const env = { VLLM_CPU_SIM_MULTI_NUMA: "1" };
+/** vLLM gives rank r the memory of NUMA node r, and stops where there is one node. With these it splits the one node. */
+const env = { VLLM_CPU_SIM_MULTI_NUMA: "1", VLLM_CPU_OMP_THREADS_BIND: "auto" };
 
 describe("vLLM 0.33, pull, two data-parallel ranks", () => {
   let started: VllmServer | undefined;

@@ -16,7 +16,7 @@ export PYTHONPATH=$here/hook$tree VLLM_TARGET_DEVICE=cpu VLLM_SERVER_DEV_MODE=1 
 export VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 VLLM_NIXL_SIDE_CHANNEL_PORT=$side_port
 # --enforce-eager compiles no model. Without this setting every process would still compile small functions with g++.
 export TORCHDYNAMO_DISABLE=1
-export VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 UCX_TLS=${UCX_TLS:-tcp,self} UCX_NET_DEVICES=${UCX_NET_DEVICES:-lo} UCX_RCACHE_MAX_UNRELEASED=1024
+export VLLM_CPU_OMP_THREADS_BIND=${VLLM_CPU_OMP_THREADS_BIND:-nobind} OMP_NUM_THREADS=1 UCX_TLS=${UCX_TLS:-tcp,self} UCX_NET_DEVICES=${UCX_NET_DEVICES:-lo} UCX_RCACHE_MAX_UNRELEASED=1024
 # With NIXL 1.5.0 a waiting peer sometimes does not notice a read that arrived over tcp. UCX's keepalive wakes it, by default after 20 s.
 export UCX_KEEPALIVE_INTERVAL=${UCX_KEEPALIVE_INTERVAL:-1s}
 # The compatibility hash contains the model's path as given. Relative to the peer's folder the path is "tiny-qwen3" on every machine.
