@@ -1,7 +1,7 @@
 import { type ChildProcess, spawn } from "node:child_process";
 import { planInstances, planProxy } from "../../apps/demo/src/cluster/cluster-plan.js";
 import { complete } from "../../apps/demo/src/run/completion-client.js";
-import { BLOCK_TOKENS, FORWARD_MS_PER_512, SIMULATED } from "../push-vs-pull/workload.js";
+import { BLOCK_TOKENS, FORWARD_MS_PER_512, KEEP_FREED_MEMORY, SIMULATED } from "../push-vs-pull/workload.js";
 
 const CACHE_TOKENS = 24_576;
 const WARM_PROMPTS = 24;
@@ -22,7 +22,7 @@ export async function openTree(folder: string, traceFile?: string): Promise<Tree
     const args = [...trace, "--import", "tsx", "apps/demo/src/main.ts", role, "--log-level", "error"];
     const child = spawn(process.execPath, [...args, "--config", JSON.stringify(config)], {
       cwd: folder,
-      env: { ...process.env, KV_TRACE_FILE: traceFile },
+      env: { ...process.env, ...KEEP_FREED_MEMORY, KV_TRACE_FILE: traceFile },
       stdio: ["ignore", "pipe", "inherit"],
     });
     children.push(child);

@@ -7,6 +7,7 @@ import {
   BLOCK_TOKENS,
   cachedTokens,
   FORWARD_MS_PER_512,
+  KEEP_FREED_MEMORY,
   type Point,
   promptMaker,
   SIMULATED,
@@ -40,9 +41,13 @@ export interface Deployment {
 
 const CACHE_TOKENS = 24_576;
 const WARM_PROMPTS = 16;
+/** Short prompts of the warm-up, and how many of them are sent at once. */
+const [WARM_SHORT_PROMPTS, WARM_AT_ONCE] = [128, 16];
 
 export async function openDeployment(way: Way, pool: Point["pool"]): Promise<Deployment> {
   const log = jsonLog("error");
+  // The processes of the deployment inherit it.
+  Object.assign(process.env, KEEP_FREED_MEMORY);
   const cluster: Cluster = await startCluster(
     {
       transport: "nixl",
@@ -88,6 +93,10 @@ export async function openDeployment(way: Way, pool: Point["pool"]): Promise<Dep
 
   // Warms up: the proxy learns P's address from its first answer, D and P shake hands, code is compiled, and each page of the pools is written.
   for (let i = 0; i < WARM_PROMPTS; i++) await send(makePrompt({ inputTokens: CACHE_TOKENS / 12 }), 2);
+  for (let sent = 0; sent < WARM_SHORT_PROMPTS; sent += WARM_AT_ONCE) {
+    const prompts = Array.from({ length: WARM_AT_ONCE }, () => makePrompt({ inputTokens: 128 }));
+    await Promise.all(prompts.map((prompt) => send(prompt, 16)));
+  }
   return {
     run,
     get failed() {

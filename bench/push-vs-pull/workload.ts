@@ -1,6 +1,14 @@
 /** The simulated model: a forward pass of 5 ms per 512 tokens, 8 KiB of KV per token in blocks of 16. */
 export const FORWARD_MS_PER_512 = 5;
 export const SIMULATED = { layers: 4, kvHeads: 4, headDim: 64, maxModelLen: 4096 } as const;
+/**
+ * What the simulated model writes is freed after it was copied into the pool. The C library keeps such memory, so that a forward pass does not wait for new pages: an accelerator's
+ * memory is there.
+ */
+export const KEEP_FREED_MEMORY = {
+  MALLOC_MMAP_THRESHOLD_: `${1 << 30}`,
+  MALLOC_TRIM_THRESHOLD_: `${1 << 30}`,
+};
 export const BLOCK_TOKENS = 16;
 export const KV_BYTES_PER_TOKEN =
   SIMULATED.layers * SIMULATED.kvHeads * 2 * SIMULATED.headDim * Float32Array.BYTES_PER_ELEMENT;

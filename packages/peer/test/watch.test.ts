@@ -106,7 +106,10 @@ test(`a corrupted block is found within one round, in ${TRIES} of ${TRIES} tries
   expect({ found, clean }).toEqual({ found: TRIES, clean: TRIES });
 });
 
-test(`no false alarm in ${ROUNDS} rounds; the cost of each is reported, and nothing stays allocated`, async () => {
+const TIMEOUT_MS = 60_000 + ROUNDS * 200;
+test(`no false alarm in ${ROUNDS} rounds; the cost of each is reported, and nothing stays allocated`, {
+  timeout: TIMEOUT_MS,
+}, async () => {
   const p = await served();
   const watch = watchOf(p, [{ prefill: p.server, decode: undefined }]);
   const bytes = BLOCKS * METADATA.blockLengthsBytes.reduce((sum, length) => sum + length, 0);
