@@ -14,6 +14,8 @@ import { memoryEngine } from "./memory-engine.js";
 
 const CONNECTORS: Readonly<Record<string, ConnectorModule>> = { pull: pullConnector, push: pushConnector };
 const SIZES = [100, 1000, 10_000, 100_000] as const;
+/** Fewer requests need less than the heap grows and shrinks for other reasons. */
+const MEMORY_SIZES = [1000, 4000, 16_000, 64_000] as const;
 /** The requests are spread over as many P's. */
 const ENGINES = 8;
 const PROMPT_TOKENS = 40;
@@ -59,7 +61,7 @@ function quantities(name: string, connector: ConnectorModule): Quantity[] {
     {
       name: `${name}, ${side}: memory`,
       unit: "bytes per request",
-      ...{ sizeOf: sizeOf[side], sizes: SIZES, exponent: 0 },
+      ...{ sizeOf: sizeOf[side], sizes: MEMORY_SIZES, exponent: 0 },
       async measure(size) {
         const held = await open[side]();
         const bytes = await heldBytes(size, () => fill(held, size));
@@ -97,8 +99,11 @@ async function decodeSide(connector: ConnectorModule): Promise<Side> {
   const network = memoryNetwork();
   const prefill = await memoryEngine(network, "p", connector);
   const { scheduler, ...engine } = await memoryEngine(network, "d", connector);
-  const params = prefill.scheduler.requestFinished(request("p", { do_remote_decode: true }), BLOCK_IDS, "length")
-    .kvTransferParams as KvTransferParams;
+  const params = prefill.scheduler.requestFinished(
+    request("p", { do_remote_decode: true }),
+    BLOCK_IDS,
+    "length",
+  ).kvTransferParams as KvTransferParams;
   await prefill.close();
   let [come, ended] = [0, 0];
   return {
