@@ -60,7 +60,8 @@ export { addressToNotify, readRemoteRequest } from "./scheduler/remote-request.j
 export {
   type ConnectorStepMetadata,
   connectorStepMetadata,
-  type HeartbeatOrder,
+  type HeartbeatChange,
+  type HeartbeatRequest,
   type LeaseOrder,
   type RemoteRequest,
   type SendableRequest,
