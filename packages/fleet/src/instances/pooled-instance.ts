@@ -48,6 +48,8 @@ export class PooledInstance implements Instance {
   readonly kv: InstanceKv | undefined;
   /** Announces which instances it fits. */
   readonly label: string | undefined;
+  /** Visits of other processes under way, as far as this one was told. */
+  inFlightElsewhere = 0;
   readonly #clock: Clock;
   readonly #random: Random;
   readonly #times: InstanceTimes;
@@ -81,8 +83,13 @@ export class PooledInstance implements Instance {
     this.#pairing = pairing;
   }
 
-  /** Visits under way. */
+  /** Visits under way, those of other processes that share the instance included. */
   get inFlight(): number {
+    return this.#inFlight + this.inFlightElsewhere;
+  }
+
+  /** Visits of this process under way. */
+  get ownInFlight(): number {
     return this.#inFlight;
   }
 
