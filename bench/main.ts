@@ -1,6 +1,7 @@
 // npm run bench [-- NAME… [--only PART,…] [--json]]: every ratio compares two measurements taken in turn, in one run, on this machine.
 import { parseArgs } from "node:util";
 import { disaggregation } from "./disaggregation.js";
+import { growth } from "./growth/index.js";
 import { mapping } from "./mapping.js";
 import { metadata } from "./metadata.js";
 import { neuron } from "./neuron.js";
@@ -32,11 +33,17 @@ const BENCHMARKS: Readonly<Record<string, (only: readonly string[] | undefined) 
     "push-vs-pull": pushVsPull,
     "push-vs-pull-links": pushVsPullLinks,
     disaggregation,
+    growth,
   };
 
 const { positionals: names, values } = parseArgs({
   allowPositionals: true,
-  options: { json: { type: "boolean" }, only: { type: "string" }, "no-docs": { type: "boolean" } },
+  options: {
+    json: { type: "boolean" },
+    only: { type: "string" },
+    "no-docs": { type: "boolean" },
+    short: { type: "boolean" },
+  },
 });
 const unknown = names.filter((name) => !(name in BENCHMARKS));
 if (unknown.length > 0) {

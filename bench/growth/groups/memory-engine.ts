@@ -1,0 +1,59 @@
+import { cpuPlatform, readTransferConfig } from "@kv/connector";
+import type { ConnectorModule, SchedulerConnector, WorkerConnector } from "@kv/interface";
+import { type MemoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
+import { engineIdentity } from "@kv/testing/engine-identity";
+import { simConfig } from "@kv/testing/simulator/sim-config";
+import { createSimRanks } from "@kv/testing/simulator/sim-ranks";
+
+/** Both sides of a connector with one rank, on a host of a memory network. */
+export interface MemoryEngine {
+  readonly scheduler: SchedulerConnector;
+  readonly worker: WorkerConnector;
+  /** Stops all at once, as SIGKILL does. */
+  kill(): void;
+  close(): Promise<void>;
+}
+
+/** Blocks of an engine's cache. */
+export const NUM_BLOCKS = 64;
+
+export async function memoryEngine(
+  network: MemoryNetwork,
+  name: string,
+  connector: ConnectorModule,
+): Promise<MemoryEngine> {
+  const host = network.host(name);
+  const transport = memoryTransport({ network, host });
+  const sideChannel = memorySideChannel({ network, host });
+  const cache = simConfig(16);
+  const ranks = createSimRanks({ transport, config: cache, tpSize: 1, numBlocks: NUM_BLOCKS });
+  const options = {
+    clock: host.clock,
+    random: host.random,
+    config: {
+      ...readTransferConfig({ kv_connector: "NixlConnector", kv_role: "kv_both" }),
+      sideChannelHost: name,
+    },
+    engine: engineIdentity(name),
+    cache,
+    transport,
+    platform: cpuPlatform(),
+    sideChannel,
+  };
+  const scheduler = await connector.createScheduler(options);
+  const worker = await connector.createWorker({ ...options, tpRank: 0, ppRank: 0 });
+  for (const caches of ranks.caches) await worker.registerKvCaches(caches);
+  await scheduler.setHandshakeMetadata([await worker.handshakeMetadata()]);
+  return {
+    scheduler,
+    worker,
+    kill: () => host.kill(),
+    async close() {
+      await worker.close();
+      await scheduler.close();
+      await transport.close();
+      ranks.close();
+      await sideChannel.close();
+    },
+  };
+}

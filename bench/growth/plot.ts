@@ -1,0 +1,75 @@
+import type { MeasuredGroup } from "./quantity.js";
+
+const COLOURS = ["#4477aa", "#ee6677", "#228833", "#b8860b", "#0099bb", "#aa3377"] as const;
+const DASHES = ["", "7 3", "2 3"] as const;
+const LEFT = 70;
+const TOP = 44;
+const PLOT_WIDTH = 430;
+const PLOT_HEIGHT = 300;
+const LEGEND = LEFT + PLOT_WIDTH + 24;
+const ROW = 19;
+const CHARACTER = 6.2;
+
+/**
+ * An SVG with a line per quantity on two logarithmic axes: the size, and the cost per item, both as multiples of those at the smallest size.
+ * A constant cost is level; the dashed guide is a cost that grows in proportion to the size.
+ */
+export function plot({ title, quantities }: MeasuredGroup): string {
+  const lines = quantities.map(({ name, sizes, costs, growth }) => ({
+    name: `${name} (${growth.toFixed(2)})`,
+    points: sizes.map((size, i) => [ratio(size, sizes[0]), ratio(costs[i], costs[0])] as const),
+  }));
+  const all = lines.flatMap(({ points }) => points);
+  const decades = Math.max(1, Math.ceil(Math.log10(Math.max(...all.map(([x]) => x)))));
+  const bottom = Math.min(-1, Math.floor(Math.log10(Math.min(...all.map(([, y]) => y)))));
+  const top = Math.max(1, Math.ceil(Math.log10(Math.max(...all.map(([, y]) => y)))));
+  const x = (value: number) => fixed(LEFT + (Math.log10(value) / decades) * PLOT_WIDTH);
+  const y = (value: number) => fixed(TOP + ((top - Math.log10(value)) / (top - bottom)) * PLOT_HEIGHT);
+  const width = LEGEND + 40 + Math.max(...lines.map(({ name }) => name.length)) * CHARACTER;
+  const height = Math.max(TOP + PLOT_HEIGHT + 50, TOP + lines.length * ROW + 20);
+  const powers = (from: number, to: number) => Array.from({ length: to - from + 1 }, (_, i) => 10 ** (from + i));
+  const grid = [
+    ...powers(0, decades).map(
+      (value) =>
+        `<line x1="${x(value)}" x2="${x(value)}" y1="${TOP}" y2="${TOP + PLOT_HEIGHT}"/><text x="${x(value)}" y="${TOP + PLOT_HEIGHT + 16}" text-anchor="middle">${times(value)}</text>`,
+    ),
+    ...powers(bottom, top).map(
+      (value) =>
+        `<line x1="${LEFT}" x2="${LEFT + PLOT_WIDTH}" y1="${y(value)}" y2="${y(value)}"/><text x="${LEFT - 8}" y="${Number(y(value)) + 4}" text-anchor="end">${times(value)}</text>`,
+    ),
+  ];
+  const guideEnd = Math.min(10 ** decades, 10 ** top);
+  const curves = lines.map(({ name, points }, i) => {
+    const colour = COLOURS[i % COLOURS.length] ?? "";
+    const dash = DASHES[Math.floor(i / COLOURS.length) % DASHES.length] ?? "";
+    const style = `stroke="${colour}" stroke-width="2" stroke-dasharray="${dash}" fill="none"`;
+    const legendY = TOP + 8 + i * ROW;
+    const marks = points.map(([px, py]) => `<circle cx="${x(px)}" cy="${y(py)}" r="3" fill="${colour}"/>`);
+    return `<polyline points="${points.map(([px, py]) => `${x(px)},${y(py)}`).join(" ")}" ${style}/>${marks.join("")}
+<line x1="${LEGEND}" x2="${LEGEND + 24}" y1="${legendY}" y2="${legendY}" ${style}/><text x="${LEGEND + 30}" y="${legendY + 4}">${escape(name)}</text>`;
+  });
+  return `<svg xmlns="http://www.w3.org/2000/svg" width="${fixed(width)}" height="${height}" font-family="sans-serif" font-size="11"><title>${escape(title)}: how the costs grow</title>
+<style>.paper{fill:#fff}text{fill:#222}.grid line{stroke:#ddd}.guide{stroke:#777}@media (prefers-color-scheme:dark){.paper{fill:#14171c}text{fill:#ddd}.grid line{stroke:#363b44}.guide{stroke:#999}}</style>
+<rect class="paper" width="100%" height="100%"/><text x="${LEFT}" y="18" font-size="13" font-weight="bold">${escape(title)}</text><text x="${LEFT}" y="34">cost per item, as a multiple of that at the smallest size</text><text x="${LEGEND}" y="34">in brackets: the exponent of growth</text>
+<g class="grid">${grid.join("")}</g><text x="${LEFT + PLOT_WIDTH / 2}" y="${TOP + PLOT_HEIGHT + 36}" text-anchor="middle">size, as a multiple of the smallest; dashed: in proportion to it</text>
+<line class="guide" x1="${x(1)}" y1="${y(1)}" x2="${x(guideEnd)}" y2="${y(guideEnd)}" stroke-dasharray="4 4"/>
+${curves.join("\n")}
+</svg>
+`;
+}
+
+function ratio(value = Number.NaN, smallest = Number.NaN): number {
+  return value / smallest;
+}
+
+function fixed(value: number): string {
+  return value.toFixed(1);
+}
+
+function times(value: number): string {
+  return `${value >= 1 ? value.toLocaleString("en") : value}×`;
+}
+
+function escape(text: string): string {
+  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
+}
