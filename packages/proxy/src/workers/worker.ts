@@ -77,7 +77,9 @@ export function serveAsWorker({ host, create, closed, clock }: WorkerOptions): v
 }
 
 /** The names of the instances of both roles. */
-export function instanceNames({ instances }: Pick<PrefillDecodeProxy, "instances">): Omit<WorkerStarted, "url"> {
+export function instanceNames({
+  instances,
+}: Pick<PrefillDecodeProxy, "instances">): Omit<WorkerStarted, "url"> {
   const names = (role: Role) => instances[role].list().map(instanceName).join(" ");
   return { prefill: names("prefill"), decode: names("decode") };
 }
