@@ -116,6 +116,9 @@ export class BlockIndex {
    */
   matchedTokens(tokens: ArrayLike<number>): number {
     const groups = [...this.#groups.values()];
+    const [first] = groups;
+    if (first === undefined) return 0;
+    if (groups.length === 1 && first.needs === "all") return this.#fullyCached(tokens, first);
     const sizes = [...new Set(groups.map(({ blockSize }) => blockSize))];
     const chains = new Map(sizes.map((size) => [size, this.#chain(tokens, size)]));
     const step = Math.max(1, ...sizes);
@@ -143,14 +146,26 @@ export class BlockIndex {
     return 0;
   }
 
+  /** As `matchedTokens`, for the only group of most models. */
+  #fullyCached(tokens: ArrayLike<number>, { index, blockSize }: Group): number {
+    const keys = keysOf(tokens, blockSize, this.#lookahead);
+    let parent = ROOT;
+    for (let at = 0; ; at += 1) {
+      const key = keys.at(at);
+      const block = key === undefined ? 0 : this.#blocks.at(parent, key);
+      if (block === 0 || this.#blocks.copies(block, index) === 0) return at * blockSize;
+      parent = block;
+    }
+  }
+
   /** The recorded blocks of a prompt, from its first. */
   #chain(tokens: ArrayLike<number>, blockSize: number): number[] {
     const chain: number[] = [];
+    const keys = keysOf(tokens, blockSize, this.#lookahead);
     let parent = ROOT;
-    for (let at = 0; at + blockSize < tokens.length; at += blockSize) {
-      const end = at + blockSize + this.#lookahead;
-      if (end > tokens.length) break;
-      const block = this.#blocks.at(parent, mixed(withTokens(NO_TOKENS, tokens, at, end)));
+    for (let at = 0; ; at += 1) {
+      const key = keys.at(at);
+      const block = key === undefined ? 0 : this.#blocks.at(parent, key);
       if (block === 0) break;
       chain.push(block);
       parent = block;
@@ -204,6 +219,37 @@ export class BlockIndex {
       block = parent;
     }
   }
+}
+
+/** The hashes of the tokens of a prompt's blocks, each computed when it is asked for first. */
+class PromptKeys {
+  readonly #keys: number[] = [];
+
+  constructor(
+    readonly tokens: ArrayLike<number>,
+    readonly blockSize: number,
+    readonly lookahead: number,
+  ) {}
+
+  /** Undefined for a block that is not full; at least the last token is computed. */
+  at(block: number): number | undefined {
+    const { tokens, blockSize, lookahead } = this;
+    const from = block * blockSize;
+    const to = from + blockSize + lookahead;
+    if (from + blockSize >= tokens.length || to > tokens.length) return undefined;
+    this.#keys[block] ??= mixed(withTokens(NO_TOKENS, tokens, from, to));
+    return this.#keys[block];
+  }
+}
+
+/** Of the prompt that was looked up last: a router looks it up in the index of each instance, one after another. */
+let lastKeys = new PromptKeys([], 1, 0);
+
+function keysOf(tokens: ArrayLike<number>, blockSize: number, lookahead: number): PromptKeys {
+  const isLast =
+    lastKeys.tokens === tokens && lastKeys.blockSize === blockSize && lastKeys.lookahead === lookahead;
+  if (!isLast) lastKeys = new PromptKeys(tokens, blockSize, lookahead);
+  return lastKeys;
 }
 
 const NO_TOKENS = 0x811c9dc5;

@@ -110,9 +110,15 @@ export class PrometheusMetrics implements Metrics {
   readonly #counterSeries = new Map<string, Counter.Internal>();
   readonly #histogramSeries = new Map<string, Histogram.Internal<string>>();
 
+  readonly #pools: readonly InstancePool[];
+  /** The state of the instances at this scrape. */
+  #instances: readonly LabelledStatus[] = [];
+
   constructor(pools: readonly InstancePool[]) {
-    for (const metric of INSTANCE_METRICS) addInstanceMetric(this.#registry, pools, metric);
-    addUnpairedGauge(this.#registry, pools);
+    this.#pools = pools;
+    const instances = () => this.#instances;
+    for (const metric of INSTANCE_METRICS) addInstanceMetric(this.#registry, instances, metric);
+    addUnpairedGauge(this.#registry, instances);
     for (const [name, labels] of FROM_THE_START) this.count(name, 0, labels);
   }
 
@@ -141,11 +147,13 @@ export class PrometheusMetrics implements Metrics {
 
   /** All metrics in Prometheus' text format. */
   text(): Promise<string> {
+    this.#readInstances();
     return this.#registry.metrics();
   }
 
   /** All metrics as JSON, for `WorkerMetrics`. */
   json(): Promise<MetricAsJson[]> {
+    this.#readInstances();
     return this.#registry.getMetricsAsJSON();
   }
 
@@ -167,6 +175,13 @@ export class PrometheusMetrics implements Metrics {
       this.#histogramSeries.set(key, series);
     }
     series.observe(value);
+  }
+
+  /** Reads the state once for all metrics: it costs more than a sample. */
+  #readInstances(): void {
+    this.#instances = this.#pools.flatMap((pool) =>
+      pool.status().map((status) => ({ status, labels: labelsOf(pool, status) })),
+    );
   }
 
   #counter(name: string, labels: Labels): Counter {
@@ -248,7 +263,7 @@ export function addSignalGauges(registry: Registry, read: () => SignalsStatus): 
 
 function addInstanceMetric(
   registry: Registry,
-  pools: readonly InstancePool[],
+  instances: () => readonly LabelledStatus[],
   [Metric, name, help, value]: (typeof INSTANCE_METRICS)[number],
 ): void {
   new Metric({
@@ -259,17 +274,16 @@ function addInstanceMetric(
     aggregator: SUMMED.has(name) || Metric === Counter ? "sum" : "min",
     collect(this: Gauge | Counter) {
       this.reset();
-      for (const pool of pools)
-        for (const status of pool.status()) {
-          const now = value(status);
-          if (now !== undefined) this.inc(labelsOf(pool, status), now);
-        }
+      for (const { status, labels } of instances()) {
+        const now = value(status);
+        if (now !== undefined) this.inc(labels, now);
+      }
     },
   });
 }
 
 /** 1 for each factor that keeps an instance from a pair. Its values are in `/status`: as labels they would make series without end. */
-function addUnpairedGauge(registry: Registry, pools: readonly InstancePool[]): void {
+function addUnpairedGauge(registry: Registry, instances: () => readonly LabelledStatus[]): void {
   new Gauge({
     name: "kv_proxy_instance_unpaired",
     help: "1 while an instance fits no instance of the other role, by the factor that differs",
@@ -278,13 +292,16 @@ function addUnpairedGauge(registry: Registry, pools: readonly InstancePool[]): v
     aggregator: "max",
     collect() {
       this.reset();
-      for (const pool of pools)
-        for (const status of pool.status())
-          if (status.pairing?.state === "unpaired")
-            for (const { factor } of status.pairing.differences)
-              this.set({ ...labelsOf(pool, status), factor }, 1);
+      for (const { status, labels } of instances())
+        if (status.pairing?.state === "unpaired")
+          for (const { factor } of status.pairing.differences) this.set({ ...labels, factor }, 1);
     },
   });
+}
+
+interface LabelledStatus {
+  readonly status: InstanceStatus;
+  readonly labels: Record<string, string | number>;
 }
 
 function labelsOf({ role }: InstancePool, { url, data_parallel_rank: rank }: InstanceStatus) {
