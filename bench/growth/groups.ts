@@ -3,4 +3,5 @@ import type { Group } from "./quantity.js";
 /** Loads one group. Each is measured in a process of its own, which loads no other. */
 export const GROUPS: Readonly<Record<string, () => Promise<Group>>> = {
   scheduler: async () => (await import("./groups/scheduler.js")).scheduler,
+  fleet: async () => (await import("./groups/fleet.js")).fleet,
 };

@@ -48,11 +48,15 @@ export {
 } from "./settings/fleet-settings.js";
 export {
   AutoscalingSignals,
+  type InstanceLoad,
+  type MeasuredSignals,
   type RecommendedInstances,
   type SignalsStatus,
+  signalsOf,
 } from "./telemetry/autoscaling-signals.js";
 export { jsonLog, LOG_LEVELS, type LogLevel } from "./telemetry/json-log.js";
-export { bothMetrics, PrometheusMetrics } from "./telemetry/prometheus.js";
+export { bothMetrics, type MetricAsJson, PrometheusMetrics } from "./telemetry/prometheus.js";
+export { WorkerMetrics } from "./telemetry/worker-metrics.js";
 export { BodyQueue, type LimitedBody } from "./upstream/body-queue.js";
 export {
   answerHeaders,

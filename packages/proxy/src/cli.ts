@@ -1,15 +1,19 @@
 #!/usr/bin/env node
+import cluster from "node:cluster";
 import { readFileSync } from "node:fs";
 import { setFlagsFromString } from "node:v8";
 import tab from "@bomb.sh/tab/commander";
-import { instanceName, type Role } from "@kv/fleet";
 import { connectKubernetes, jsonLog, PREFILLER_HEADER } from "@kv/fleet/front-end";
+import { type Log, systemClock } from "@kv/interface";
 import { onInterrupt, openSpanOutput, reportFailure, runProgram } from "@kv/interface/program";
 import { OtlpTracer } from "@kv/protocol";
 import { createCommand } from "./config/cli-command.js";
 import { parseCli } from "./config/cli-options.js";
-import { readSettings } from "./config/settings.js";
-import { createProxy } from "./proxy.js";
+import { type ProxySettingsInput, readSettings } from "./config/settings.js";
+import { createProxy, PrefillDecodeProxy, type SharedByWorkers } from "./proxy.js";
+import { workerSettings } from "./workers/limits-share.js";
+import { WorkerGroup, type WorkerGroupAddress } from "./workers/primary.js";
+import { instanceNames, serveAsWorker } from "./workers/worker.js";
 
 /**
  * How much the heap may grow above its live size before the next full garbage collection, which delays all requests by tens of milliseconds. On a
@@ -26,39 +30,65 @@ async function main(): Promise<void> {
   }
   setFlagsFromString(`--heap-growing-percent=${HEAP_GROWTH_PERCENT}`);
   const sources = { readFile: (path: string) => readFileSync(path, "utf8"), env: process.env };
-  const { host, port, logLevel, trace, settings } = parseCli(process.argv.slice(2), sources);
+  const options = parseCli(process.argv.slice(2), sources);
+  const { host, port, logLevel, trace, settings, workers } = options;
   const log = jsonLog(logLevel, process.stderr);
-  if (settings.admin === undefined && process.env.KV_PROXY_ADMIN_TOKEN !== undefined)
+  if (cluster.isPrimary && settings.admin === undefined && process.env.KV_PROXY_ADMIN_TOKEN !== undefined)
     log.warn("setting-unused", { setting: "KV_PROXY_ADMIN_TOKEN", why: "--admin-port is not given" });
+  if (cluster.isPrimary && workers > 1) {
+    const group = new WorkerGroup(options, { log, clock: systemClock() });
+    const names = await group.start();
+    closeAtSignals(log, (close) => group.close(close));
+    return printReady(settings, names);
+  }
+
   const spans = openSpanOutput({ file: trace, env: process.env, log });
   const tracer =
     spans && new OtlpTracer({ service: "kv-proxy", instance: `${process.pid}`, write: spans.write });
   const createDiscovery = await connectKubernetes(readSettings(settings).discovery);
-  const proxy = createProxy({ ...settings, log, tracer, createDiscovery });
+  const given = { log, tracer, createDiscovery };
+  const closeSpans = async () => {
+    await tracer?.close();
+    await spans?.close();
+  };
+  if (cluster.isWorker) {
+    const create = (shared: SharedByWorkers) =>
+      new PrefillDecodeProxy({ ...workerSettings(settings, workers), ...given }, shared);
+    return serveAsWorker({ host, create, closed: closeSpans, clock: systemClock() });
+  }
+  const proxy = createProxy({ ...settings, ...given });
   const { url, adminUrl } = await proxy.listen({ host, port }).catch(async (error: unknown) => {
     await proxy.close({ graceMs: 0 });
     throw error;
   });
+  closeAtSignals(log, (close) => proxy.close(close).then(closeSpans), proxy);
+  printReady(settings, { url, adminUrl, ...instanceNames(proxy) });
+}
 
+/** Closes at SIGTERM and Ctrl-C. Ctrl-C, and a second SIGTERM, abort the requests in flight. */
+function closeAtSignals(
+  log: Log,
+  close: (options: { readonly graceMs?: number }) => Promise<void>,
+  proxy?: ReturnType<typeof createProxy>,
+): void {
   let signals = 0;
   const stop = (signal: NodeJS.Signals) => {
     signals += 1;
-    log.info("closing", { signal, in_flight: proxy.status().requests.in_flight });
-    // Ctrl-C, and a second SIGTERM, abort the requests in flight.
-    const closed = proxy.close(signals > 1 || signal === "SIGINT" ? { graceMs: 0 } : {});
-    closed
-      .then(() => tracer?.close())
-      .then(() => spans?.close())
-      .catch(fail);
+    log.info("closing", { signal, in_flight: proxy?.status().requests.in_flight });
+    close(signals > 1 || signal === "SIGINT" ? { graceMs: 0 } : {}).catch(fail);
   };
   process.on("SIGTERM", stop);
   onInterrupt(() => stop("SIGINT"));
+}
 
-  // Whoever reads the line may send a signal at once.
-  const names = (role: Role) => proxy.instances[role].list().map(instanceName).join(" ");
+/** Whoever reads the line may send a signal at once. */
+function printReady(
+  settings: ProxySettingsInput,
+  { url, adminUrl, prefill, decode }: WorkerGroupAddress,
+): void {
   const admin = adminUrl === undefined ? "" : ` admin ${adminUrl}`;
-  const prefill = settings.sidecar === undefined ? names("prefill") : PREFILLER_HEADER;
-  process.stdout.write(`kv-proxy ready ${url} prefill ${prefill} decode ${names("decode")}${admin}\n`);
+  const prefillers = settings.sidecar === undefined ? prefill : PREFILLER_HEADER;
+  process.stdout.write(`kv-proxy ready ${url} prefill ${prefillers} decode ${decode}${admin}\n`);
 }
 
 function fail(thrown: unknown): void {

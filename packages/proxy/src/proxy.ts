@@ -4,6 +4,7 @@ import {
   AutoscalingSignals,
   bothMetrics,
   Fleet,
+  type MetricAsJson,
   PrometheusMetrics,
   type SignalsStatus,
 } from "@kv/fleet/front-end";
@@ -33,6 +34,7 @@ import { PushSequentialStrategy } from "./flow/push-sequential.js";
 import { AdminServer } from "./http/admin-server.js";
 import { DecodeRoute } from "./http/decode-route.js";
 import { GenerationRoute } from "./http/generation-route.js";
+import { changeInstance, type InstanceChange } from "./http/instance-changes.js";
 import { AbandonedPrefills } from "./http/limits/abandoned-prefills.js";
 import { RequestsInFlight } from "./http/limits/requests-in-flight.js";
 import { resolveLimits } from "./http/limits/resolved-limits.js";
@@ -40,6 +42,7 @@ import { closeServer, createServer, listen } from "./http/server.js";
 import { NamedPrefillers } from "./sidecar/named-prefillers.js";
 import { RequestCounts, type RequestCountsStatus } from "./telemetry/request-counts.js";
 import { RequestHistory } from "./telemetry/request-history.js";
+import type { WorkerReport } from "./workers/worker-report.js";
 
 /** Options of `createProxy`: the settings, and what a program may pass in. */
 export interface ProxyOptions extends ProxySettingsInput {
@@ -117,9 +120,18 @@ export function createProxy(options: ProxyOptions): Proxy {
 }
 
 /** Relative to this file in `src` and to the bundle in `dist`. */
-const PAGE = new URL("../page/index.html", import.meta.url);
+export const PAGE = new URL("../page/index.html", import.meta.url);
 
-class PrefillDecodeProxy implements Proxy {
+/** What the workers behind one port share: in each of them, the routes for clients show and change all. */
+export interface SharedByWorkers {
+  /** The state of all workers. */
+  status(): Promise<ProxyStatus>;
+  /** Changes an instance in all workers. */
+  changeInstance(change: InstanceChange, body: unknown): Promise<object>;
+}
+
+/** The proxy of one process. */
+export class PrefillDecodeProxy implements Proxy {
   readonly instances: Readonly<Record<Role, InstancePool>>;
   readonly #settings: ProxySettings;
   readonly #ambient: Ambient;
@@ -127,6 +139,8 @@ class PrefillDecodeProxy implements Proxy {
   readonly #flow: GenerationFlow;
   readonly #generation: GenerationRoute;
   readonly #counts = new RequestCounts();
+  readonly #history: RequestHistory;
+  readonly #prometheus: PrometheusMetrics;
   readonly #signals: AutoscalingSignals;
   /** Of a sidecar. */
   readonly #named: NamedPrefillers | undefined;
@@ -136,7 +150,8 @@ class PrefillDecodeProxy implements Proxy {
   #draining = false;
   #closing: Promise<void> | undefined = undefined;
 
-  constructor(options: ProxyOptions) {
+  /** `shared`: of a worker, the processes beside it. */
+  constructor(options: ProxyOptions, shared?: SharedByWorkers) {
     const { clock, random, log, metrics, tracer, createRouting, createDiscovery, ...input } = options;
     const settings = readSettings(input);
     this.#settings = settings;
@@ -167,6 +182,7 @@ class PrefillDecodeProxy implements Proxy {
     const { prefill: prefillers, decode: decoders } = fleet.pools;
 
     const prometheus = new PrometheusMetrics([prefillers, decoders]);
+    this.#prometheus = prometheus;
     const ambient: Ambient = {
       ...own,
       metrics: metrics === undefined ? prometheus : bothMetrics(metrics, prometheus),
@@ -179,6 +195,7 @@ class PrefillDecodeProxy implements Proxy {
     const legs = new Legs({ prefillers, decoders, pairing, upstream, settings, signals, ambient });
     this.#flow = new GenerationFlow(legs, createStrategy(settings, legs));
     const history = new RequestHistory(own.clock);
+    this.#history = history;
     if (sidecar !== undefined) {
       const { allow, prefillTls: tls, kv } = sidecar;
       this.#named = new NamedPrefillers({ pool: prefillers, allow, discovery, tls, kv, ...own });
@@ -206,16 +223,20 @@ class PrefillDecodeProxy implements Proxy {
       }),
       settings,
     });
+    const changeHere = (change: InstanceChange, body: unknown) => this.changeInstance(change, body);
     this.#server = createServer({
       ambient,
       settings,
       limits,
-      pools: this.instances,
+      changeInstance: shared?.changeInstance ?? changeHere,
       generation: this.#generation,
       decodeRoute: new DecodeRoute({ decoders, upstream, settings, inFlight, ambient }),
       isDraining: () => this.#draining,
       health: () => this.#healthStatus(),
-      status: () => (settings.exposeInstances ? this.status() : withoutInstances(this.status())),
+      status: async () => {
+        const status = (await shared?.status()) ?? this.status();
+        return settings.exposeInstances ? status : withoutInstances(status);
+      },
     });
     if (settings.instanceRoutes !== undefined && settings.instanceRoutes.token === undefined) {
       const hint = "whoever reaches the clients' port can add instances, which get requests: set a token";
@@ -228,11 +249,17 @@ class PrefillDecodeProxy implements Proxy {
         : new AdminServer({
             settings: admin,
             page: PAGE,
-            ambient,
-            pools: this.instances,
-            status: () => this.status(),
-            history,
-            prometheus,
+            clock: own.clock,
+            operations: {
+              status: () => this.status(),
+              requests: () => history.list(),
+              subscribe: (listener) => history.subscribe(listener),
+              metrics: async () => ({
+                contentType: prometheus.contentType,
+                text: await prometheus.text(),
+              }),
+              changeInstance: changeHere,
+            },
           });
   }
 
@@ -273,6 +300,25 @@ class PrefillDecodeProxy implements Proxy {
       prefillers: prefill.status(),
       decoders: decode.status(),
     };
+  }
+
+  /** What the primary of several workers merges. */
+  report(): WorkerReport {
+    return {
+      status: this.status(),
+      measured: this.#signals.measured(),
+      requests: this.#history.list(),
+    };
+  }
+
+  /** The metrics, for the primary of several workers. */
+  metricsAsJson(): Promise<MetricAsJson[]> {
+    return this.#prometheus.json();
+  }
+
+  /** As the function `changeInstance`. */
+  changeInstance(change: InstanceChange, body: unknown): Promise<object> {
+    return changeInstance(change, body, this.instances);
   }
 
   async close({
@@ -361,6 +407,7 @@ function closingError(message: string): KvError {
   });
 }
 
-function httpUrl(host: string, port: number): string {
+/** `http://HOST:PORT`, also of an IPv6 address. */
+export function httpUrl(host: string, port: number): string {
   return `http://${host.includes(":") ? `[${host}]` : host}:${port}`;
 }

@@ -37,6 +37,9 @@ export class InstancePool {
   readonly #options: InstancePoolOptions;
   #instances: readonly PooledInstance[] = [];
   readonly #byName = new Map<string, PooledInstance>();
+  /** The instances that take requests, and until when, while none changes. With many instances a search at each request would take longer than the rest. */
+  #admitting: { readonly instances: readonly PooledInstance[]; readonly untilMs: number } | undefined =
+    undefined;
 
   /** Errors: `KV_CONFIG_INVALID` for an instance that is named twice. */
   constructor(options: InstancePoolOptions) {
@@ -62,10 +65,11 @@ export class InstancePool {
     const candidates = this.#candidates(named ?? this.#instances, excluding, partner);
     if (candidates.length === 0) return undefined;
     const preferred = this.role === "prefill" ? context.preferredPrefill : context.preferredDecode;
-    const known = candidates.find((candidate) => candidate === preferred);
+    const known = preferred && candidates.find((candidate) => candidate === preferred);
     if (known !== undefined) return known;
-    const chosen = named === undefined ? this.#routing.choose(candidates, context) : candidates[0];
-    return candidates.find((candidate) => candidate === chosen);
+    if (named !== undefined) return candidates[0];
+    const chosen = this.#routing.choose(candidates, context);
+    return candidates.includes(chosen as PooledInstance) ? (chosen as PooledInstance) : undefined;
   }
 
   /**
@@ -153,7 +157,12 @@ export class InstancePool {
         },
       );
     }
-    const instance = new PooledInstance(this.role, spec, this.#options);
+    const instance = new PooledInstance(this.role, spec, {
+      ...this.#options,
+      changed: () => {
+        this.#admitting = undefined;
+      },
+    });
     this.#instances = [...this.#instances, instance];
     this.#byName.set(instanceName(spec), instance);
     this.#instancesChanged();
@@ -180,6 +189,7 @@ export class InstancePool {
   }
 
   #instancesChanged(): void {
+    this.#admitting = undefined;
     this.#routing.instancesChanged?.(this.#instances);
     this.#options.pairing?.instancesChanged(this.role, this.#instances);
   }
@@ -212,10 +222,22 @@ export class InstancePool {
 
   #ready(instances: readonly PooledInstance[], excluding: ReadonlySet<Instance>): readonly PooledInstance[] {
     const nowMs = this.#clock.now();
+    const isWhole = instances === this.#instances && excluding.size === 0;
+    if (isWhole && this.#admitting !== undefined && nowMs < this.#admitting.untilMs)
+      return this.#admitting.instances;
     const admitting = instances.filter((instance) => !excluding.has(instance) && instance.admits(nowMs));
+    if (isWhole && admitting.length > 0)
+      this.#admitting = { instances: admitting, untilMs: steadyUntilMs(instances, nowMs) };
     if (admitting.length > 0) return admitting;
     const left = instances.filter((instance) => !excluding.has(instance) && !instance.draining);
     const available = left.filter((instance) => instance.available());
     return available.length > 0 ? available : left;
   }
+}
+
+/** When it has to be looked at again which instances take requests, though none changes until then. */
+function steadyUntilMs(instances: readonly PooledInstance[], nowMs: number): number {
+  let untilMs = Number.POSITIVE_INFINITY;
+  for (const instance of instances) untilMs = Math.min(untilMs, instance.steadyUntilMs(nowMs));
+  return untilMs;
 }

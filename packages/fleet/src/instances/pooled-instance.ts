@@ -30,6 +30,8 @@ export interface PooledInstanceOptions {
   readonly times: InstanceTimes;
   /** Learns from visits and health checks that an engine may have been restarted. */
   readonly pairing?: Pick<Pairing, "failed" | "alive"> | undefined;
+  /** Called when it takes requests that it did not take before, or takes them no more, other than by the end of a time. */
+  readonly changed?: (() => void) | undefined;
 }
 
 /** An instance of a pool: its load, its failures, and whether it takes requests. */
@@ -48,10 +50,13 @@ export class PooledInstance implements Instance {
   readonly kv: InstanceKv | undefined;
   /** Announces which instances it fits. */
   readonly label: string | undefined;
+  /** Visits of other processes under way, as far as this one was told. */
+  inFlightElsewhere = 0;
   readonly #clock: Clock;
   readonly #random: Random;
   readonly #times: InstanceTimes;
   readonly #pairing: PooledInstanceOptions["pairing"];
+  readonly #changed: () => void;
   #inFlight = 0;
   #requests = 0;
   #failures = 0;
@@ -67,7 +72,11 @@ export class PooledInstance implements Instance {
   readonly #waitingForIdle: (() => void)[] = [];
 
   /** Pools create their instances by `InstancePool.add`. */
-  constructor(role: Role, spec: InstanceSpec, { clock, random, times, pairing }: PooledInstanceOptions) {
+  constructor(
+    role: Role,
+    spec: InstanceSpec,
+    { clock, random, times, pairing, changed = () => {} }: PooledInstanceOptions,
+  ) {
     this.role = role;
     this.url = spec.url;
     this.dataParallelRank = spec.dataParallelRank;
@@ -79,10 +88,16 @@ export class PooledInstance implements Instance {
     this.#random = random;
     this.#times = times;
     this.#pairing = pairing;
+    this.#changed = changed;
   }
 
-  /** Visits under way. */
+  /** Visits under way, those of other processes that share the instance included. */
   get inFlight(): number {
+    return this.#inFlight + this.inFlightElsewhere;
+  }
+
+  /** Visits of this process under way. */
+  get ownInFlight(): number {
     return this.#inFlight;
   }
 
@@ -108,6 +123,12 @@ export class PooledInstance implements Instance {
     return this.#random.next() < (nowMs - this.#returnedAtMs + 1) / this.#times.slowReturnMs;
   }
 
+  /** Until when `admits` stays the same unless the instance changes; `nowMs` while it takes a random share. */
+  steadyUntilMs(nowMs: number): number {
+    if (this.#returning(nowMs)) return nowMs;
+    return nowMs < this.#availableAtMs ? this.#availableAtMs : Number.POSITIVE_INFINITY;
+  }
+
   /** Begins a visit, which counts as load until it ends. */
   begin(): Visit {
     this.#inFlight += 1;
@@ -118,6 +139,7 @@ export class PooledInstance implements Instance {
   /** Stops or resumes taking requests. */
   drain(draining: boolean): void {
     this.#draining = draining;
+    this.#changed();
   }
 
   /**
@@ -131,6 +153,7 @@ export class PooledInstance implements Instance {
       this.#lastError = error;
       if (failureStage(error) === "connect") this.#unreachable = true;
       if (this.#failedChecks >= failuresToEject) this.#ejected = true;
+      this.#changed();
       return;
     }
     this.#failedChecks = 0;
@@ -140,6 +163,7 @@ export class PooledInstance implements Instance {
     this.#returnedAtMs = this.#clock.now();
     this.#consecutiveFailures = 0;
     this.#availableAtMs = Number.NEGATIVE_INFINITY;
+    this.#changed();
   }
 
   /** Resolves when no visit is under way. */
@@ -187,6 +211,7 @@ export class PooledInstance implements Instance {
 
   #seen(): void {
     this.#seenAtMs = this.#clock.now();
+    if (this.#unreachable) this.#changed();
     this.#unreachable = false;
     this.#pairing?.alive(this);
   }
@@ -202,6 +227,7 @@ export class PooledInstance implements Instance {
     const { coolDownMs, maxCoolDownMs } = this.#times;
     const doubledMs = coolDownMs * 2 ** Math.min(this.#consecutiveFailures - 1, 20);
     this.#availableAtMs = this.#clock.now() + Math.min(doubledMs, Math.max(maxCoolDownMs, coolDownMs));
+    this.#changed();
   }
 }
 

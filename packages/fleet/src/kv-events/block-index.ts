@@ -1,3 +1,4 @@
+import { BlockTable, mixed, ROOT } from "./block-table.js";
 import type { CacheGroup } from "./kv-event-batch.js";
 
 /** A run of blocks that an instance has stored in its prefix cache. */
@@ -26,26 +27,11 @@ export interface RemovedBlocks {
   readonly group: number;
 }
 
-interface Block {
-  /** Its number as a parent. */
-  readonly id: number;
-  readonly hash: string;
-  /** The block before it, and its key in `#places`; undefined while its place is not known. */
-  place: { readonly parent: Block | undefined; readonly key: number } | undefined;
-  /** How many blocks have it as their parent. A block with children is kept when it is evicted: its number is theirs. */
-  children: number;
-  /** How many copies of it each group has: vLLM announces each copy that two requests have computed at once, and the end of each. */
-  readonly copies: number[];
-}
-
 /** What is known of a group: the size of its blocks, and which blocks before a position it needs. */
 interface Group extends CacheGroup {
   readonly blockSize: number;
 }
 
-const ROOT = 0;
-/** Numbers of blocks have 21 bits and hashes of tokens 32, which makes 53 bits together. */
-const MAX_ID = 2 ** 21;
 const MAX_GROUPS = 32;
 
 /**
@@ -54,12 +40,8 @@ const MAX_GROUPS = 32;
  */
 export class BlockIndex {
   readonly #maxBlocks: number;
-  readonly #blocks = new Map<string, Block>();
-  /** From a parent's number and a hash of a block's tokens to the block. */
-  readonly #places = new Map<number, Block>();
+  #blocks = new BlockTable();
   readonly #groups = new Map<number, Group>();
-  readonly #freeIds: number[] = [];
-  #nextId = ROOT + 1;
   #refused = 0;
   #contradictions = 0;
   /** Tokens after a block that its hash covers too. */
@@ -67,7 +49,7 @@ export class BlockIndex {
 
   /** Blocks above `maxBlocks` are not recorded. */
   constructor(maxBlocks = 500_000) {
-    this.#maxBlocks = Math.min(maxBlocks, MAX_ID - 1);
+    this.#maxBlocks = maxBlocks;
   }
 
   /** How many blocks are recorded. */
@@ -90,42 +72,41 @@ export class BlockIndex {
     const isWhole = tokens.length === hashes.length * blockSize;
     if (!this.#learn(group, blockSize, isWhole)) return;
     const count = parent === undefined && this.#has(hashes, group.index) ? 0 : 1;
+    const blocks = this.#blocks;
     // A parent that is not recorded, because its event was missed, may be recorded later.
-    const first = parent === undefined || !isWhole ? undefined : this.#add(parent);
-    if (parent !== undefined && isWhole && first === undefined) return;
+    const first = parent === undefined || !isWhole ? ROOT : this.#add(parent);
+    if (first === undefined) return;
     let before = first;
     for (const [at, hash] of hashes.entries()) {
       const block = this.#add(hash);
       if (block === undefined) break;
-      block.copies[group.index] = (block.copies[group.index] ?? 0) + count;
+      blocks.addCopies(block, group.index, count);
       if (isWhole) {
-        const own = tokens.slice(at * blockSize, (at + 1) * blockSize).concat(lookahead?.[at] ?? []);
-        this.#lookahead = own.length - blockSize;
-        this.#place(block, before, keyOf(before?.id ?? ROOT, own, 0, own.length));
+        const after = lookahead?.[at] ?? [];
+        this.#lookahead = after.length;
+        let key = withTokens(NO_TOKENS, tokens, at * blockSize, (at + 1) * blockSize);
+        key = withTokens(key, after, 0, after.length);
+        this.#place(block, before, mixed(key));
       }
       before = block;
     }
-    if (first !== undefined) this.#release(first);
+    if (first !== ROOT) this.#release(first);
   }
 
   /** Removes a copy of blocks that were evicted. */
   removed({ hashes, group }: RemovedBlocks): void {
     for (const hash of hashes) {
-      const block = this.#blocks.get(hash);
-      if (block === undefined) continue;
-      const copies = block.copies[group] ?? 0;
-      if (copies > 0) block.copies[group] = copies - 1;
+      const block = this.#blocks.find(hash);
+      if (block === 0) continue;
+      this.#blocks.addCopies(block, group, -1);
       this.#release(block);
     }
   }
 
   /** Removes all blocks. */
   cleared(): void {
-    this.#blocks.clear();
-    this.#places.clear();
+    this.#blocks = new BlockTable();
     this.#groups.clear();
-    this.#freeIds.length = 0;
-    this.#nextId = ROOT + 1;
     this.#refused = 0;
   }
 
@@ -135,6 +116,9 @@ export class BlockIndex {
    */
   matchedTokens(tokens: ArrayLike<number>): number {
     const groups = [...this.#groups.values()];
+    const [first] = groups;
+    if (first === undefined) return 0;
+    if (groups.length === 1 && first.needs === "all") return this.#fullyCached(tokens, first);
     const sizes = [...new Set(groups.map(({ blockSize }) => blockSize))];
     const chains = new Map(sizes.map((size) => [size, this.#chain(tokens, size)]));
     const step = Math.max(1, ...sizes);
@@ -143,7 +127,7 @@ export class BlockIndex {
     for (const { index, blockSize, needs } of groups) {
       const chain = chains.get(blockSize) ?? [];
       let length = needs === "all" ? 0 : chain.length;
-      if (needs === "all") while ((chain[length]?.copies[index] ?? 0) > 0) length += 1;
+      if (needs === "all") while (this.#blocks.copies(chain[length] ?? ROOT, index) > 0) length += 1;
       matched = Math.min(matched, length * blockSize);
     }
     if (!Number.isFinite(matched)) return 0;
@@ -154,7 +138,7 @@ export class BlockIndex {
         const chain = chains.get(blockSize) ?? [];
         const from = Math.max(0, Math.floor((end - needs) / blockSize));
         for (let at = from; at < end / blockSize; at += 1)
-          if ((chain[at]?.copies[index] ?? 0) === 0) return false;
+          if (this.#blocks.copies(chain[at] ?? ROOT, index) === 0) return false;
         return true;
       });
       if (isCached) return matched;
@@ -162,23 +146,36 @@ export class BlockIndex {
     return 0;
   }
 
-  /** The recorded blocks of a prompt, from its first. */
-  #chain(tokens: ArrayLike<number>, blockSize: number): Block[] {
-    const chain: Block[] = [];
+  /** As `matchedTokens`, for the only group of most models. */
+  #fullyCached(tokens: ArrayLike<number>, { index, blockSize }: Group): number {
+    const keys = keysOf(tokens, blockSize, this.#lookahead);
     let parent = ROOT;
-    for (let at = 0; at + blockSize < tokens.length; at += blockSize) {
-      const end = at + blockSize + this.#lookahead;
-      const block = end > tokens.length ? undefined : this.#places.get(keyOf(parent, tokens, at, end));
-      if (block === undefined) break;
+    for (let at = 0; ; at += 1) {
+      const key = keys.at(at);
+      const block = key === undefined ? 0 : this.#blocks.at(parent, key);
+      if (block === 0 || this.#blocks.copies(block, index) === 0) return at * blockSize;
+      parent = block;
+    }
+  }
+
+  /** The recorded blocks of a prompt, from its first. */
+  #chain(tokens: ArrayLike<number>, blockSize: number): number[] {
+    const chain: number[] = [];
+    const keys = keysOf(tokens, blockSize, this.#lookahead);
+    let parent = ROOT;
+    for (let at = 0; ; at += 1) {
+      const key = keys.at(at);
+      const block = key === undefined ? 0 : this.#blocks.at(parent, key);
+      if (block === 0) break;
       chain.push(block);
-      parent = block.id;
+      parent = block;
     }
     return chain;
   }
 
   /** vLLM repeats the blocks that a request finds in the cache where the request has `kv_cache_report_mode` "full": these are no further copies. */
   #has(hashes: readonly string[], group: number): boolean {
-    return hashes.every((hash) => (this.#blocks.get(hash)?.copies[group] ?? 0) > 0);
+    return hashes.every((hash) => this.#blocks.copies(this.#blocks.find(hash), group) > 0);
   }
 
   /** False where there are too many groups. Blocks of a part of a group's size, as vLLM caches them for layers with a state, do not change the size. */
@@ -194,54 +191,76 @@ export class BlockIndex {
     return true;
   }
 
-  #add(hash: string): Block | undefined {
-    const known = this.#blocks.get(hash);
-    if (known !== undefined) return known;
-    if (this.#blocks.size >= this.#maxBlocks) {
-      this.#refused += 1;
-      return undefined;
-    }
-    const id = this.#freeIds.pop() ?? this.#nextId++;
-    const block: Block = { id, hash, place: undefined, children: 0, copies: [] };
-    this.#blocks.set(hash, block);
-    return block;
+  /** Undefined where there are too many blocks. */
+  #add(hash: string): number | undefined {
+    if (this.#blocks.size < this.#maxBlocks) return this.#blocks.add(hash);
+    const known = this.#blocks.find(hash);
+    if (known !== 0) return known;
+    this.#refused += 1;
+    return undefined;
   }
 
-  #place(block: Block, parent: Block | undefined, key: number): void {
-    if (block.place?.key === key) return;
-    if (block.place !== undefined || block === parent || this.#places.has(key)) {
+  #place(block: number, parent: number, tokens: number): void {
+    const blocks = this.#blocks;
+    if (blocks.isAt(block, parent, tokens)) return;
+    if (blocks.parentOf(block) !== undefined || block === parent || blocks.at(parent, tokens) !== 0)
       this.#contradictions += 1;
-      return;
-    }
-    block.place = { parent, key };
-    this.#places.set(key, block);
-    if (parent !== undefined) parent.children += 1;
+    else blocks.place(block, parent, tokens);
   }
 
   /** Forgets a block that no group has, and the blocks before it that were kept for it. */
-  #release(released: Block): void {
-    let block: Block | undefined = released;
-    while (block !== undefined && block.children === 0 && !block.copies.some((copies) => copies > 0)) {
-      this.#blocks.delete(block.hash);
-      this.#freeIds.push(block.id);
-      const { place }: Block = block;
-      if (place === undefined) return;
-      this.#places.delete(place.key);
-      block = place.parent;
-      if (block !== undefined) block.children -= 1;
+  #release(released: number): void {
+    const blocks = this.#blocks;
+    let block = released;
+    while (block !== ROOT && blocks.children(block) === 0 && !blocks.hasCopies(block)) {
+      const parent = blocks.parentOf(block) ?? ROOT;
+      blocks.remove(block);
+      if (parent !== ROOT) blocks.childRemoved(parent);
+      block = parent;
     }
   }
 }
 
-/** The place of a block: its parent's number and a hash of its tokens (FNV-1a over 32 bits each, with a final mix). */
-function keyOf(parent: number, tokens: ArrayLike<number>, from: number, to: number): number {
-  let hash = 0x811c9dc5;
+/** The hashes of the tokens of a prompt's blocks, each computed when it is asked for first. */
+class PromptKeys {
+  readonly #keys: number[] = [];
+
+  constructor(
+    readonly tokens: ArrayLike<number>,
+    readonly blockSize: number,
+    readonly lookahead: number,
+  ) {}
+
+  /** Undefined for a block that is not full; at least the last token is computed. */
+  at(block: number): number | undefined {
+    const { tokens, blockSize, lookahead } = this;
+    const from = block * blockSize;
+    const to = from + blockSize + lookahead;
+    if (from + blockSize >= tokens.length || to > tokens.length) return undefined;
+    this.#keys[block] ??= mixed(withTokens(NO_TOKENS, tokens, from, to));
+    return this.#keys[block];
+  }
+}
+
+/** Of the prompt that was looked up last: a router looks it up in the index of each instance, one after another. */
+let lastKeys = new PromptKeys([], 1, 0);
+
+function keysOf(tokens: ArrayLike<number>, blockSize: number, lookahead: number): PromptKeys {
+  const isLast =
+    lastKeys.tokens === tokens && lastKeys.blockSize === blockSize && lastKeys.lookahead === lookahead;
+  if (!isLast) lastKeys = new PromptKeys(tokens, blockSize, lookahead);
+  return lastKeys;
+}
+
+const NO_TOKENS = 0x811c9dc5;
+
+/** A hash of the tokens before it and of further ones (FNV-1a over 32 bits each). */
+function withTokens(before: number, tokens: ArrayLike<number>, from: number, to: number): number {
+  let hash = before;
   for (let at = from; at < to; at += 1) {
     const token = tokens[at] ?? 0;
     hash = Math.imul(hash ^ (token & 0xffff), 0x01000193);
     hash = Math.imul(hash ^ (token >>> 16), 0x01000193);
   }
-  hash = Math.imul(hash ^ (hash >>> 16), 0x85ebca6b);
-  hash = Math.imul(hash ^ (hash >>> 13), 0xc2b2ae35);
-  return parent * 2 ** 32 + ((hash ^ (hash >>> 16)) >>> 0);
+  return hash;
 }

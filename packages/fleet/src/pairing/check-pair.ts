@@ -39,7 +39,7 @@ export type PairCheck =
 export function checkPair(prefill: EngineFacts, decode: EngineFacts): PairCheck {
   if (prefill.compatibilityHash !== decode.compatibilityHash)
     return { fits: false, differences: hashDifferences(prefill, decode) };
-  const key = `${planKey(prefill)} ${planKey(decode)}`;
+  const key = planKey(prefill) * 2 ** 26 + planKey(decode);
   let check = plans.get(key);
   if (check === undefined) {
     check = checkPlan(prefill, decode);
@@ -100,12 +100,15 @@ function knownDifferences(prefill: EngineFacts, decode: EngineFacts): readonly P
 }
 
 /** Results of `checkPlan`: fleets have many engines of few geometries. */
-const plans = new Map<string, PairCheck>();
+const plans = new Map<number, PairCheck>();
 const MAX_PLANS = 1000;
-const planKeys = new WeakMap<EngineFacts, string>();
+const planKeys = new WeakMap<EngineFacts, number>();
+/** A number for each geometry, so that a pair is looked up without joining texts. A number is never used for a second one. */
+const numbers = new Map<string, number>();
+let lastNumber = 0;
 
 /** Equal for engines that have the same plans: all of their geometry but addresses and numbers of blocks. */
-function planKey(facts: EngineFacts): string {
+function planKey(facts: EngineFacts): number {
   let key = planKeys.get(facts);
   if (key === undefined) {
     const { metadata, tpSize, mode, isVllm, vllmVersion, factors } = facts;
@@ -127,7 +130,10 @@ function planKey(facts: EngineFacts): string {
       vllmVersion ?? "",
       String(factors?.["num_kv_heads"]),
     ];
-    key = createHash("sha256").update(JSON.stringify(all)).digest("base64");
+    const hash = createHash("sha256").update(JSON.stringify(all)).digest("base64");
+    key = numbers.get(hash) ?? ++lastNumber;
+    if (numbers.size >= MAX_PLANS) numbers.clear();
+    numbers.set(hash, key);
     planKeys.set(facts, key);
   }
   return key;

@@ -45,8 +45,10 @@ export class Entry {
   timer: Timer | undefined = undefined;
   delayMs = FIRST_RETRY_MS;
   readAtMs = Number.NEGATIVE_INFINITY;
-  /** The instances that it fits, and the check of each other one. */
-  checks = new Map<Entry, PairCheck>();
+  /** The check of each instance of the other role. */
+  readonly checks: ReadonlyMap<Entry, PairCheck> = new Map<Entry, PairCheck>();
+  /** How many of them fit. */
+  partners = 0;
   /** What the last log line said. */
   logged = "";
 
@@ -55,6 +57,19 @@ export class Entry {
 
   constructor(readonly instance: PairedInstance) {
     this.origin = new URL(instance.url).origin;
+  }
+
+  /** Records the check of a pair. */
+  setCheck(other: Entry, check: PairCheck): void {
+    this.deleteCheck(other);
+    (this.checks as Map<Entry, PairCheck>).set(other, check);
+    if (check.fits) this.partners += 1;
+  }
+
+  /** Forgets an instance of the other role. */
+  deleteCheck(other: Entry): void {
+    if (this.checks.get(other)?.fits === true) this.partners -= 1;
+    (this.checks as Map<Entry, PairCheck>).delete(other);
   }
 
   get address(): SideChannelAddress | undefined {
@@ -80,10 +95,11 @@ export function isReady(entry: Entry): boolean {
 }
 
 /** Of an instance that fits none: the check with the fewest differences. */
-export function nearest({ checks }: Entry): Extract<PairCheck, { fits: false }> | undefined {
+export function nearest({ checks, partners }: Entry): Extract<PairCheck, { fits: false }> | undefined {
   let best: Extract<PairCheck, { fits: false }> | undefined;
+  if (partners > 0) return undefined;
   for (const check of checks.values()) {
-    if (check.fits) return undefined;
+    if (check.fits) continue;
     if (best === undefined || check.differences.length < best.differences.length) best = check;
   }
   return best;
@@ -129,15 +145,18 @@ export function requireAnsweredEngine(
   );
 }
 
+const LABELLED: PairCheck = { fits: true, basis: "label" };
+const UNVERIFIED: PairCheck = { fits: true, basis: "unverified" };
+
 /** Whether two instances are a pair: by their engines, or by `mode` where one is not read. */
 export function checkEntries(p: Entry, d: Entry, mode: PairingSettings["mode"]): PairCheck {
   if (p.facts !== undefined && d.facts !== undefined) return checkFacts(p.facts, d.facts);
   const [ours, theirs] = [p.instance.label, d.instance.label];
   if (mode !== "strict" && ours !== undefined && theirs !== undefined) {
-    if (ours === theirs) return { fits: true, basis: "label" };
+    if (ours === theirs) return LABELLED;
     return { fits: false, differences: [{ factor: "label", prefill: ours, decode: theirs }] };
   }
-  if (mode === "lenient") return { fits: true, basis: "unverified" };
+  if (mode === "lenient") return UNVERIFIED;
   const side = (entry: Entry) => {
     if (entry.facts !== undefined) return "read";
     return mode === "label" && entry.instance.label === undefined ? "not read, without a label" : "not read";

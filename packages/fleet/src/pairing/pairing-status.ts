@@ -5,21 +5,20 @@ import { type Entry, nearest } from "./pairing-entry.js";
 
 /** How an instance is paired, as JSON for status pages. */
 export function pairingStatus(entry: Entry): PairingStatus {
-  const { facts, error, address, stale } = entry;
-  const fits = [...entry.checks.values()].filter((check) => check.fits);
+  const { facts, error, address, stale, partners } = entry;
   const near = nearest(entry);
-  const unverified = facts === undefined && fits.length > 0;
+  const unverified = facts === undefined && partners > 0;
   const state =
-    entry.checks.size === 0 ? "alone" : fits.length === 0 ? "unpaired" : unverified ? "unverified" : "paired";
+    entry.checks.size === 0 ? "alone" : partners === 0 ? "unpaired" : unverified ? "unverified" : "paired";
   const reason =
     near !== undefined
       ? differencesText(near) + (facts === undefined && error !== undefined ? ` (${error.message})` : "")
       : unverified
         ? (error?.message ?? "its side channel is being read")
-        : (fits.find((check) => check.note !== undefined)?.note ?? null);
+        : noteOf(entry);
   return {
     state,
-    partners: fits.length,
+    partners,
     reason,
     differences: (near?.differences ?? []).map(({ factor, prefill, decode }) => ({
       factor,
@@ -36,6 +35,12 @@ export function pairingStatus(entry: Entry): PairingStatus {
     transfer_mode: facts?.mode ?? null,
     stale,
   };
+}
+
+/** What could not be checked of a pair that fits. */
+function noteOf({ checks }: Entry): string | null {
+  for (const check of checks.values()) if (check.fits && check.note !== undefined) return check.note;
+  return null;
 }
 
 /** The values that differ, in words. */

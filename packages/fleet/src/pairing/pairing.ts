@@ -51,6 +51,12 @@ export class Pairing {
   readonly #entries: Record<Role, Map<Instance, Entry>> = { prefill: new Map(), decode: new Map() };
   readonly #closing = new AbortController();
   #isCurrent = true;
+  /** Entries whose pairs are to be checked again. */
+  readonly #toCheck = new Set<Entry>();
+  /** Entries of which a log line may have changed. */
+  readonly #toReport = new Set<Entry>();
+  /** Pairs that do not fit. */
+  #misfits = 0;
   /** Every instance fits every one of the other role, and all are verified or never were. */
   #allFit = true;
 
@@ -67,11 +73,13 @@ export class Pairing {
       if (left.has(instance)) continue;
       entries.delete(instance);
       entry.timer?.cancel();
+      this.#forget(entry);
     }
     for (const instance of instances) {
       if (entries.has(instance)) continue;
       const entry = new Entry(instance);
       entries.set(instance, entry);
+      this.#toCheck.add(entry);
       if (entry.address === undefined) entry.error = addressUnknown(role);
       else void this.#read(entry);
     }
@@ -278,6 +286,7 @@ export class Pairing {
   #read(entry: Entry): Promise<void> {
     entry.reading ??= this.#readOnce(entry).finally(() => {
       entry.reading = undefined;
+      this.#toReport.add(entry);
       this.#changed();
     });
     return entry.reading;
@@ -330,33 +339,54 @@ export class Pairing {
     entry.engines.set(facts.engineId, entry.facts);
     const [oldest] = entry.engines.keys();
     if (entry.engines.size > MAX_ENGINES && oldest !== undefined) entry.engines.delete(oldest);
-    this.#changed();
+    this.#changed(entry);
   }
 
-  #changed(): void {
+  /** `entry`: one whose pairs are to be checked again. */
+  #changed(entry?: Entry): void {
+    if (entry !== undefined) this.#toCheck.add(entry);
     if (this.#isCurrent) queueMicrotask(() => this.#update());
     this.#isCurrent = false;
   }
 
-  /** Checks all pairs again after a change. Equal pairs are not planned twice. */
+  /** Checks the pairs of what has changed, not all. */
   #update(): void {
     if (this.#isCurrent) return;
     this.#isCurrent = true;
-    const [prefill, decode] = [[...this.#entries.prefill.values()], [...this.#entries.decode.values()]];
-    for (const entry of [...prefill, ...decode]) entry.checks = new Map();
-    this.#allFit = true;
-    for (const p of prefill) {
-      for (const d of decode) {
-        const check = this.#check(p, d);
-        p.checks.set(d, check);
-        d.checks.set(p, check);
-        if (!check.fits || p.isUnsure || d.isUnsure) this.#allFit = false;
-      }
-    }
-    const all = [...prefill, ...decode];
+    for (const entry of this.#toCheck) this.#checkPairsOf(entry);
+    this.#toCheck.clear();
+    const all = this.#all();
+    this.#allFit = this.#misfits === 0 && !all.some(({ isUnsure }) => isUnsure);
     // What is still being read may fit.
     if (all.some(({ facts, reading }) => facts === undefined && reading !== undefined)) return;
-    for (const entry of all) this.#report(entry);
+    for (const entry of this.#toReport) this.#report(entry);
+    this.#toReport.clear();
+  }
+
+  #checkPairsOf(entry: Entry): void {
+    const { role } = entry.instance;
+    if (this.#entryOf(entry.instance) !== entry) return;
+    this.#toReport.add(entry);
+    for (const other of this.#entries[role === "prefill" ? "decode" : "prefill"].values()) {
+      const check = role === "prefill" ? this.#check(entry, other) : this.#check(other, entry);
+      const before = entry.checks.get(other);
+      if (before === check) continue;
+      this.#misfits += Number(!check.fits) - Number(before?.fits === false);
+      entry.setCheck(other, check);
+      other.setCheck(entry, check);
+      // A partner more or less changes no line of one that has partners.
+      if (!check.fits || before?.fits !== true) this.#toReport.add(other);
+    }
+  }
+
+  #forget(entry: Entry): void {
+    this.#toCheck.delete(entry);
+    this.#toReport.delete(entry);
+    for (const [other, check] of entry.checks) {
+      this.#misfits -= Number(!check.fits);
+      other.deleteCheck(entry);
+      this.#toReport.add(other);
+    }
   }
 
   #check(p: Entry, d: Entry): PairCheck {
@@ -384,7 +414,7 @@ export class Pairing {
       entry.engines.set(facts.engineId, found);
     } finally {
       entry.searching = false;
-      this.#changed();
+      this.#changed(entry);
     }
   }
 

@@ -1,7 +1,7 @@
 import { createHash } from "node:crypto";
 import type { Instance } from "../instances/instance.js";
 import type { KvEventStatus } from "../kv-events/kv-event-stream.js";
-import { leastLoad, type Routing, type RoutingContext } from "./routing.js";
+import { fewestInFlight, leastLoad, type Routing, type RoutingContext } from "./routing.js";
 
 /** The prefixes that instances report to have in their caches. */
 export interface CachedPrefixes {
@@ -77,16 +77,20 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
     name: "prefix-aware",
     choose(candidates, context) {
       const keys = once(() => prefixKeys(context, chunkLength));
-      const least = Math.min(...candidates.map(({ inFlight }) => inFlight));
-      const found = candidates
-        .filter(({ inFlight }) => inFlight - least <= maxImbalance)
-        .map((candidate) => find(candidate, context, keys));
-      const score = ({ tokens, characters }: FoundPrefix) => tokens ?? characters;
-      const best = Math.max(...found.map(score));
-      const holders = found.filter((one) => score(one) === best).map(({ instance }) => instance);
-      const chosen = byLoad.choose(best > 0 ? holders : candidates, context);
+      const most = fewestInFlight(candidates) + maxImbalance;
+      let best = 1;
+      let holders: Instance[] = [];
+      for (const candidate of candidates) {
+        if (candidate.inFlight > most) continue;
+        const { tokens, characters } = find(candidate, context, keys);
+        const score = tokens ?? characters;
+        if (score > best) holders = [];
+        if (score >= best) holders.push(candidate);
+        best = Math.max(best, score);
+      }
+      const chosen = byLoad.choose(holders.length > 0 ? holders : candidates, context);
       if (chosen === undefined) return undefined;
-      const before = found.find(({ instance }) => instance === chosen) ?? find(chosen, context, keys);
+      const before = find(chosen, context, keys);
       last = { context, found: before };
       // What an instance reports need not be remembered.
       if (before.tokens === undefined) remember(keys(), chosen);

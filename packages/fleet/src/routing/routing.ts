@@ -47,35 +47,72 @@ export interface Routing {
   close?(): void;
 }
 
-/** Each instance in turn: the one that was not chosen for the longest time, so turns stay even while some are left out. */
+/** Whose turn it is: the instance that was not chosen for the longest time, so turns stay even while some are left out. */
+class Turns {
+  readonly #chosenAt = new WeakMap<Instance, number>();
+  #turn = 0;
+  /** The candidates of the last choice. They are the same list while no instance changes: then the next one follows in it. */
+  #candidates: readonly Instance[] = [];
+  #next = 0;
+
+  /** The candidate whose turn it is, of those that are `eligible`. */
+  choose(
+    candidates: readonly Instance[],
+    eligible: (candidate: Instance) => boolean = () => true,
+  ): Instance | undefined {
+    const at =
+      candidates === this.#candidates ? this.#following(eligible) : this.#earliest(candidates, eligible);
+    const chosen = candidates[at];
+    if (chosen !== undefined) this.#chosenAt.set(chosen, ++this.#turn);
+    this.#candidates = candidates;
+    this.#next = at + 1;
+    return chosen;
+  }
+
+  #following(eligible: (candidate: Instance) => boolean): number {
+    const count = this.#candidates.length;
+    for (let step = 0; step < count; step += 1) {
+      const at = (this.#next + step) % count;
+      const candidate = this.#candidates[at];
+      if (candidate !== undefined && eligible(candidate)) return at;
+    }
+    return -1;
+  }
+
+  #earliest(candidates: readonly Instance[], eligible: (candidate: Instance) => boolean): number {
+    let earliest = -1;
+    let earliestTurn = Number.POSITIVE_INFINITY;
+    for (const [at, candidate] of candidates.entries()) {
+      const turn = this.#chosenAt.get(candidate) ?? 0;
+      if (turn >= earliestTurn || !eligible(candidate)) continue;
+      earliest = at;
+      earliestTurn = turn;
+    }
+    return earliest;
+  }
+}
+
+/** Each instance in turn. */
 export function roundRobin(): Routing {
-  const turns = new WeakMap<Instance, number>();
-  let turn = 0;
-  return {
-    name: "round-robin",
-    choose(candidates) {
-      let chosen = candidates[0];
-      for (const candidate of candidates) {
-        if (chosen === undefined || (turns.get(candidate) ?? 0) < (turns.get(chosen) ?? 0))
-          chosen = candidate;
-      }
-      if (chosen !== undefined) turns.set(chosen, ++turn);
-      return chosen;
-    },
-  };
+  const turns = new Turns();
+  return { name: "round-robin", choose: (candidates) => turns.choose(candidates) };
 }
 
 /** The instance with the fewest requests in flight; among equals each in turn. */
 export function leastLoad(): Routing {
-  const turns = roundRobin();
+  const turns = new Turns();
   return {
     name: "least-load",
-    choose(candidates, context) {
-      const least = Math.min(...candidates.map(({ inFlight }) => inFlight));
-      return turns.choose(
-        candidates.filter(({ inFlight }) => inFlight === least),
-        context,
-      );
+    choose(candidates) {
+      const fewest = fewestInFlight(candidates);
+      return turns.choose(candidates, ({ inFlight }) => inFlight === fewest);
     },
   };
+}
+
+/** The load of the least loaded instance. */
+export function fewestInFlight(instances: readonly Instance[]): number {
+  let fewest = Number.POSITIVE_INFINITY;
+  for (const { inFlight } of instances) if (inFlight < fewest) fewest = inFlight;
+  return fewest;
 }

@@ -93,43 +93,105 @@ export class AutoscalingSignals {
 
   /** The present values. */
   status(): SignalsStatus {
-    const { prefillers, decoders, clock } = this.#options;
-    const nowMs = clock.now();
-    const waiting = prefillers.list().map(({ inFlight }) => Math.max(0, inFlight - 1));
-    const unread = [...this.#unread];
-    const known = unread.flatMap(({ bytes }) => bytes ?? []);
-    const available = decoders.list().filter((instance) => instance.available());
-    const decoding = decoders.list().reduce((sum, { inFlight }) => sum + inFlight, 0);
+    const { prefillers, decoders } = this.#options;
+    const loads = (pool: InstancePool) =>
+      pool.list().map((one) => ({ inFlight: one.inFlight, available: one.available() }));
+    return signalsOf([this.measured()], loads(prefillers), loads(decoders));
+  }
+
+  /** What this process has measured. */
+  measured(): MeasuredSignals {
+    const nowMs = this.#options.clock.now();
     const recent = this.#buckets.filter(({ beganAtMs }) => beganAtMs > nowMs - BUCKETS * BUCKET_MS);
     const sum = (name: "promptTokens" | "cachedTokens" | "workMs") =>
       recent.reduce((all, bucket) => all + bucket[name], 0);
-    const promptTokens = sum("promptTokens");
+    const unread = { count: 0, countWithBytes: 0, bytes: 0, oldestMs: 0 };
+    for (const { bytes, readyAtMs } of this.#unread) {
+      unread.count += 1;
+      unread.oldestMs = Math.max(unread.oldestMs, nowMs - readyAtMs);
+      if (bytes === undefined) continue;
+      unread.countWithBytes += 1;
+      unread.bytes += bytes;
+    }
     return {
-      prefill_waiting: waiting.reduce((all, count) => all + count, 0),
-      kv_unread: {
-        count: unread.length,
-        bytes: unread.length > 0 && known.length === 0 ? null : known.reduce((all, bytes) => all + bytes, 0),
-        oldest_ms: unread.reduce((oldest, { readyAtMs }) => Math.max(oldest, nowMs - readyAtMs), 0),
-      },
-      decode_in_flight: available.length === 0 ? null : decoding / available.length,
-      prefix_hit_rate: promptTokens === 0 ? null : sum("cachedTokens") / promptTokens,
-      recommended: this.#recommended(
-        sum("workMs"),
-        nowMs - (recent[0]?.beganAtMs ?? nowMs),
-        available.length,
-      ),
+      promptTokens: sum("promptTokens"),
+      cachedTokens: sum("cachedTokens"),
+      workMs: sum("workMs"),
+      windowMs: nowMs - (recent[0]?.beganAtMs ?? nowMs),
+      unread,
     };
   }
+}
 
-  /** Little's law: the time that prompts take of each second is the number of instances that are busy with them. */
-  #recommended(workMs: number, windowMs: number, decode: number): RecommendedInstances | null {
-    if (windowMs < BUCKET_MS) return null;
-    const busy = workMs / windowMs;
-    const prefill = Math.max(1, Math.ceil(busy / BUSY));
-    const now = this.#options.prefillers.available();
-    const reason =
-      `prompts of the last ${Math.round(windowMs / 1000)} s kept ${busy.toFixed(2)} prefill instances busy; ` +
-      `${prefill} are busy for ${Math.round((100 * busy) / prefill)} % of the time, ${now} are available`;
-    return { prefill, decode, reason };
-  }
+/** What one process measured over the last five minutes. The measurements of several processes with the same instances add up. */
+export interface MeasuredSignals {
+  /** Tokens of prompts. */
+  readonly promptTokens: number;
+  /** Tokens of these that prefill instances had cached. */
+  readonly cachedTokens: number;
+  /** Time that prefill instances computed, in milliseconds. */
+  readonly workMs: number;
+  /** The time that was measured, in milliseconds. */
+  readonly windowMs: number;
+  /** KV that no decode instance has read: how much of it, of how much the bytes are known, and the age of the oldest in milliseconds. */
+  readonly unread: {
+    readonly count: number;
+    readonly countWithBytes: number;
+    readonly bytes: number;
+    readonly oldestMs: number;
+  };
+}
+
+/** The load of an instance. */
+export interface InstanceLoad {
+  readonly inFlight: number;
+  readonly available: boolean;
+}
+
+/** The signals of all processes together. `prefillers` and `decoders` have the load from all of them. */
+export function signalsOf(
+  measured: readonly MeasuredSignals[],
+  prefillers: readonly InstanceLoad[],
+  decoders: readonly InstanceLoad[],
+): SignalsStatus {
+  const sum = (value: (one: MeasuredSignals) => number) => measured.reduce((all, one) => all + value(one), 0);
+  const most = (value: (one: MeasuredSignals) => number) => Math.max(0, ...measured.map(value));
+  const availableOf = (loads: readonly InstanceLoad[]) => loads.filter(({ available }) => available).length;
+  const count = sum(({ unread }) => unread.count);
+  const promptTokens = sum((one) => one.promptTokens);
+  const availableDecoders = availableOf(decoders);
+  const decoding = decoders.reduce((all, { inFlight }) => all + inFlight, 0);
+  return {
+    prefill_waiting: prefillers.reduce((all, { inFlight }) => all + Math.max(0, inFlight - 1), 0),
+    kv_unread: {
+      count,
+      bytes:
+        count > 0 && sum(({ unread }) => unread.countWithBytes) === 0
+          ? null
+          : sum(({ unread }) => unread.bytes),
+      oldest_ms: most(({ unread }) => unread.oldestMs),
+    },
+    decode_in_flight: availableDecoders === 0 ? null : decoding / availableDecoders,
+    prefix_hit_rate: promptTokens === 0 ? null : sum((one) => one.cachedTokens) / promptTokens,
+    recommended: recommended(
+      sum((one) => one.workMs),
+      most((one) => one.windowMs),
+      { prefill: availableOf(prefillers), decode: availableDecoders },
+    ),
+  };
+}
+
+/** Little's law: the time that prompts take of each second is the number of instances that are busy with them. */
+function recommended(
+  workMs: number,
+  windowMs: number,
+  available: { readonly prefill: number; readonly decode: number },
+): RecommendedInstances | null {
+  if (windowMs < BUCKET_MS) return null;
+  const busy = workMs / windowMs;
+  const prefill = Math.max(1, Math.ceil(busy / BUSY));
+  const reason =
+    `prompts of the last ${Math.round(windowMs / 1000)} s kept ${busy.toFixed(2)} prefill instances busy; ` +
+    `${prefill} are busy for ${Math.round((100 * busy) / prefill)} % of the time, ${available.prefill} are available`;
+  return { prefill, decode: available.decode, reason };
 }

@@ -1,10 +1,20 @@
 import type { Metrics } from "@kv/interface";
-import { Counter, Gauge, Histogram, Registry } from "prom-client";
+import {
+  Counter,
+  Gauge,
+  Histogram,
+  type MetricObjectWithValues,
+  type MetricValue,
+  Registry,
+} from "prom-client";
 import type { InstanceStatus } from "../instances/instance.js";
 import type { InstancePool } from "../instances/instance-pool.js";
 import type { SignalsStatus } from "./autoscaling-signals.js";
 
 type Labels = Readonly<Record<string, string>>;
+
+/** A metric with its samples, as `PrometheusMetrics.json` has it. */
+export type MetricAsJson = MetricObjectWithValues<MetricValue<string>>;
 
 /** Help texts of the metrics. */
 const HELP: Readonly<Record<string, string>> = {
@@ -44,7 +54,10 @@ const FROM_THE_START: readonly (readonly [name: string, labels?: Labels])[] = [
   ...["sent", "refused", "failed"].map((outcome) => ["kv_proxy_released_total", { outcome }] as const),
 ];
 
-/** The state of the instances, by role and server. The label is not `instance`: Prometheus writes its target there. */
+/**
+ * The state of the instances, by role and server. The label is not `instance`: Prometheus writes its target there. Of several workers, loads and counts
+ * add up; the rest is as the worker has it that sees the instance worst.
+ */
 const INSTANCE_METRICS: readonly (readonly [
   Metric: typeof Gauge | typeof Counter,
   name: string,
@@ -85,6 +98,9 @@ const INSTANCE_METRICS: readonly (readonly [
   ],
 ];
 
+/** Gauges of instances that are the sum over all workers. */
+const SUMMED: ReadonlySet<string> = new Set(["kv_proxy_instance_in_flight"]);
+
 /** Metrics in a Prometheus registry of their own. The state of the instances is read at each scrape. */
 export class PrometheusMetrics implements Metrics {
   readonly #registry = new Registry();
@@ -94,9 +110,15 @@ export class PrometheusMetrics implements Metrics {
   readonly #counterSeries = new Map<string, Counter.Internal>();
   readonly #histogramSeries = new Map<string, Histogram.Internal<string>>();
 
+  readonly #pools: readonly InstancePool[];
+  /** The state of the instances at this scrape. */
+  #instances: readonly LabelledStatus[] = [];
+
   constructor(pools: readonly InstancePool[]) {
-    for (const metric of INSTANCE_METRICS) addInstanceMetric(this.#registry, pools, metric);
-    addUnpairedGauge(this.#registry, pools);
+    this.#pools = pools;
+    const instances = () => this.#instances;
+    for (const metric of INSTANCE_METRICS) addInstanceMetric(this.#registry, instances, metric);
+    addUnpairedGauge(this.#registry, instances);
     for (const [name, labels] of FROM_THE_START) this.count(name, 0, labels);
   }
 
@@ -106,6 +128,7 @@ export class PrometheusMetrics implements Metrics {
       name: "kv_proxy_discovery_current",
       help: "1 while the last reading of the discovery succeeded; at 0, the instances are the last known ones",
       registers: [this.#registry],
+      aggregator: "min",
       collect() {
         this.set(Number(discovery.isCurrent));
       },
@@ -114,57 +137,7 @@ export class PrometheusMetrics implements Metrics {
 
   /** Adds the signals for autoscalers, which are read at each scrape. */
   addSignals(read: () => SignalsStatus): void {
-    const gauge = (
-      name: string,
-      help: string,
-      value: (signals: SignalsStatus) => number | null | undefined,
-    ) =>
-      new Gauge({
-        name,
-        help,
-        registers: [this.#registry],
-        collect() {
-          this.reset();
-          const now = value(read());
-          if (now != null) this.set(now);
-          else this.remove();
-        },
-      });
-    gauge(
-      "kv_proxy_prefill_waiting",
-      "Prefill legs behind another one at their instance",
-      (signals) => signals.prefill_waiting,
-    );
-    gauge(
-      "kv_proxy_kv_unread",
-      "Parts whose KV is ready at a prefill instance and not read yet",
-      (signals) => signals.kv_unread.count,
-    );
-    gauge(
-      "kv_proxy_kv_unread_bytes",
-      "Bytes of this KV, where lengths of blocks are known",
-      (signals) => signals.kv_unread.bytes,
-    );
-    gauge(
-      "kv_proxy_kv_unread_oldest_seconds",
-      "Age of the oldest of it",
-      (signals) => signals.kv_unread.oldest_ms / 1000,
-    );
-    gauge(
-      "kv_proxy_decode_in_flight",
-      "Requests in flight for each available decode instance",
-      (signals) => signals.decode_in_flight,
-    );
-    gauge(
-      "kv_proxy_prefix_hit_ratio",
-      "Share of the prompts' tokens of the last five minutes that prefill instances had cached",
-      (signals) => signals.prefix_hit_rate,
-    );
-    gauge(
-      "kv_proxy_recommended_prefill_instances",
-      "Prefill instances that the prompts of the last five minutes need",
-      (signals) => signals.recommended?.prefill,
-    );
+    addSignalGauges(this.#registry, read);
   }
 
   /** The `content-type` of `text`. */
@@ -174,7 +147,14 @@ export class PrometheusMetrics implements Metrics {
 
   /** All metrics in Prometheus' text format. */
   text(): Promise<string> {
+    this.#readInstances();
     return this.#registry.metrics();
+  }
+
+  /** All metrics as JSON, for `WorkerMetrics`. */
+  json(): Promise<MetricAsJson[]> {
+    this.#readInstances();
+    return this.#registry.getMetricsAsJSON();
   }
 
   count(name: string, by = 1, labels: Labels = {}): void {
@@ -195,6 +175,13 @@ export class PrometheusMetrics implements Metrics {
       this.#histogramSeries.set(key, series);
     }
     series.observe(value);
+  }
+
+  /** Reads the state once for all metrics: it costs more than a sample. */
+  #readInstances(): void {
+    this.#instances = this.#pools.flatMap((pool) =>
+      pool.status().map((status) => ({ status, labels: labelsOf(pool, status) })),
+    );
   }
 
   #counter(name: string, labels: Labels): Counter {
@@ -221,9 +208,62 @@ export class PrometheusMetrics implements Metrics {
   }
 }
 
+/** Adds the signals for autoscalers to a registry; `read` is called at each scrape. */
+export function addSignalGauges(registry: Registry, read: () => SignalsStatus): void {
+  const gauge = (name: string, help: string, value: (signals: SignalsStatus) => number | null | undefined) =>
+    new Gauge({
+      name,
+      help,
+      registers: [registry],
+      // Of workers they are read from what all workers have measured.
+      aggregator: "omit",
+      collect() {
+        this.reset();
+        const now = value(read());
+        if (now != null) this.set(now);
+        else this.remove();
+      },
+    });
+  gauge(
+    "kv_proxy_prefill_waiting",
+    "Prefill legs behind another one at their instance",
+    (signals) => signals.prefill_waiting,
+  );
+  gauge(
+    "kv_proxy_kv_unread",
+    "Parts whose KV is ready at a prefill instance and not read yet",
+    (signals) => signals.kv_unread.count,
+  );
+  gauge(
+    "kv_proxy_kv_unread_bytes",
+    "Bytes of this KV, where lengths of blocks are known",
+    (signals) => signals.kv_unread.bytes,
+  );
+  gauge(
+    "kv_proxy_kv_unread_oldest_seconds",
+    "Age of the oldest of it",
+    (signals) => signals.kv_unread.oldest_ms / 1000,
+  );
+  gauge(
+    "kv_proxy_decode_in_flight",
+    "Requests in flight for each available decode instance",
+    (signals) => signals.decode_in_flight,
+  );
+  gauge(
+    "kv_proxy_prefix_hit_ratio",
+    "Share of the prompts' tokens of the last five minutes that prefill instances had cached",
+    (signals) => signals.prefix_hit_rate,
+  );
+  gauge(
+    "kv_proxy_recommended_prefill_instances",
+    "Prefill instances that the prompts of the last five minutes need",
+    (signals) => signals.recommended?.prefill,
+  );
+}
+
 function addInstanceMetric(
   registry: Registry,
-  pools: readonly InstancePool[],
+  instances: () => readonly LabelledStatus[],
   [Metric, name, help, value]: (typeof INSTANCE_METRICS)[number],
 ): void {
   new Metric({
@@ -231,33 +271,37 @@ function addInstanceMetric(
     help,
     labelNames: ["role", "server", "rank"],
     registers: [registry],
+    aggregator: SUMMED.has(name) || Metric === Counter ? "sum" : "min",
     collect(this: Gauge | Counter) {
       this.reset();
-      for (const pool of pools)
-        for (const status of pool.status()) {
-          const now = value(status);
-          if (now !== undefined) this.inc(labelsOf(pool, status), now);
-        }
+      for (const { status, labels } of instances()) {
+        const now = value(status);
+        if (now !== undefined) this.inc(labels, now);
+      }
     },
   });
 }
 
 /** 1 for each factor that keeps an instance from a pair. Its values are in `/status`: as labels they would make series without end. */
-function addUnpairedGauge(registry: Registry, pools: readonly InstancePool[]): void {
+function addUnpairedGauge(registry: Registry, instances: () => readonly LabelledStatus[]): void {
   new Gauge({
     name: "kv_proxy_instance_unpaired",
     help: "1 while an instance fits no instance of the other role, by the factor that differs",
     labelNames: ["role", "server", "rank", "factor"],
     registers: [registry],
+    aggregator: "max",
     collect() {
       this.reset();
-      for (const pool of pools)
-        for (const status of pool.status())
-          if (status.pairing?.state === "unpaired")
-            for (const { factor } of status.pairing.differences)
-              this.set({ ...labelsOf(pool, status), factor }, 1);
+      for (const { status, labels } of instances())
+        if (status.pairing?.state === "unpaired")
+          for (const { factor } of status.pairing.differences) this.set({ ...labels, factor }, 1);
     },
   });
+}
+
+interface LabelledStatus {
+  readonly status: InstanceStatus;
+  readonly labels: Record<string, string | number>;
 }
 
 function labelsOf({ role }: InstancePool, { url, data_parallel_rank: rank }: InstanceStatus) {

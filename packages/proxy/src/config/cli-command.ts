@@ -7,6 +7,7 @@ import { MODES, PUSH_LEGS } from "./settings.js";
 export interface Flags extends FleetFlags {
   host?: string;
   port?: number;
+  workers?: number;
   prefillerHosts?: string[];
   prefillerPorts?: number[];
   decoderHosts?: string[];
@@ -57,6 +58,7 @@ export function createCommand(): Command {
   return addFleetOptions(command)
     .option("--host <host>", "address to listen on (default: 127.0.0.1)")
     .option("--port <port>", "port to listen on; 0 takes a free one (default: 8000)", port)
+    .option("--workers <n>", "processes that serve the port, one for each core (default: 1)", wholeNumber)
     .option("--prefiller-host, --prefiller-hosts <host...>", `${toy}; a single host serves all ports`)
     .option("--prefiller-port, --prefiller-ports <port...>", toy, eachPort)
     .option("--decoder-host, --decoder-hosts <host...>", toy)

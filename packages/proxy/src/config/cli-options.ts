@@ -1,5 +1,6 @@
 import { defined, fleetSettingsOf, merged, requireInstances } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
+import { checkWorkers } from "../workers/limits-share.js";
 import { createCommand, type Flags } from "./cli-command.js";
 import { type ProxyFileInput, type ProxySettingsInput, readConfigFile } from "./settings.js";
 
@@ -7,6 +8,8 @@ import { type ProxyFileInput, type ProxySettingsInput, readConfigFile } from "./
 export interface CliOptions {
   readonly host: string;
   readonly port: number;
+  /** Processes that serve the port. */
+  readonly workers: number;
   readonly logLevel: Flags["logLevel"];
   /** File that spans are appended to. */
   readonly trace: string | undefined;
@@ -30,14 +33,21 @@ export function parseCli(
   command = createCommand(),
 ): CliOptions {
   const flags = command.parse([...args], { from: "user" }).opts<Flags>();
-  const { host, port, ...file } =
-    flags.config === undefined ? NO_FILE : readConfigFile(flags.config, sources.readFile);
+  const {
+    host,
+    port,
+    workers: inFile,
+    ...file
+  } = flags.config === undefined ? NO_FILE : readConfigFile(flags.config, sources.readFile);
   const fromFlags = settingsOf(flags);
   const settings = withToken(merged(file, fromFlags) as ProxySettingsInput, flags, sources);
   if (settings.sidecar === undefined) requireInstances(settings);
+  const workers = flags.workers ?? inFile ?? 1;
+  checkWorkers(workers, settings);
   return {
     host: flags.host ?? host ?? "127.0.0.1",
     port: flags.port ?? port ?? 8000,
+    workers,
     logLevel: flags.logLevel,
     trace: flags.trace,
     settings,

@@ -195,10 +195,15 @@ export const proxySettingsSchema = z.strictObject({
   instanceRoutes: instanceRoutesSchema.optional(),
 });
 
+/** The most processes that one port is served by. */
+export const MAX_WORKERS = 64;
+
 /** A configuration file: the settings, and where to listen. */
 export const proxyFileSchema = proxySettingsSchema.extend({
   host: z.string().default("127.0.0.1"),
   port: z.number().int().min(0).max(65_535).default(8_000),
+  /** Processes that serve the port. */
+  workers: z.number().int().min(1).max(MAX_WORKERS).default(1),
   /** For editors. */
   $schema: z.string().optional(),
 });

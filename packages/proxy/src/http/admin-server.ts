@@ -1,14 +1,12 @@
 import { readFile } from "node:fs/promises";
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
 import type { Socket } from "node:net";
-import type { InstancePool, Role } from "@kv/fleet";
-import type { PrometheusMetrics } from "@kv/fleet/front-end";
 import { BodyBudget, overloaded, shortened, statusOf } from "@kv/fleet/front-end";
-import { type Ambient, KvError, type Timer } from "@kv/interface";
+import { type Clock, KvError, type Timer } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
-import type { RequestHistory } from "../telemetry/request-history.js";
+import type { RequestSummary } from "../telemetry/request-history.js";
 import { refuseConnection, sendEarlyError, sendError, sendParserError } from "./error-response.js";
-import { changeInstance, INSTANCE_CHANGES, type InstanceChange } from "./instance-changes.js";
+import { INSTANCE_CHANGES, type InstanceChange } from "./instance-changes.js";
 import { checkAdminRequest, requireToken } from "./limits/admin-origin.js";
 import { ClientConnections } from "./limits/client-connections.js";
 import { checkRequestHead, targetOf } from "./limits/request-head.js";
@@ -20,12 +18,21 @@ export interface AdminServerOptions {
   readonly settings: NonNullable<ProxySettings["admin"]>;
   /** File of the page. */
   readonly page: URL;
-  readonly ambient: Ambient;
-  readonly pools: Readonly<Record<Role, InstancePool>>;
+  readonly clock: Clock;
+  readonly operations: AdminOperations;
+}
+
+/** What the admin routes show and change: one process, or all workers together. */
+export interface AdminOperations {
   /** The JSON of `/status`. */
-  readonly status: () => object;
-  readonly history: RequestHistory;
-  readonly prometheus: PrometheusMetrics;
+  status(): object | Promise<object>;
+  /** The requests that ended last, oldest first. */
+  requests(): readonly RequestSummary[] | Promise<readonly RequestSummary[]>;
+  /** Calls `listener` with each request that ends, and returns a function that ends that. Without it, `requests` is asked every second. */
+  subscribe?(listener: (summary: RequestSummary) => void): () => void;
+  metrics(): Promise<{ readonly contentType: string; readonly text: string }>;
+  /** As the function `changeInstance`. */
+  changeInstance(change: InstanceChange, body: unknown): Promise<object>;
 }
 
 /** Limits of the admin listener. They have no settings: operators are few. */
@@ -57,7 +64,7 @@ export class AdminServer {
 
   constructor(options: AdminServerOptions) {
     this.#options = options;
-    const { clock } = options.ambient;
+    const { clock } = options;
     const allBytes = ADMIN_LIMITS.connections * ADMIN_LIMITS.bodyLengthBytes;
     this.#budget = new BodyBudget({ allBytes, perClientBytes: allBytes });
     this.#connections = new ClientConnections({
@@ -98,12 +105,12 @@ export class AdminServer {
       const error = KvError.from(thrown, "KV_INTERNAL", "the proxy failed");
       if (response.headersSent || response.destroyed) response.destroy();
       else if (request.complete) sendError(response, error);
-      else sendEarlyError(request, response, error, this.#options.ambient.clock);
+      else sendEarlyError(request, response, error, this.#options.clock);
     });
   }
 
   async #route(request: IncomingMessage, response: ServerResponse): Promise<void> {
-    const { settings, page, status, history, prometheus } = this.#options;
+    const { settings, page, operations } = this.#options;
     checkRequestHead(request);
     checkAdminRequest(request.headers, settings);
     const { path, query } = targetOf(request.url ?? "");
@@ -122,11 +129,13 @@ export class AdminServer {
     const route = request.method === "GET" ? ROUTES.find((each) => each === path) : undefined;
     switch (route) {
       case "/status":
-        return sendJson(response, 200, status());
+        return sendJson(response, 200, await operations.status());
       case "/requests":
-        return sendJson(response, 200, history.list());
-      case "/metrics":
-        return send(response, 200, prometheus.contentType, await prometheus.text());
+        return sendJson(response, 200, await operations.requests());
+      case "/metrics": {
+        const { contentType, text } = await operations.metrics();
+        return send(response, 200, contentType, text);
+      }
       case "/events":
         return this.#follow(response);
       case undefined:
@@ -146,7 +155,7 @@ export class AdminServer {
       },
     );
     try {
-      sendJson(response, 200, await changeInstance(change, parseBody(body), this.#options.pools));
+      sendJson(response, 200, await this.#options.operations.changeInstance(change, parseBody(body)));
     } finally {
       body.share.end();
     }
@@ -185,25 +194,27 @@ function tooManyStreams(): KvError {
   });
 }
 
-function streamEvents({ ambient, history, status }: AdminServerOptions, response: ServerResponse): void {
-  const { clock } = ambient;
+function streamEvents({ clock, operations }: AdminServerOptions, response: ServerResponse): void {
   let timer: Timer | undefined;
+  let closed = false;
   const send = (event: string, data: unknown) => {
     // A reader that is too slow misses events; they are not kept in memory for it.
     if (response.writableLength < 1024 * 1024)
       response.write(`event: ${event}\ndata: ${JSON.stringify(data)}\n\n`);
   };
-  const tick = () => {
-    send("status", status());
-    timer = clock.setTimer(tick, STATUS_EVERY_MS);
+  const tick = async (isFirst: boolean) => {
+    if (isFirst || operations.subscribe === undefined) send("requests", await operations.requests());
+    send("status", await operations.status());
+    if (!closed)
+      timer = clock.setTimer(() => void tick(false).catch(() => response.destroy()), STATUS_EVERY_MS);
   };
   response.writeHead(200, { "content-type": "text/event-stream", "cache-control": "no-store" });
-  send("requests", history.list());
-  tick();
-  const unsubscribe = history.subscribe((summary) => send("request", summary));
+  const unsubscribe = operations.subscribe?.((summary) => send("request", summary));
   response.on("error", () => {});
   response.once("close", () => {
-    unsubscribe();
+    closed = true;
+    unsubscribe?.();
     timer?.cancel();
   });
+  tick(true).catch(() => response.destroy());
 }

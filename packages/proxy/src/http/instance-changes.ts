@@ -35,7 +35,14 @@ export async function changeInstance(
   return pool.status();
 }
 
-function readChange(body: unknown): { role: Role; spec: InstanceSpec } {
+/** The instance that a change names. */
+export interface NamedInstance {
+  readonly role: Role;
+  readonly spec: InstanceSpec;
+}
+
+/** Reads the body of a change. Errors: `KV_REQUEST_INVALID`, `KV_CONFIG_INVALID`. */
+export function readChange(body: unknown): NamedInstance {
   const result = changeSchema.safeParse(body);
   if (!result.success) {
     const problem = z.prettifyError(result.error);

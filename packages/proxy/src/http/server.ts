@@ -6,7 +6,6 @@ import {
   type ServerResponse,
 } from "node:http";
 import type { AddressInfo, Socket } from "node:net";
-import type { InstancePool, Role } from "@kv/fleet";
 import type { Endpoint } from "@kv/fleet/front-end";
 import { BodyBudget, errorForClient, shortened } from "@kv/fleet/front-end";
 import { type Ambient, KvError } from "@kv/interface";
@@ -15,7 +14,7 @@ import { applyCors } from "./cors.js";
 import type { DecodeRoute } from "./decode-route.js";
 import { refuseConnection, sendEarlyError, sendError, sendParserError } from "./error-response.js";
 import type { GenerationRoute } from "./generation-route.js";
-import { changeInstance, INSTANCE_CHANGES, type InstanceChange } from "./instance-changes.js";
+import { INSTANCE_CHANGES, type InstanceChange } from "./instance-changes.js";
 import { requireToken } from "./limits/admin-origin.js";
 import { ClientConnections } from "./limits/client-connections.js";
 import { checkRequestHead, targetOf } from "./limits/request-head.js";
@@ -29,7 +28,8 @@ export interface ServerOptions {
     ProxySettings,
     "timeouts" | "exposeInstances" | "cors" | "instanceRoutes" | "sidecar"
   >;
-  readonly pools: Readonly<Record<Role, InstancePool>>;
+  /** As the function `changeInstance`. */
+  readonly changeInstance: (change: InstanceChange, body: unknown) => Promise<object>;
   readonly limits: ResolvedLimits;
   readonly generation: GenerationRoute;
   readonly decodeRoute: DecodeRoute;
@@ -38,7 +38,7 @@ export interface ServerOptions {
   /** Finds out whether the proxy can serve requests; with the JSON of `/health`. */
   readonly health: () => Promise<{ readonly ok: boolean; readonly body: object }>;
   /** The JSON of `/status`. */
-  readonly status: () => object;
+  readonly status: () => object | Promise<object>;
 }
 
 /** A request whose turn it is. */
@@ -138,7 +138,7 @@ class ClientServer {
     };
     get("/health", serveHealth);
     get("/healthcheck", serveHealth);
-    get("/status", async ({ response }) => sendJson(response, 200, status()));
+    get("/status", async ({ response }) => sendJson(response, 200, await status()));
     if (settings.instanceRoutes === undefined) return;
     const { token } = settings.instanceRoutes;
     for (const change of INSTANCE_CHANGES) {
@@ -222,7 +222,7 @@ class ClientServer {
     }
     const body = await this.#readBody(turn);
     try {
-      sendJson(response, 200, await changeInstance(change, parseBody(body), this.#options.pools));
+      sendJson(response, 200, await this.#options.changeInstance(change, parseBody(body)));
     } finally {
       body.share.end();
     }

@@ -1,42 +1,17 @@
-import { type ChildProcess, spawn } from "node:child_process";
-import { once } from "node:events";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { createInterface } from "node:readline";
-import { fileURLToPath } from "node:url";
-import { afterEach, expect, test } from "vitest";
+import { expect, test } from "vitest";
 import { COMPLETION, decodeOk, prefillOk, sendJson } from "../support/fake-upstream.js";
+import { startCli } from "../support/run-cli.js";
 import { post, upstream } from "../support/set-up.js";
-
-const root = fileURLToPath(new URL("../../../../", import.meta.url));
-const children: ChildProcess[] = [];
-
-afterEach(() => {
-  for (const child of children.splice(0)) if (child.exitCode === null) child.kill("SIGKILL");
-});
-
-function start(args: readonly string[], env: NodeJS.ProcessEnv = {}) {
-  const cli = "packages/proxy/src/cli.ts";
-  const child = spawn(process.execPath, ["--import", "tsx", cli, ...args], {
-    cwd: root,
-    stdio: ["ignore", "pipe", "pipe"],
-    env: { ...process.env, ...env },
-  });
-  children.push(child);
-  const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
-  let stderr = "";
-  child.stderr.setEncoding("utf8").on("data", (text: string) => (stderr += text));
-  const exited = once(child, "close").then(([code]) => code as number | null);
-  return { child, exited, line: async () => String((await lines.next()).value), stderr: () => stderr };
-}
 
 const portOf = (url: string) => new URL(url).port;
 
 test("kv-proxy with the toy proxy's flags serves, logs, and exits with 0 after SIGTERM and its request in flight", async () => {
   const p = await upstream(prefillOk);
   const d = await upstream(() => {});
-  const running = start([
+  const running = startCli([
     ...["--port", "0", "--host", "127.0.0.1", "--pairing", "off"],
     ...["--prefiller-hosts", "127.0.0.1", "--prefiller-ports", portOf(p.url)],
     ...["--decoder-hosts", "127.0.0.1", "--decoder-ports", portOf(d.url)],
@@ -62,7 +37,7 @@ test("kv-proxy with the toy proxy's flags serves, logs, and exits with 0 after S
 
 test("kv-proxy --sidecar serves with the prefill instance of the header, and the decode instance of --vllm-port", async () => {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  const running = start([
+  const running = startCli([
     ...["--sidecar", "--port", "0", "--vllm-port", portOf(d.url)],
     ...["--allow-prefill", "127.0.0.0/8", "--pairing", "off"],
   ]);
@@ -100,7 +75,7 @@ test("kv-proxy --kubernetes-pods finds a prefill and a decode instance by the ro
   writeFileSync(KUBECONFIG, JSON.stringify(config));
   try {
     const flags = ["--kubernetes-pods", "app=vllm", "--kubernetes-namespace", "models", "--pairing", "off"];
-    const running = start([...flags, "--port", "0"], { KUBECONFIG });
+    const running = startCli([...flags, "--port", "0"], { KUBECONFIG });
     const url = /^kv-proxy ready (\S+)/.exec(await running.line())?.[1] ?? "";
     await expect.poll(async () => (await fetch(`${url}/health`)).status).toBe(200);
     expect(await (await post(`${url}/v1/completions`, { prompt: "a" })).json()).toEqual(COMPLETION);
@@ -112,7 +87,7 @@ test("kv-proxy --kubernetes-pods finds a prefill and a decode instance by the ro
 });
 
 test("kv-proxy without instances prints a hint and exits with 2", async () => {
-  const running = start(["--port", "0"]);
+  const running = startCli(["--port", "0"]);
   expect(await running.exited).toBe(2);
   expect(running.stderr()).toBe(
     "kv-proxy: no prefill instance is given [KV_CONFIG_INVALID]\n  give --prefill http://host:port, one or more\n",
@@ -122,7 +97,7 @@ test("kv-proxy without instances prints a hint and exits with 2", async () => {
 test("kv-proxy exits with 2 when its admin port is taken", async () => {
   const p = await upstream(prefillOk);
   const instances = ["--prefill", p.url, "--decode", p.url];
-  const running = start([...instances, "--port", "0", "--admin-port", portOf(p.url)]);
+  const running = startCli([...instances, "--port", "0", "--admin-port", portOf(p.url)]);
   expect(await running.exited).toBe(2);
   expect(running.stderr()).toContain(`cannot listen on 127.0.0.1:${portOf(p.url)} (EADDRINUSE)`);
   expect(await running.line()).not.toContain("ready");

@@ -1,0 +1,285 @@
+import cluster, { type Worker } from "node:cluster";
+import { createServer } from "node:net";
+import type { MetricAsJson } from "@kv/fleet/front-end";
+import { WorkerMetrics } from "@kv/fleet/front-end";
+import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
+import type { CliOptions } from "../config/cli-options.js";
+import { type ProxySettings, readSettings } from "../config/settings.js";
+import { AdminServer } from "../http/admin-server.js";
+import { type InstanceChange, readChange } from "../http/instance-changes.js";
+import { listen } from "../http/server.js";
+import { httpUrl, PAGE, type ProxyStatus } from "../proxy.js";
+import { Calls } from "./calls.js";
+import { InstanceChangesLog } from "./instance-changes-log.js";
+import type { Loads, WorkerStart, WorkerStarted } from "./worker.js";
+import { mergedInstances, mergedRequests, mergedStatus, type WorkerReport } from "./worker-report.js";
+
+/** Where the workers serve, and what the program prints. */
+export interface WorkerGroupAddress extends WorkerStarted {
+  readonly adminUrl?: string | undefined;
+}
+
+interface RunningWorker {
+  readonly worker: Worker;
+  readonly calls: Calls;
+  readonly forkedAtMs: number;
+  /** It serves clients. */
+  serving: boolean;
+  /** Its load, as it has told last. */
+  loads: Loads;
+}
+
+/** A worker that does not answer by then is left out of an answer. */
+const ANSWER_MS = 2_000;
+/** Between two messages to workers about the load of the others. */
+const LOADS_MS = 100;
+/** A worker that ends sooner than this after its fork waits before its successor begins. */
+const STEADY_MS = 10_000;
+const FIRST_RESTART_MS = 500;
+const MAX_RESTART_MS = 30_000;
+
+/**
+ * Runs several workers that serve one port. This process accepts connections and deals them to the workers in turn, serves the admin routes for all of them,
+ * and replaces a worker that has ended.
+ */
+export class WorkerGroup {
+  readonly #options: CliOptions;
+  readonly #settings: ProxySettings;
+  readonly #log: Log;
+  readonly #clock: Clock;
+  readonly #workers = new Map<number, RunningWorker>();
+  readonly #metrics = new WorkerMetrics();
+  readonly #changes = new InstanceChangesLog();
+  readonly #admin: AdminServer | undefined;
+  /** Changes of instances, and starts of workers, one after another. */
+  #queue: Promise<unknown> = Promise.resolve();
+  #port: number;
+  #closing = false;
+  #started = false;
+  #restartMs = FIRST_RESTART_MS;
+  #loadsTimer: Timer | undefined = undefined;
+
+  constructor(options: CliOptions, { log, clock }: { readonly log: Log; readonly clock: Clock }) {
+    this.#options = options;
+    this.#settings = readSettings(options.settings);
+    this.#log = log;
+    this.#clock = clock;
+    this.#port = options.port;
+    const { admin } = this.#settings;
+    if (admin === undefined) return;
+    this.#admin = new AdminServer({
+      settings: admin,
+      page: PAGE,
+      clock,
+      operations: {
+        status: () => this.status(),
+        requests: async () => mergedRequests(await this.#ask<WorkerReport>("report")),
+        metrics: () => this.#metricsText(),
+        changeInstance: (change, body) => this.#changeInstance(change, body),
+      },
+    });
+  }
+
+  /** Starts the workers and the admin routes. Errors: those of a worker that cannot start; `KV_CONFIG_INVALID` when a port is taken. */
+  async start(): Promise<WorkerGroupAddress> {
+    const { host, workers } = this.#options;
+    cluster.schedulingPolicy = cluster.SCHED_RR;
+    // A worker that replaces another one has to find the same port.
+    if (this.#port === 0) this.#port = await freePort(host);
+    try {
+      const forks = Array.from({ length: workers }, () => this.#fork());
+      const [first] = await Promise.all(forks);
+      if (first === undefined) throw new KvError("KV_INTERNAL", "no worker was started");
+      this.#started = true;
+      const { admin } = this.#settings;
+      if (admin === undefined || this.#admin === undefined) return first;
+      const adminPort = await this.#admin.listen(admin.host, admin.port);
+      return { ...first, adminUrl: httpUrl(admin.host, adminPort) };
+    } catch (error) {
+      this.#closing = true;
+      for (const { worker } of this.#workers.values()) worker.process.kill("SIGKILL");
+      throw error;
+    }
+  }
+
+  /** The state of all workers. Errors: `KV_PROXY_OVERLOADED` (503) when none answers. */
+  async status(): Promise<ProxyStatus> {
+    return mergedStatus(await this.#reports());
+  }
+
+  /** As the `close` of each worker's proxy. Resolves when all workers have ended. */
+  async close(options: { readonly graceMs?: number }): Promise<void> {
+    this.#closing = true;
+    this.#loadsTimer?.cancel();
+    await Promise.all(
+      [...this.#workers.values()].map(async ({ worker, calls, serving }) => {
+        const ended = new Promise<void>((resolve) => worker.once("exit", () => resolve()));
+        if (serving) calls.call("close", options).catch(() => {});
+        else worker.process.kill("SIGKILL");
+        await ended;
+      }),
+    );
+    await this.#admin?.close();
+  }
+
+  async #fork(): Promise<WorkerStarted> {
+    const worker = cluster.fork();
+    let listens = () => {};
+    const listening = new Promise<void>((resolve) => {
+      listens = resolve;
+    });
+    const calls = new Calls((message) => worker.isConnected() && worker.send(message), {
+      // A message that comes before the worker listens to messages is lost.
+      listening: () => listens(),
+      status: () => this.status(),
+      changeInstance: ({ change, body }: { readonly change: InstanceChange; readonly body: unknown }) =>
+        this.#changeInstance(change, body),
+      loads: (loads: Loads) => {
+        running.loads = loads;
+        this.#loadsTimer ??= this.#clock.setTimer(() => this.#tellLoads(), LOADS_MS);
+      },
+    });
+    const running: RunningWorker = {
+      worker,
+      calls,
+      forkedAtMs: this.#clock.now(),
+      serving: false,
+      loads: {},
+    };
+    this.#workers.set(worker.id, running);
+    worker.on("message", (message) => calls.receive(message));
+    // What cannot be sent goes to a worker that is ending; its exit follows.
+    worker.on("error", () => {});
+    worker.once("exit", (code, signal) => this.#ended(running, code, signal));
+    // A change that was begun is made before the worker learns of it, or reaches the worker.
+    await Promise.race([listening, calls.closed]);
+    const start = await this.#inTurn(() => {
+      const changes = this.#changes.list();
+      return {
+        started: calls.call<WorkerStarted>("start", { port: this.#port, changes } satisfies WorkerStart),
+      };
+    });
+    const address = await start.started;
+    running.serving = true;
+    return address;
+  }
+
+  #ended(running: RunningWorker, code: number | null, signal: string | null): void {
+    const { worker, calls, forkedAtMs } = running;
+    this.#workers.delete(worker.id);
+    calls.close(new KvError("KV_REQUEST_ABORTED", `worker ${worker.id} has ended (${signal ?? code})`));
+    void this.#metrics.ended(worker.id);
+    if (this.#closing || !this.#started) return;
+    const steady = this.#clock.now() - forkedAtMs >= STEADY_MS;
+    const delayMs = steady ? 0 : this.#restartMs;
+    this.#restartMs = steady ? FIRST_RESTART_MS : Math.min(2 * this.#restartMs, MAX_RESTART_MS);
+    this.#log.error("worker-ended", {
+      worker: worker.id,
+      pid: worker.process.pid,
+      code,
+      signal,
+      restartInMs: delayMs,
+    });
+    this.#tellLoads();
+    this.#clock.setTimer(() => void this.#replace(), delayMs);
+  }
+
+  async #replace(): Promise<void> {
+    if (this.#closing) return;
+    try {
+      await this.#fork();
+      this.#log.info("worker-started", { workers: this.#workers.size });
+    } catch (thrown) {
+      const error = KvError.from(thrown, "KV_INTERNAL", "a worker could not start");
+      this.#log.error("worker-not-started", { error });
+      // Its end starts the next one.
+      for (const { worker, serving } of this.#workers.values())
+        if (!serving && worker.isConnected()) worker.process.kill("SIGKILL");
+    }
+  }
+
+  #inTurn<T>(work: () => T | Promise<T>): Promise<T> {
+    const result = this.#queue.then(work);
+    this.#queue = result.catch(() => {});
+    return result;
+  }
+
+  /** What the workers answer in time. */
+  async #ask<T>(name: string): Promise<T[]> {
+    return (await this.#askEach<T>(name)).map(([, answer]) => answer);
+  }
+
+  async #askEach<T>(name: string): Promise<[RunningWorker, T][]> {
+    const answers = [...this.#workers.values()]
+      .filter(({ serving }) => serving)
+      .map(async (running): Promise<[RunningWorker, T][]> => {
+        const answer = await this.#inTime(running.calls.call<T>(name)).catch(() => undefined);
+        return answer === undefined ? [] : [[running, answer]];
+      });
+    return (await Promise.all(answers)).flat();
+  }
+
+  async #inTime<T>(answer: Promise<T>): Promise<T | undefined> {
+    let timer: Timer | undefined;
+    const late = new Promise<undefined>((resolve) => {
+      timer = this.#clock.setTimer(() => resolve(undefined), ANSWER_MS, { ref: true });
+    });
+    return await Promise.race([answer, late]).finally(() => timer?.cancel());
+  }
+
+  async #reports(): Promise<[WorkerReport, ...WorkerReport[]]> {
+    const [first, ...others] = await this.#ask<WorkerReport>("report");
+    if (first !== undefined) return [first, ...others];
+    throw new KvError("KV_PROXY_OVERLOADED", `none of the workers has answered within ${ANSWER_MS} ms`, {
+      hint: "see the log for workers that have ended",
+      details: { httpStatus: 503 },
+    });
+  }
+
+  async #metricsText(): Promise<{ contentType: string; text: string }> {
+    const [status, metrics] = await Promise.all([this.status(), this.#askEach<MetricAsJson[]>("metrics")]);
+    for (const [{ worker }, json] of metrics)
+      if (this.#workers.has(worker.id)) this.#metrics.reported(worker.id, json);
+    return { contentType: this.#metrics.contentType, text: await this.#metrics.text(status.signals) };
+  }
+
+  /** Makes a change in all workers. Errors: those of the workers, when none could make it. */
+  #changeInstance(change: InstanceChange, body: unknown): Promise<object> {
+    return this.#inTurn(async () => {
+      const named = readChange(body);
+      const workers = [...this.#workers.values()];
+      const results = await Promise.allSettled(
+        workers.map(({ calls }) => calls.call<ProxyStatus["decoders"]>("changeInstance", { change, body })),
+      );
+      const made = results.flatMap((result) => (result.status === "fulfilled" ? [result.value] : []));
+      const refused = results.find((result) => result.status === "rejected");
+      if (made.length === 0 && refused !== undefined) throw refused.reason;
+      if (refused !== undefined)
+        this.#log.warn("change-incomplete", { change, made: made.length, error: refused.reason });
+      this.#changes.record(change, named);
+      return mergedInstances(made);
+    });
+  }
+
+  /** Tells each worker the load of all others. */
+  #tellLoads(): void {
+    this.#loadsTimer?.cancel();
+    this.#loadsTimer = undefined;
+    const all: Record<string, number> = {};
+    for (const { loads } of this.#workers.values())
+      for (const [key, count] of Object.entries(loads)) all[key] = (all[key] ?? 0) + count;
+    for (const { calls, serving, loads } of this.#workers.values()) {
+      if (!serving) continue;
+      const others = Object.entries(all).map(([key, count]) => [key, count - (loads[key] ?? 0)]);
+      calls.tell("loadsElsewhere", Object.fromEntries(others));
+    }
+  }
+}
+
+/** A port that is free now. */
+async function freePort(host: string): Promise<number> {
+  const server = createServer();
+  const port = await listen(server as Parameters<typeof listen>[0], host, 0);
+  await new Promise((resolve) => server.close(resolve));
+  return port;
+}

@@ -1,0 +1,90 @@
+import { type InstanceStatus, instanceName } from "@kv/fleet";
+import { type MeasuredSignals, signalsOf } from "@kv/fleet/front-end";
+import type { ProxyStatus } from "../proxy.js";
+import type { RequestCountsStatus } from "../telemetry/request-counts.js";
+import type { RequestSummary } from "../telemetry/request-history.js";
+
+/** The state of one worker. */
+export interface WorkerReport {
+  readonly status: ProxyStatus;
+  readonly measured: MeasuredSignals;
+  /** The requests that ended last, oldest first. */
+  readonly requests: readonly RequestSummary[];
+}
+
+/** How many ended requests all workers together show. */
+const REQUESTS = 100;
+
+/** The state of all workers together. Errors: none; there is at least one report. */
+export function mergedStatus(reports: readonly [WorkerReport, ...WorkerReport[]]): ProxyStatus {
+  const statuses = reports.map(({ status }) => status);
+  const prefillers = mergedInstances(statuses.map((status) => status.prefillers));
+  const decoders = mergedInstances(statuses.map((status) => status.decoders));
+  const loads = (instances: readonly InstanceStatus[]) =>
+    instances.map(({ in_flight: inFlight, available }) => ({ inFlight, available }));
+  return {
+    ...reports[0].status,
+    draining: statuses.some(({ draining }) => draining),
+    uptime_s: Math.max(...statuses.map((status) => status.uptime_s)),
+    requests: mergedCounts(statuses.map(({ requests }) => requests)),
+    signals: signalsOf(
+      reports.map(({ measured }) => measured),
+      loads(prefillers),
+      loads(decoders),
+    ),
+    prefillers,
+    decoders,
+  };
+}
+
+/** The requests that ended last at all workers, oldest first. */
+export function mergedRequests(reports: readonly WorkerReport[]): readonly RequestSummary[] {
+  const endedAtMs = ({ began_at, duration_ms }: RequestSummary) => Date.parse(began_at) + duration_ms;
+  return reports
+    .flatMap(({ requests }) => requests)
+    .sort((a, b) => endedAtMs(a) - endedAtMs(b))
+    .slice(-REQUESTS);
+}
+
+/** Counts add up; the rest is as the worker has it that sees the instance worst. */
+export function mergedInstances(lists: readonly (readonly InstanceStatus[])[]): InstanceStatus[] {
+  const merged = new Map<string, InstanceStatus>();
+  for (const one of lists.flat()) {
+    const name = instanceName({ url: one.url, dataParallelRank: one.data_parallel_rank ?? undefined });
+    const other = merged.get(name);
+    merged.set(name, other === undefined ? one : both(other, one));
+  }
+  return [...merged.values()];
+}
+
+function both(a: InstanceStatus, b: InstanceStatus): InstanceStatus {
+  const shown = a.available && !b.available ? b : a;
+  return {
+    ...shown,
+    in_flight: a.in_flight + b.in_flight,
+    requests: a.requests + b.requests,
+    failures: a.failures + b.failures,
+    consecutive_failures: Math.max(a.consecutive_failures, b.consecutive_failures),
+    last_error: shown.last_error ?? a.last_error ?? b.last_error,
+  };
+}
+
+function mergedCounts(counts: readonly RequestCountsStatus[]): RequestCountsStatus {
+  const sum = (value: (one: RequestCountsStatus) => number) =>
+    counts.reduce((all, one) => all + value(one), 0);
+  const sums = (name: "passed_errors" | "refused" | "failed") => {
+    const all: Record<string, number> = {};
+    for (const one of counts)
+      for (const [key, count] of Object.entries(one[name])) all[key] = (all[key] ?? 0) + count;
+    return all;
+  };
+  return {
+    in_flight: sum((one) => one.in_flight),
+    total: sum((one) => one.total),
+    succeeded: sum((one) => one.succeeded),
+    passed_errors: sums("passed_errors"),
+    aborted: sum((one) => one.aborted),
+    refused: sums("refused"),
+    failed: sums("failed"),
+  };
+}

@@ -1,0 +1,28 @@
+import { type ChildProcess, spawn } from "node:child_process";
+import { once } from "node:events";
+import { createInterface } from "node:readline";
+import { fileURLToPath } from "node:url";
+import { afterEach } from "vitest";
+
+const root = fileURLToPath(new URL("../../../../", import.meta.url));
+const children: ChildProcess[] = [];
+
+afterEach(() => {
+  for (const child of children.splice(0)) if (child.exitCode === null) child.kill("SIGKILL");
+});
+
+/** Runs kv-proxy in a process of its own, which ends with the test. */
+export function startCli(args: readonly string[], env: NodeJS.ProcessEnv = {}) {
+  const cli = "packages/proxy/src/cli.ts";
+  const child = spawn(process.execPath, ["--import", "tsx", cli, ...args], {
+    cwd: root,
+    stdio: ["ignore", "pipe", "pipe"],
+    env: { ...process.env, ...env },
+  });
+  children.push(child);
+  const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
+  let stderr = "";
+  child.stderr.setEncoding("utf8").on("data", (text: string) => (stderr += text));
+  const exited = once(child, "close").then(([code]) => code as number | null);
+  return { child, exited, line: async () => String((await lines.next()).value), stderr: () => stderr };
+}

@@ -1,0 +1,138 @@
+import { readFileSync } from "node:fs";
+import { request } from "node:http";
+import { expect, test } from "vitest";
+import { COMPLETION, decodeOk, prefillOk } from "../support/fake-upstream.js";
+import { startCli } from "../support/run-cli.js";
+import { upstream } from "../support/set-up.js";
+
+/** The parts of answers that the tests read. */
+type Json = { readonly length: number; readonly requests: Record<string, number> } & string;
+
+const MINUTE = 60_000;
+const FLAGS = ["--port", "0", "--admin-port", "0", "--pairing", "off", "--health-interval-ms", "0"];
+
+/** Sends a request on a connection of its own: connections are dealt to the workers in turn. */
+function ask(url: string, body?: unknown, path = "/v1/completions"): Promise<{ status: number; json: Json }> {
+  return new Promise((resolve, reject) => {
+    const headers = { "content-type": "application/json" };
+    const method = body === undefined ? "GET" : "POST";
+    const sent = request(`${url}${path}`, { method, agent: false, headers }, (response) => {
+      let text = "";
+      response.setEncoding("utf8").on("data", (part: string) => (text += part));
+      response.on("error", reject);
+      response.on("end", () => resolve({ status: response.statusCode ?? 0, json: parsed(text) }));
+    });
+    sent.on("error", reject);
+    sent.end(body === undefined ? undefined : JSON.stringify(body));
+  });
+}
+
+const eventually = <T>(value: () => T) => expect.poll(value, { timeout: 20_000 });
+const parsed = (text: string): Json => (/^[[{]/.test(text) ? JSON.parse(text) : text);
+const completion = (url: string) => ask(url, { prompt: "a" });
+const workersOf = (pid: number | undefined) =>
+  readFileSync(`/proc/${pid}/task/${pid}/children`, "utf8").trim().split(/\s+/).map(Number).sort();
+
+async function startWorkers(args: readonly string[]) {
+  const running = startCli([...FLAGS, "--workers", "2", ...args]);
+  const [, url = "", adminUrl = ""] =
+    /^kv-proxy ready (\S+) .* admin (\S+)$/.exec(await running.line()) ?? [];
+  const requests = async () => (await ask(adminUrl, undefined, "/status")).json.requests;
+  const counted = async () => {
+    const { json: text } = await ask(adminUrl, undefined, "/metrics");
+    return Number(/^kv_proxy_requests_total\{.*outcome="200"\} (\d+)/m.exec(text)?.[1] ?? 0);
+  };
+  return { ...running, url, adminUrl, requests, counted };
+}
+
+test("two workers serve one port; instances, counts and the end of a worker are as of one proxy", {
+  timeout: 2 * MINUTE,
+}, async () => {
+  const p = await upstream(prefillOk);
+  let hold = false;
+  const held: Parameters<typeof decodeOk>[0][] = [];
+  const d = await upstream((seen) => (hold ? void held.push(seen) : decodeOk(seen)));
+  const late = await upstream(decodeOk);
+  const group = await startWorkers(["--prefill", p.url, "--decode", d.url]);
+  const { url, adminUrl } = group;
+  for (let i = 0; i < 4; i += 1) expect((await completion(url)).json).toEqual(COMPLETION);
+  await eventually(group.requests).toMatchObject({ total: 4, succeeded: 4, in_flight: 0 });
+  expect(await group.counted()).toBe(4);
+  // What a client's port shows is of all workers too.
+  expect((await ask(url, undefined, "/status")).json.requests).toMatchObject({ total: 4 });
+
+  // One change reaches both workers, and the worker that comes later.
+  const change = (name: string, instance: string) =>
+    ask(adminUrl, { role: "decode", instance }, `/instances/${name}`);
+  expect((await change("add", late.url)).json).toHaveLength(2);
+  expect((await change("add", late.url)).status).toBe(409);
+  hold = true;
+  const before = d.seen.length;
+  const asked = Array.from({ length: 4 }, () => completion(url).catch((error: Error) => error));
+  // Each instance gets two: one of each worker.
+  await eventually(() => [d.seen.length - before, late.seen.length]).toEqual([2, 2]);
+  const [killed, other] = workersOf(group.child.pid);
+  if (killed !== undefined) process.kill(killed, "SIGKILL");
+  await eventually(() => workersOf(group.child.pid).includes(killed ?? 0)).toBe(false);
+  await eventually(() => workersOf(group.child.pid).length).toBe(2);
+  expect(workersOf(group.child.pid)).toContain(other);
+  hold = false;
+  for (const seen of held) if (!seen.response.destroyed) void decodeOk(seen);
+  const ended = await Promise.all(asked);
+  expect(ended.filter((one) => one instanceof Error)).toHaveLength(1);
+  await eventually(group.stderr).toContain('"event":"worker-started"');
+
+  // The four before count still, and the three that ended after.
+  expect(await group.counted()).toBeGreaterThanOrEqual(5);
+  expect((await change("drain", d.url)).status).toBe(200);
+  const drainedAt = d.seen.length;
+  for (let i = 0; i < 4; i += 1) expect((await completion(url)).status).toBe(200);
+  expect(d.seen.length).toBe(drainedAt);
+  group.child.kill("SIGTERM");
+  expect(await group.exited).toBe(0);
+});
+
+test("a worker counts the load that other workers put on an instance", { timeout: MINUTE }, async () => {
+  const p = await upstream(prefillOk);
+  const ds = [await upstream(() => {}), await upstream(() => {}), await upstream(() => {})];
+  const group = await startWorkers([
+    ...["--prefill", p.url, "--decode", ...ds.map((d) => d.url), "--decode-routing", "least-load"],
+  ]);
+  const asked: Promise<unknown>[] = [];
+  const sum = () => ds.reduce((all, { seen }) => all + seen.length, 0);
+  for (let i = 1; i <= 3; i += 1) {
+    asked.push(completion(group.url).catch(() => undefined));
+    await eventually(sum).toBe(i);
+    await eventually(async () => (await group.requests()).in_flight).toBe(i);
+    await new Promise((resolve) => setTimeout(resolve, 300));
+  }
+  // By its own requests alone, each worker would begin with the first instance.
+  expect(ds.map(({ seen }) => seen.length)).toEqual([1, 1, 1]);
+  group.child.kill("SIGINT");
+  expect(await group.exited).toBe(0);
+  await Promise.all(asked);
+});
+
+test("SIGTERM lets the requests of all workers end", { timeout: MINUTE }, async () => {
+  const p = await upstream(prefillOk);
+  const held: Parameters<typeof decodeOk>[0][] = [];
+  const d = await upstream((seen) => void held.push(seen));
+  const group = await startWorkers(["--prefill", p.url, "--decode", d.url]);
+  const asked = [completion(group.url), completion(group.url)];
+  await eventually(() => held.length).toBe(2);
+  group.child.kill("SIGTERM");
+  await eventually(group.stderr).toContain('"event":"closing"');
+  for (const seen of held) void decodeOk(seen);
+  expect((await Promise.all(asked)).map(({ status }) => status)).toEqual([200, 200]);
+  expect(await group.exited).toBe(0);
+});
+
+test("workers that cannot listen end the program with the reason", { timeout: MINUTE }, async () => {
+  const p = await upstream(prefillOk);
+  const port = new URL(p.url).port;
+  const running = startCli([
+    ...["--prefill", p.url, "--decode", p.url, "--pairing", "off", "--workers", "2", "--port", port],
+  ]);
+  expect(await running.exited).toBe(2);
+  expect(running.stderr()).toContain(`cannot listen on 127.0.0.1:${port} (EADDRINUSE)`);
+});
