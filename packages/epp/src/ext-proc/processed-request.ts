@@ -245,8 +245,8 @@ export class ProcessedRequest {
     const request = parseGenerationRequest(endpoint, Buffer.concat(this.#chunks));
     const { prefill, decode } = fleet.pools;
     if (!prefill.readsTokenIds() && !decode.readsTokenIds()) return request;
-    const tokenIds = await renderer.tokenIds(request, this.#headers);
-    return tokenIds === undefined ? request : { ...request, tokenIds };
+    request.tokenIds = await renderer.tokenIds(request, this.#headers);
+    return request;
   }
 
   #mutation(choice: Choice, destination: string, prefillers: string, span: Span | undefined): object {

@@ -23,8 +23,8 @@ export interface GenerationRequest {
   readonly fields: Readonly<Record<string, unknown>>;
   /** What an answer contains about the prompt itself. */
   readonly promptFields: PromptFields;
-  /** The token ids of the prompt, where an instance has rendered it. */
-  readonly tokenIds?: ArrayLike<number> | undefined;
+  /** The token ids of the prompt. Whoever has an instance render it sets them. */
+  tokenIds?: ArrayLike<number> | undefined;
   /** Why prefill and decode cannot run on two instances without a wrong answer; undefined where they can. */
   readonly disaggregationLimit: string | undefined;
 }
@@ -56,6 +56,7 @@ export function parseGenerationRequest(endpoint: Endpoint, body: Uint8Array): Ge
     fields,
     promptFields: promptFieldsOf(endpoint, fields),
     disaggregationLimit: disaggregationLimit(endpoint, fields),
+    tokenIds: undefined,
   };
 }
 

@@ -1,4 +1,4 @@
-import { createHash } from "node:crypto";
+import { hash } from "node:crypto";
 import type { IncomingHttpHeaders } from "node:http";
 import { type Ambient, KvError } from "@kv/interface";
 import type { Instance } from "../instances/instance.js";
@@ -173,11 +173,10 @@ export class PromptRenderer {
 
 /** Equal for requests with the same prompt. */
 function keyOf({ endpoint, fields }: GenerationRequest): string {
-  const hash = createHash("sha1").update(endpoint);
-  for (const [name, value] of Object.entries(fields)) {
-    if (!NOT_OF_THE_PROMPT.has(name)) hash.update(`\0${name}\0${JSON.stringify(value)}`);
-  }
-  return hash.digest("base64");
+  let text: string = endpoint;
+  for (const name in fields)
+    if (!NOT_OF_THE_PROMPT.has(name)) text += `\0${name}\0${JSON.stringify(fields[name])}`;
+  return hash("sha1", text, "base64");
 }
 
 /** `token_ids` of the answer: an object for chats, a list of one for a completion. */

@@ -30,6 +30,9 @@ const BATCH_SPANS = 256;
 const BATCH_MS = 500;
 const SAMPLED = 1;
 const KINDS = { internal: 1, server: 2, client: 3 } as const;
+const KIND_TEXTS = [0, 1, 2, 3].map((kind) => `,"kind":${kind},"startTimeUnixNano":"`);
+/** Keys of attributes that are remembered. */
+const MAX_KEYS = 1000;
 const STATUS_ERROR = 2;
 
 /**
@@ -47,7 +50,9 @@ export class OtlpTracer implements Tracer {
   /** The first half of each span id. */
   readonly #spanPrefix: string;
   #spans = 0;
-  #ended: string[] = [];
+  /** The text of the spans that have ended, in pieces: one join of all costs less than a concatenation for each span. */
+  #pieces: string[] = [];
+  #ended = 0;
   #timer: Timer | undefined;
   #closed = false;
 
@@ -58,9 +63,12 @@ export class OtlpTracer implements Tracer {
     this.#write = options.write;
     this.#epochMs = performance.timeOrigin + performance.now() - clock.now();
     const resource = { "service.name": options.service, "service.instance.id": options.instance };
-    this.#resource = `{"attributes":${encodeAttributes(resource)}}`;
+    this.#resource = `{"attributes":${attributesText([resource])}}`;
     this.#spanPrefix = this.#uuid().slice(0, 8);
-    this.#sink = { nowUs: () => this.#nowUs(), ended: (span) => this.#add(span) };
+    this.#sink = {
+      nowUs: () => Math.round((this.#epochMs + this.#clock.now()) * 1000),
+      ended: (span) => this.#add(span),
+    };
   }
 
   start(name: string, { parent, kind = "internal", attributes = {} }: SpanOptions = {}): Span | undefined {
@@ -70,21 +78,20 @@ export class OtlpTracer implements Tracer {
     // Unique in a trace is enough, and half the cost of random ids.
     this.#spans = (this.#spans % 0xffff_ffff) + 1;
     const spanId = this.#spanPrefix + this.#spans.toString(16).padStart(8, "0");
-    const parentId = context === undefined ? "" : `,"parentSpanId":"${context.slice(36, 52)}"`;
-    const head = `{"traceId":"${traceId}","spanId":"${spanId}"${parentId},"name":${JSON.stringify(name)},"kind":${KINDS[kind]}`;
-    return new OtlpSpan(`00-${traceId}-${spanId}-01`, head, attributes, this.#sink);
+    const parentId = context === undefined ? "" : context.slice(36, 52);
+    return new OtlpSpan({ traceId, spanId, parentId, name, kind: KINDS[kind] }, attributes, this.#sink);
   }
 
   /** Writes the spans that have ended. */
   flush(): void {
     this.#timer?.cancel();
     this.#timer = undefined;
-    if (this.#ended.length === 0) return;
-    const spans = this.#ended.join(",");
-    this.#ended = [];
-    this.#write(
-      `{"resourceSpans":[{"resource":${this.#resource},"scopeSpans":[{"scope":{"name":"@kv"},"spans":[${spans}]}]}]}`,
-    );
+    if (this.#ended === 0) return;
+    const pieces = this.#pieces;
+    pieces.push("]}]}]}");
+    this.#pieces = [];
+    this.#ended = 0;
+    this.#write(pieces.join(""));
   }
 
   /** Writes the spans that have ended, and drops all that end later. */
@@ -93,14 +100,17 @@ export class OtlpTracer implements Tracer {
     this.#closed = true;
   }
 
-  #nowUs(): number {
-    return Math.round((this.#epochMs + this.#clock.now()) * 1000);
-  }
-
-  #add(span: string): void {
+  #add(span: OtlpSpan): void {
     if (this.#closed) return;
-    this.#ended.push(span);
-    if (this.#ended.length >= BATCH_SPANS) this.flush();
+    const pieces = this.#pieces;
+    if (this.#ended === 0)
+      pieces.push(
+        `{"resourceSpans":[{"resource":${this.#resource},"scopeSpans":[{"scope":{"name":"@kv"},"spans":[`,
+      );
+    else pieces.push(",");
+    span.writeTo(pieces);
+    this.#ended += 1;
+    if (this.#ended >= BATCH_SPANS) this.flush();
     else this.#timer ??= this.#clock.setTimer(() => this.flush(), BATCH_MS);
   }
 }
@@ -108,66 +118,135 @@ export class OtlpTracer implements Tracer {
 interface SpanSink {
   /** Microseconds since 1970. */
   nowUs(): number;
-  ended(span: string): void;
+  ended(span: OtlpSpan): void;
+}
+
+interface SpanHead {
+  readonly traceId: string;
+  readonly spanId: string;
+  /** Empty for a span without a parent. */
+  readonly parentId: string;
+  readonly name: string;
+  readonly kind: number;
 }
 
 class OtlpSpan implements Span {
   readonly traceparent: string;
-  readonly #head: string;
+  readonly #head: SpanHead;
   readonly #sink: SpanSink;
   readonly #startUs: number;
-  readonly #attributes: Record<string, SpanAttributes[string]>;
+  #endUs = 0;
+  /** Of the start and of each `set`. The last value of a key counts. */
+  readonly #attributes: SpanAttributes[];
   #events = "";
+  #status = "";
   #isEnded = false;
 
-  constructor(traceparent: string, head: string, attributes: SpanAttributes, sink: SpanSink) {
-    this.traceparent = traceparent;
+  constructor(head: SpanHead, attributes: SpanAttributes, sink: SpanSink) {
+    this.traceparent = `00-${head.traceId}-${head.spanId}-01`;
     this.#head = head;
-    this.#attributes = { ...attributes };
+    this.#attributes = [attributes];
     this.#sink = sink;
     this.#startUs = sink.nowUs();
   }
 
   set(attributes: SpanAttributes): void {
-    Object.assign(this.#attributes, attributes);
+    if (!this.#isEnded) this.#attributes.push(attributes);
   }
 
   event(name: string, attributes: SpanAttributes = {}): void {
-    const at = `{"timeUnixNano":"${this.#sink.nowUs()}000","name":${JSON.stringify(name)}`;
-    this.#events += `${this.#events === "" ? "" : ","}${at},"attributes":${encodeAttributes(attributes)}}`;
+    const at = `{"timeUnixNano":"${nanosText(this.#sink.nowUs())}","name":${JSON.stringify(name)}`;
+    this.#events += `${this.#events === "" ? "" : ","}${at},"attributes":${attributesText([attributes])}}`;
   }
 
   end(error?: unknown): void {
     if (this.#isEnded) return;
-    this.#isEnded = true;
-    let status = "";
     if (error !== undefined) {
       const { code, message } = KvError.from(error, "KV_INTERNAL", "failed");
       this.set({ "error.type": code });
-      status = `,"status":${JSON.stringify({ code: STATUS_ERROR, message })}`;
+      this.#status = `,"status":${JSON.stringify({ code: STATUS_ERROR, message })}`;
     }
-    const events = this.#events === "" ? "" : `,"events":[${this.#events}]`;
-    const times = `"startTimeUnixNano":"${this.#startUs}000","endTimeUnixNano":"${this.#sink.nowUs()}000"`;
-    this.#sink.ended(
-      `${this.#head},${times},"attributes":${encodeAttributes(this.#attributes)}${events}${status}}`,
-    );
+    this.#isEnded = true;
+    this.#endUs = this.#sink.nowUs();
+    this.#sink.ended(this);
+  }
+
+  /** Adds the JSON text of the span, which has ended. */
+  writeTo(pieces: string[]): void {
+    const { traceId, spanId, parentId, name, kind } = this.#head;
+    pieces.push('{"traceId":"', traceId, '","spanId":"', spanId);
+    if (parentId !== "") pieces.push('","parentSpanId":"', parentId);
+    pieces.push('","name":', jsonText(name), KIND_TEXTS[kind] ?? "");
+    pieces.push(nanosText(this.#startUs), '","endTimeUnixNano":"', nanosText(this.#endUs), '","attributes":[');
+    writeAttributes(this.#attributes, pieces);
+    pieces.push("]");
+    if (this.#events !== "") pieces.push(',"events":[', this.#events, "]");
+    if (this.#status !== "") pieces.push(this.#status);
+    pieces.push("}");
   }
 }
 
-function encodeAttributes(attributes: SpanAttributes): string {
-  let text = "";
-  for (const key in attributes) {
-    const value = attributes[key];
-    if (value === undefined) continue;
-    text += `${text === "" ? "" : ","}{"key":${JSON.stringify(key)},"value":${encodeValue(value)}}`;
+function attributesText(sets: readonly SpanAttributes[]): string {
+  const pieces: string[] = [];
+  writeAttributes(sets, pieces);
+  return `[${pieces.join("")}]`;
+}
+
+function writeAttributes(sets: readonly SpanAttributes[], pieces: string[]): void {
+  let separator = "";
+  for (let at = 0; at < sets.length; at += 1) {
+    const attributes = sets[at] ?? {};
+    for (const key in attributes) {
+      const value = attributes[key];
+      if (value === undefined || isSetAgain(sets, at + 1, key)) continue;
+      pieces.push(separator, attributeBegin(key));
+      writeValue(value, pieces);
+      separator = ",";
+    }
   }
-  return `[${text}]`;
+}
+
+function isSetAgain(sets: readonly SpanAttributes[], from: number, key: string): boolean {
+  for (let at = from; at < sets.length; at += 1) if (Object.hasOwn(sets[at] ?? {}, key)) return true;
+  return false;
 }
 
 /** OTLP JSON has 64-bit integers as strings. JSON has no NaN and no Infinity, which become text. */
-function encodeValue(value: string | number | boolean): string {
-  if (typeof value === "string") return `{"stringValue":${JSON.stringify(value)}}`;
-  if (typeof value === "boolean") return `{"boolValue":${value}}`;
-  if (Number.isSafeInteger(value)) return `{"intValue":"${value}"}`;
-  return Number.isFinite(value) ? `{"doubleValue":${value}}` : `{"stringValue":"${value}"}`;
+function writeValue(value: string | number | boolean, pieces: string[]): void {
+  if (typeof value === "string") pieces.push('{"stringValue":', jsonText(value), "}}");
+  else if (typeof value === "boolean") pieces.push(value ? '{"boolValue":true}}' : '{"boolValue":false}}');
+  else if (Number.isSafeInteger(value)) pieces.push('{"intValue":"', String(value), '"}}');
+  else if (Number.isFinite(value)) pieces.push('{"doubleValue":', String(value), "}}");
+  else pieces.push('{"stringValue":"', String(value), '"}}');
+}
+
+const PLAIN = /^[ !#-[\]-~]*$/;
+
+function jsonText(text: string): string {
+  return PLAIN.test(text) ? `"${text}"` : JSON.stringify(text);
+}
+
+/** What an attribute begins with, by its key. Keys are written in the code, so they are few. */
+const begins = new Map<string, string>();
+
+function attributeBegin(key: string): string {
+  let begin = begins.get(key);
+  if (begin === undefined) {
+    begin = `{"key":${JSON.stringify(key)},"value":`;
+    if (begins.size < MAX_KEYS) begins.set(key, begin);
+  }
+  return begin;
+}
+
+let lastSecond = 0;
+let lastSecondText = "";
+
+/** Microseconds as nanoseconds. Mostly, the second is that of the last call. */
+function nanosText(us: number): string {
+  const second = Math.floor(us / 1_000_000);
+  if (second !== lastSecond) {
+    lastSecond = second;
+    lastSecondText = String(second);
+  }
+  return `${lastSecondText}${String(us - second * 1_000_000).padStart(6, "0")}000`;
 }

@@ -19,7 +19,7 @@ export interface Part {
   /** The prefill instance to choose while it is available: another copy of the prompt went there, so it has the prompt cached. */
   readonly preferredPrefill?: Instance | undefined;
   /** The decode instance to choose while it is available: the decision about the legs was made for it. */
-  readonly preferredDecode?: Instance | undefined;
+  preferredDecode?: Instance | undefined;
   /** Called when the prompt is computed, with the instance that did it. */
   readonly onPrefilled?: ((instance: Instance) => void) | undefined;
 }
@@ -42,9 +42,10 @@ export class ClientRequest implements Part {
   readonly attempts = new Attempts();
   /** True when the head of the answer has left, and the answer is an event stream. A failure is then reported as an event. */
   eventStreamStarted = false;
+  preferredDecode: Instance | undefined = undefined;
 
   readonly requestId: string;
-  request: GenerationRequest;
+  readonly request: GenerationRequest;
   readonly headers: IncomingHttpHeaders;
   readonly response: ServerResponse;
   readonly deadline: Deadline;

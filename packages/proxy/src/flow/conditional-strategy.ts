@@ -43,11 +43,11 @@ export class ConditionalStrategy implements DisaggregationStrategy {
     };
     const { twoLegs, reason } = decideDisaggregation(inputs, this.#aboveTokens);
     ambient.metrics.count("kv_proxy_disaggregation_total", 1, { legs: twoLegs ? "2" : "1", reason });
-    part.record.disaggregation = { ...inputs, reason };
-    const own = { ...part, preferredDecode: decode };
-    if (twoLegs) return this.#twoLegs.run(own);
+    part.record.disaggregation = { inputs, reason };
+    part.preferredDecode = decode;
+    if (twoLegs) return this.#twoLegs.run(part);
     this.#decodePrompts.add(decode, decodeComputeMs ?? 0, nowMs);
-    return this.#legs.decodeOnly(own);
+    return this.#legs.decodeOnly(part);
   }
 }
 

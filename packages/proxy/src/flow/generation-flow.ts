@@ -29,7 +29,7 @@ export class GenerationFlow {
    * left is the caller's to write.
    */
   async run(client: ClientRequest): Promise<KvError | undefined> {
-    if (this.#legs.readsTokenIds) client.request = await this.#legs.withTokenIds(client);
+    if (this.#legs.readsTokenIds) await this.#legs.addTokenIds(client);
     const { request } = client;
     const { settings } = this.#legs;
     if (client.prefillers?.length === 0) return this.#stream(client, await this.#legs.decodeUnnamed(client));

@@ -6,7 +6,7 @@ import {
   type Role,
   type Visit,
 } from "@kv/fleet";
-import type { AutoscalingSignals, GenerationRequest, Upstream, UpstreamAnswer } from "@kv/fleet/front-end";
+import type { AutoscalingSignals, Upstream, UpstreamAnswer } from "@kv/fleet/front-end";
 import {
   forwardedHeaders,
   legHeaders,
@@ -90,10 +90,9 @@ export class Legs {
     return this.prefillers.readsTokenIds() || this.decoders.readsTokenIds();
   }
 
-  /** The request with the token ids of its prompt, where an instance renders them. */
-  async withTokenIds({ request, headers }: ClientRequest): Promise<GenerationRequest> {
-    const tokenIds = await this.#renderer.tokenIds(request, headers);
-    return tokenIds === undefined ? request : { ...request, tokenIds };
+  /** Has an instance render the prompt of a request, and adds its token ids to the request. */
+  async addTokenIds({ request, headers }: ClientRequest): Promise<void> {
+    request.tokenIds = await this.#renderer.tokenIds(request, headers);
   }
 
   /**
@@ -357,14 +356,15 @@ export class Legs {
 /** The inputs and the reason of the decision about one leg or two. */
 function disaggregationAttributes(decision: Disaggregation): Record<string, string | number> {
   const attributes: Record<string, string | number> = { "kv.disaggregation.reason": decision.reason };
-  const { promptTokens, decodeCachedTokens, prefillWaitMs, decodeComputeMs } = decision;
+  const { promptTokens, decodeCachedTokens, prefillWaitMs, decodeComputeMs, decodeInFlight, decodePromptShare } =
+    decision.inputs;
   for (const [name, value] of [
     ["prompt_tokens", promptTokens],
     ["decode_cached_tokens", decodeCachedTokens],
     ["prefill_wait_ms", prefillWaitMs],
     ["decode_compute_ms", decodeComputeMs],
-    ["decode_in_flight", decision.decodeInFlight],
-    ["decode_prompt_share", decision.decodePromptShare],
+    ["decode_in_flight", decodeInFlight],
+    ["decode_prompt_share", decodePromptShare],
   ] as const)
     if (value !== undefined) attributes[`kv.disaggregation.${name}`] = value;
   return attributes;

@@ -67,7 +67,8 @@ export class PrefillEngines {
   confirm(instance: Instance): Promise<void> | undefined {
     const learned = this.#learned.get(instance);
     if (this.#pairing === undefined || learned?.coordinates === undefined) return undefined;
-    return this.#pairing.answered(instance, { ...learned.coordinates, mode: learned.mode });
+    const { engineId, host, port, tpSize } = learned.coordinates;
+    return this.#pairing.answered(instance, { engineId, host, port, tpSize, mode: learned.mode });
   }
 }
 

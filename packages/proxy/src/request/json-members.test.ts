@@ -10,6 +10,13 @@ test("edits keep integers beyond 2^53, floats, order and unknown fields as writt
   expect(rawMember(text, "seed")).toBe("9223372036854775807");
 });
 
+test("finds the end of lists and objects that are longer than what is stepped through", () => {
+  const ids = JSON.stringify(Array.from({ length: 2000 }, (_, at) => at));
+  const list = `[${ids},{"a\\"]}":[${ids}]}, ${ids} ]`;
+  expect(rawMember(`{"a":${list},"b":[]}`, "a")).toBe(list);
+  expect(rawMember(`{"a":${list},"b":[]}`, "b")).toBe("[]");
+});
+
 test("reads the last value of a duplicate key, and edits change all of them", () => {
   const text = '{"n":1,"\\u006e":5,"m":2}';
   expect(rawMember(text, "n")).toBe("5");

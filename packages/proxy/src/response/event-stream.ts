@@ -113,7 +113,8 @@ export class StreamWatch {
   readonly #lastEvent: RegExp;
   /** The Responses and the Messages API end a stream with an event of a certain name, and have no choices. */
   readonly #named: boolean;
-  #tail: Buffer = Buffer.alloc(0);
+  /** The last bytes, one character each. */
+  #tail = "";
   #lastEventSeen = false;
   readonly #onePart: boolean;
   #answered: boolean;
@@ -147,17 +148,17 @@ export class StreamWatch {
   get complete(): boolean {
     if (this.#problem !== undefined) return false;
     if (!this.#named) return this.#lastEventSeen;
-    return this.#lastEventSeen && /\n\r?\n$/.test(this.#tail.toString("latin1"));
+    return this.#lastEventSeen && /\n\r?\n$/.test(this.#tail);
   }
 
   push(chunk: Uint8Array): void {
     if (chunk.byteLength === 0) return;
     const endedBefore = this.complete;
-    const bytes = Buffer.concat([this.#tail, chunk]);
-    const text = bytes.toString("latin1");
-    if (endedBefore && !NOTHING_MORE.test(Buffer.from(chunk).toString("latin1")))
+    const more = Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength).toString("latin1");
+    const text = this.#tail + more;
+    if (endedBefore && !NOTHING_MORE.test(more))
       this.#problem = "sent more after the last event of its stream";
-    this.#tail = bytes.subarray(-TAIL_BYTES);
+    this.#tail = text.slice(-TAIL_BYTES);
     if (this.#named) this.#lastEventSeen ||= this.#lastEvent.test(text);
     else this.#inspectCompletion(text, endedBefore);
     if (!this.#answered) this.#answered = CHOICE.test(text);

@@ -1,7 +1,10 @@
 import type { DisaggregationInputs, DisaggregationReason } from "@kv/fleet";
 
 /** The inputs and the reason of a decision about one leg or two. */
-export type Disaggregation = DisaggregationInputs & { readonly reason: DisaggregationReason };
+export interface Disaggregation {
+  readonly inputs: DisaggregationInputs;
+  readonly reason: DisaggregationReason;
+}
 
 /**
  * What happened to a request, for the access log, the metrics and the status page. It only records: no decision reads it. Times are
@@ -43,25 +46,21 @@ export class RequestRecord {
     this.decodeStartedAtMs = undefined;
   }
 
-  /** The members of the access log that are known. */
-  logFields(): Record<string, unknown> {
-    const fields: Record<string, unknown> = {};
-    if (this.disaggregation !== undefined) fields["disaggregation"] = this.disaggregation.reason;
-    for (const name of LOGGED) if (this[name] !== undefined) fields[name] = this[name];
-    return fields;
+  /** The members of the access log. Those that are undefined are not logged. */
+  logFields(): Readonly<Record<string, unknown>> {
+    return {
+      disaggregation: this.disaggregation?.reason,
+      prefill: this.prefill,
+      decode: this.decode,
+      prefillMs: this.prefillMs,
+      firstByteMs: this.firstByteMs,
+      expectedCachedTokens: this.expectedCachedTokens,
+      cachedTokens: this.cachedTokens,
+      answerLengthBytes: this.answerLengthBytes,
+      status: this.status,
+      parts: this.parts,
+      restarts: this.restarts,
+      released: this.released,
+    };
   }
 }
-
-const LOGGED = [
-  "prefill",
-  "decode",
-  "prefillMs",
-  "firstByteMs",
-  "expectedCachedTokens",
-  "cachedTokens",
-  "answerLengthBytes",
-  "status",
-  "parts",
-  "restarts",
-  "released",
-] as const satisfies readonly (keyof RequestRecord)[];
