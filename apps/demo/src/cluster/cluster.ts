@@ -1,6 +1,6 @@
 import { zmqSideChannel } from "@kv/connector";
 import type { Log } from "@kv/interface";
-import { createProxy } from "@kv/proxy";
+import { createProxy, type ProxySettingsInput } from "@kv/proxy";
 import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
 import { CloseStack } from "../instance/close-stack.js";
 import { startInstance } from "../instance/instance.js";
@@ -119,13 +119,36 @@ async function startInThisProcess(
   const planned = planInstances(options);
   const prefills = await Promise.all(planned.prefills.map(start));
   const decodes = await Promise.all(planned.decodes.map(start));
-  // The proxy reads side channels over TCP, and those of the memory network are in this process.
-  const pairing = transportModule === undefined ? { pairing: { mode: "off" } as const } : {};
   const tracer = tracerOf("kv-proxy", "proxy");
-  const proxy = createProxy({ ...planProxy(prefills, decodes, options), ...pairing, log, tracer });
+  const settings = planProxy(prefills, decodes, options);
+  const proxy = createProxy(
+    transportModule === undefined
+      ? { ...withoutPairing(settings, log), tracer }
+      : { ...settings, log, tracer },
+  );
   closers.add("proxy", () => proxy.close());
   const { url } = await proxy.listen({ port: proxyPort });
   return { proxy: { name: "proxy", url, backend: null }, prefills, decodes };
+}
+
+/**
+ * Settings of a proxy to instances of the memory network. Their side channels are in this process, and the proxy reads side channels over TCP: it
+ * checks no pairs, and only push needs the addresses of P. That these instances fit is known, so the warning of it is not for the reader.
+ */
+function withoutPairing(settings: ProxySettingsInput, log: Log) {
+  const { prefillers = [], decoders = [], mode } = settings;
+  const urls = (specs: typeof decoders) => specs.map((spec) => (typeof spec === "string" ? spec : spec.url));
+  return {
+    ...settings,
+    prefillers: mode === "push" ? prefillers : urls(prefillers),
+    decoders: urls(decoders),
+    pairing: { mode: "off" } as const,
+    log: {
+      ...log,
+      warn: (...[event, fields]: Parameters<Log["warn"]>) =>
+        event === "pairing-off" ? log.debug(event, fields) : log.warn(event, fields),
+    },
+  };
 }
 
 async function startProcesses(
