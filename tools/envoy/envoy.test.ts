@@ -6,10 +6,11 @@ import { silentLog } from "@kv/interface";
 import { createProxy } from "@kv/proxy";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { type Cluster, startCluster } from "../../apps/demo/src/cluster/cluster.js";
+import { type EnvoyProcess, startEnvoy } from "../../apps/demo/src/envoy/envoy-process.js";
 import { complete } from "../../apps/demo/src/run/completion-client.js";
 import { expectIdle, PAIR, preparedRun } from "../../apps/demo/test/support/matrix.js";
-import { envoyMissing } from "./support/find-envoy.js";
-import { type RunningEnvoy, type RunningPicker, startEnvoy, startPicker } from "./support/processes.js";
+import { envoyMissing } from "./support/envoy-missing.js";
+import { type RunningPicker, startPicker } from "./support/start-picker.js";
 
 const closers: (() => unknown)[] = [];
 afterAll(async () => {
@@ -77,9 +78,9 @@ describe.skipIf(envoyMissing !== undefined)(
     let decodes: Awaited<ReturnType<typeof startDecode>>[] = [];
     let picker: RunningPicker;
     /** Refuses requests while no picker answers. */
-    let closed: RunningEnvoy;
+    let closed: EnvoyProcess;
     /** Lets requests pass then. */
-    let open: RunningEnvoy;
+    let open: EnvoyProcess;
     let args: string[] = [];
 
     beforeAll(async () => {
@@ -96,7 +97,7 @@ describe.skipIf(envoyMissing !== undefined)(
         startEnvoy({ ...options, failOpen: false }),
         startEnvoy({ ...options, failOpen: true }),
       ]);
-      closers.push(() => Promise.all([closed.close(), open.close()]));
+      closers.push(() => Promise.all([closed.stop(), open.stop()]));
     });
 
     test.each([
@@ -242,7 +243,7 @@ describe.skipIf(envoyMissing !== undefined)(
         for (let i = 0; i < 3; i += 1) expect((await post(hinted.url, '{"prompt":"a"}')).status).toBe(200);
         expect(seen).toEqual([second.endpoint, second.endpoint, second.endpoint]);
       } finally {
-        await hinted.close();
+        await hinted.stop();
       }
     });
 
@@ -271,7 +272,7 @@ describe.skipIf(envoyMissing !== undefined).each([
   ["push", "NixlPushConnector"],
 ] as const)("client → Envoy → kv-epp → sidecar → P and D, %s (engines of the demo)", (mode, connector) => {
   let cluster: Cluster;
-  let envoy: RunningEnvoy;
+  let envoy: EnvoyProcess;
 
   beforeAll(async () => {
     cluster = await startCluster(
@@ -296,7 +297,7 @@ describe.skipIf(envoyMissing !== undefined).each([
     ]);
     closers.push(() => picker.kill());
     envoy = await startEnvoy({ pickerPort: picker.port, endpoints: sidecars, failOpen: false });
-    closers.push(() => envoy.close());
+    closers.push(() => envoy.stop());
   });
 
   test("every token is the reference's, and nothing is held after it", async () => {
