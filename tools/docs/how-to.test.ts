@@ -52,9 +52,12 @@ async function flagsOf(args: readonly string[]): Promise<DemoFlags> {
   const demo = async (given: DemoFlags) => {
     flags = given;
   };
-  await createCommand({ demo, accuracy: other, instance: other, proxy: other }).parseAsync([...args], {
-    from: "user",
-  });
+  await createCommand({ demo, accuracy: other, instance: other, proxy: other, picker: other }).parseAsync(
+    [...args],
+    {
+      from: "user",
+    },
+  );
   if (flags === undefined) throw new Error(`not the demo's options: ${args.join(" ")}`);
   return flags;
 }

@@ -6,10 +6,11 @@ import { silentLog } from "@kv/interface";
 import { createProxy } from "@kv/proxy";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { type Cluster, startCluster } from "../../apps/demo/src/cluster/cluster.js";
+import { type EnvoyProcess, startEnvoy } from "../../apps/demo/src/envoy/envoy-process.js";
 import { complete } from "../../apps/demo/src/run/completion-client.js";
 import { expectIdle, PAIR, preparedRun } from "../../apps/demo/test/support/matrix.js";
-import { envoyMissing } from "./support/find-envoy.js";
-import { type RunningEnvoy, type RunningPicker, startEnvoy, startPicker } from "./support/processes.js";
+import { envoyMissing } from "./support/envoy-missing.js";
+import { type RunningPicker, startPicker } from "./support/start-picker.js";
 
 const closers: (() => unknown)[] = [];
 afterAll(async () => {
@@ -77,9 +78,9 @@ describe.skipIf(envoyMissing !== undefined)(
     let decodes: Awaited<ReturnType<typeof startDecode>>[] = [];
     let picker: RunningPicker;
     /** Refuses requests while no picker answers. */
-    let closed: RunningEnvoy;
+    let closed: EnvoyProcess;
     /** Lets requests pass then. */
-    let open: RunningEnvoy;
+    let open: EnvoyProcess;
     let args: string[] = [];
 
     beforeAll(async () => {
@@ -96,7 +97,7 @@ describe.skipIf(envoyMissing !== undefined)(
         startEnvoy({ ...options, failOpen: false }),
         startEnvoy({ ...options, failOpen: true }),
       ]);
-      closers.push(() => Promise.all([closed.close(), open.close()]));
+      closers.push(() => Promise.all([closed.stop(), open.stop()]));
     });
 
     test.each([
@@ -242,7 +243,7 @@ describe.skipIf(envoyMissing !== undefined)(
         for (let i = 0; i < 3; i += 1) expect((await post(hinted.url, '{"prompt":"a"}')).status).toBe(200);
         expect(seen).toEqual([second.endpoint, second.endpoint, second.endpoint]);
       } finally {
-        await hinted.close();
+        await hinted.stop();
       }
     });
 
@@ -262,20 +263,33 @@ describe.skipIf(envoyMissing !== undefined)(
   },
 );
 
+const MB = 1_000_000;
+/** The largest bodies, each place above the one behind it. */
+const BODY_LIMITS = { engine: 24 * MB, sidecar: 26 * MB, picker: 28 * MB };
+
 /** The program beside each decode instance. */
 const beside = (decode: string, mode: "pull" | "push") =>
-  createProxy({ mode, decoders: [decode], sidecar: { allow: ["127.0.0.1"] }, pairing: { mode: "off" } });
+  createProxy({
+    mode,
+    decoders: [decode],
+    sidecar: { allow: ["127.0.0.1"] },
+    pairing: { mode: "off" },
+    limits: { bodyLengthBytes: BODY_LIMITS.sidecar },
+  });
 
 describe.skipIf(envoyMissing !== undefined).each([
   ["pull", "NixlConnector"],
   ["push", "NixlPushConnector"],
 ] as const)("client → Envoy → kv-epp → sidecar → P and D, %s (engines of the demo)", (mode, connector) => {
   let cluster: Cluster;
-  let envoy: RunningEnvoy;
+  let envoy: EnvoyProcess;
 
   beforeAll(async () => {
     cluster = await startCluster(
-      { ...PAIR, connector, decodes: 2, leaseSeconds: 2 },
+      {
+        ...{ ...PAIR, connector, decodes: 2, leaseSeconds: 2 },
+        instance: { httpLimits: { maxBodyBytes: BODY_LIMITS.engine } },
+      },
       { log: silentLog, logLevel: "error" },
     );
     closers.push(() => cluster.close());
@@ -288,15 +302,12 @@ describe.skipIf(envoyMissing !== undefined).each([
       }),
     );
     const picker = await startPicker([
-      ...PICKER,
-      "--prefill",
-      new URL(prefill).host,
-      "--decode",
-      ...sidecars,
+      ...[...PICKER, "--body-limit-bytes", `${BODY_LIMITS.picker}`],
+      ...["--prefill", new URL(prefill).host, "--decode", ...sidecars],
     ]);
     closers.push(() => picker.kill());
     envoy = await startEnvoy({ pickerPort: picker.port, endpoints: sidecars, failOpen: false });
-    closers.push(() => envoy.close());
+    closers.push(() => envoy.stop());
   });
 
   test("every token is the reference's, and nothing is held after it", async () => {
@@ -311,14 +322,32 @@ describe.skipIf(envoyMissing !== undefined).each([
     for (const member of [...cluster.prefills, ...cluster.decodes]) await expectIdle(member);
   });
 
-  test("a body of 300 KB gets its tokens", async () => {
+  /** Sends a prompt in a body of about `length` bytes. */
+  async function padded(length: number): Promise<Response> {
     const { prompts, expected } = await preparedRun();
     const asked = { prompt: prompts[0], max_tokens: expected[0]?.length, temperature: 0, ignore_eos: true };
-    const body = JSON.stringify({ ...asked, return_token_ids: true, user: "u".repeat(300_000) });
-    const answer = (await (await post(envoy.url, body)).json()) as {
+    return post(envoy.url, JSON.stringify({ ...asked, return_token_ids: true, user: "u".repeat(length) }));
+  }
+
+  test.each([
+    ["300 KB", 300_000],
+    ["20 MB", 20 * MB],
+  ])("a body of %s gets its tokens", async (_, length) => {
+    const answer = (await (await padded(length)).json()) as {
       readonly choices: readonly { readonly token_ids: readonly number[] }[];
     };
-    expect(answer.choices[0]?.token_ids).toEqual([...(expected[0] ?? [])]);
+    expect(answer.choices[0]?.token_ids).toEqual([...((await preparedRun()).expected[0] ?? [])]);
+  });
+
+  test.each([
+    ["the engines", BODY_LIMITS.engine],
+    ["the sidecar", BODY_LIMITS.sidecar],
+    ["the picker", BODY_LIMITS.picker],
+  ])("a body above the limit of %s gets 413 with that limit, and nothing is held", async (_, limit) => {
+    const answer = await padded(limit);
+    expect(answer.status).toBe(413);
+    expect(await answer.text()).toContain(`${limit} bytes`);
+    for (const member of [...cluster.prefills, ...cluster.decodes]) await expectIdle(member);
   });
 
   test("clients that leave at any moment leave nothing held", async () => {

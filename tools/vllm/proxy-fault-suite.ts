@@ -90,7 +90,7 @@ export function proxyFaultSuite(pair: ProxyPair): void {
   });
 }
 
-export async function abortWhileDecoding(pair: ProxyPair, { url }: OpenProxy): Promise<void> {
+export async function abortWhileDecoding(pair: ProxyPair, { url }: Pick<OpenProxy, "url">): Promise<void> {
   const client = new AbortController();
   const answer = await ask(`${url}/v1/completions`, { ...long, stream: true }, { signal: client.signal });
   await answer.body?.getReader().read();
@@ -102,7 +102,7 @@ export async function abortWhileDecoding(pair: ProxyPair, { url }: OpenProxy): P
 /** `legs`: the number of legs in flight while P computes the prompt. */
 export async function abortWhilePrefilling(
   pair: ProxyPair,
-  { url, proxy }: OpenProxy,
+  { url, proxy }: Pick<OpenProxy, "url" | "proxy">,
   legs: 1 | 2 = 1,
 ): Promise<void> {
   const client = new AbortController();

@@ -1,19 +1,31 @@
 import { createServer, request as httpRequest } from "node:http";
-import type { AddressInfo } from "node:net";
+import { type AddressInfo, createServer as createTcpServer } from "node:net";
+import type { ProxyOptions } from "@kv/proxy";
 import { expect, test } from "vitest";
+import { startSideChannel } from "../../packages/proxy/test/support/side-channel.js";
 import { BOUNDARY_CASES, type BoundaryCase, comparable, REFUSALS, salted, words } from "./boundary-cases.js";
 import { abortWhileDecoding, abortWhilePrefilling } from "./proxy-fault-suite.js";
-import { ask, type ProxyPair } from "./proxy-pair.js";
+import { ask, type OpenProxy, type ProxyPair } from "./proxy-pair.js";
 
 const HEADER = "x-prefiller-host-port";
 
-/** The cases of `boundarySuite` through `kv-proxy --sidecar` beside D, behind a relay that names P in the header as a picker does. */
-export function sidecarSuite(pair: ProxyPair, mode: "pull" | "push"): void {
-  const behind = behindSidecar(pair, mode);
+/** A sidecar beside D, and what clients send their requests to. */
+export type SidecarFront = Pick<OpenProxy, "url" | "proxy">;
+
+/**
+ * The cases of `boundarySuite`, refusals, and clients that leave, through a sidecar beside D that is behind something that names P in the header. `open` is called in
+ * each test.
+ */
+export function throughSidecarSuite(
+  pair: ProxyPair,
+  mode: "pull" | "push",
+  open: () => Promise<SidecarFront>,
+): void {
+  const requestsAtP = ({ proxy }: SidecarFront) => proxy.status().prefillers[0]?.requests ?? 0;
 
   /** Opens a sidecar that has received an answer of P, so that in push both legs leave at once. */
-  async function openWarmedUp() {
-    const opened = await behind.proxied();
+  async function openWarmedUp(): Promise<SidecarFront> {
+    const opened = await open();
     const body = { model: "tiny", prompt: "t11 t12", max_tokens: 1 };
     expect((await ask(`${opened.url}/v1/completions`, body)).status).toBe(200);
     return opened;
@@ -22,12 +34,13 @@ export function sidecarSuite(pair: ProxyPair, mode: "pull" | "push"): void {
   test.each(BOUNDARY_CASES)(
     "$name ($path): a sidecar answers like a single server, and P holds no blocks",
     async ({ path, body, mustContain = "" }) => {
-      const { url, proxy } = await openWarmedUp();
-      const ours = await comparable(await ask(url + path, salted(body)));
+      const opened = await openWarmedUp();
+      const before = requestsAtP(opened);
+      const ours = await comparable(await ask(opened.url + path, salted(body)));
       expect(ours).toEqual(await comparable(await ask(pair.d.url + path, salted(body))));
       expect(ours).toMatchObject({ status: 200 });
       expect(JSON.stringify(ours)).toContain(mustContain);
-      expect(proxy.status().prefillers[0]?.requests).toBeGreaterThan(1);
+      expect(requestsAtP(opened)).toBeGreaterThan(before);
       await pair.freed();
     },
   );
@@ -42,6 +55,20 @@ export function sidecarSuite(pair: ProxyPair, mode: "pull" | "push"): void {
       await (mode === "push" ? pair.leaseEnded() : pair.freed());
     },
   );
+
+  test("client aborts while D generates: D stops, and P holds no blocks", async () => {
+    await abortWhileDecoding(pair, await openWarmedUp());
+  });
+
+  test("client aborts while P computes: P stops and holds no blocks", async () => {
+    await abortWhilePrefilling(pair, await openWarmedUp(), mode === "push" ? 2 : 1);
+  });
+}
+
+/** The same through `kv-proxy --sidecar` behind a relay that names P in the header as a picker does, and what only a sidecar does. */
+export function sidecarSuite(pair: ProxyPair, mode: "pull" | "push"): void {
+  const behind = behindSidecar(pair, mode);
+  throughSidecarSuite(pair, mode, () => behind.proxied());
 
   test("without the header, D computes alone, also what cannot be split", async () => {
     const { sidecarUrl, proxy } = await behind.proxied();
@@ -73,19 +100,37 @@ export function sidecarSuite(pair: ProxyPair, mode: "pull" | "push"): void {
     expect(await (await fetch(`${sidecarUrl}/metrics`)).text()).toContain("vllm:num_requests_running");
   });
 
-  test("client aborts while D generates: D stops, and P holds no blocks", async () => {
-    await abortWhileDecoding(pair, await openWarmedUp());
-  });
-
-  test("client aborts while P computes: P stops and holds no blocks", async () => {
-    await abortWhilePrefilling(pair, await openWarmedUp(), mode === "push" ? 2 : 1);
+  test("client leaves between the legs: P holds no blocks", async () => {
+    // The engine that this side channel names is not the one that answers, so the sidecar reads it again between the legs.
+    const side = await startSideChannel(() => ({ engineId: "before", vllmVersion: "0.33.0", mode }));
+    const { url, proxy } = await behind.proxied({
+      sidecar: { allow: ["127.0.0.0/8"], kv: { port: side.port } },
+    });
+    const body = { model: "tiny", prompt: words(60, 22), max_tokens: 4 };
+    expect((await ask(`${url}/v1/completions`, { ...body, temperature: -1 })).status).toBe(400);
+    await expect.poll(() => proxy.status().prefillers[0]?.pairing?.engine_id).toBe("before");
+    await side.close();
+    const mute = createTcpServer();
+    const isRead = new Promise((resolve) => mute.once("connection", resolve));
+    await new Promise<void>((resolve) => mute.listen(side.port, "127.0.0.1", resolve));
+    pair.closing({ close: async () => void mute.close() });
+    const before = await pair.held();
+    const client = new AbortController();
+    const asked = ask(`${url}/v1/completions`, body, { signal: client.signal });
+    await isRead;
+    expect(await pair.held()).toBeGreaterThan(before);
+    client.abort();
+    await expect(asked).rejects.toThrow();
+    // As above, a P that pushes keeps the blocks for a lease.
+    await (mode === "push" ? pair.leaseEnded() : pair.freed());
   });
 }
 
 function behindSidecar(pair: ProxyPair, mode: "pull" | "push") {
   return {
-    async proxied() {
-      const opened = await pair.proxied({ prefillers: [], mode, sidecar: { allow: ["127.0.0.0/8"] } });
+    async proxied(more: Partial<ProxyOptions> = {}) {
+      const sidecar = { allow: ["127.0.0.0/8"] };
+      const opened = await pair.proxied({ prefillers: [], mode, sidecar, ...more });
       const relay = await startNamingRelay(opened.url, new URL(pair.p.url).host);
       pair.closing(relay);
       return { ...opened, url: relay.url, sidecarUrl: opened.url };

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { planInstances, planProxy } from "./cluster/cluster-plan.js";
+import { planInstances, planPicker, planProxy, planSidecar } from "./cluster/cluster-plan.js";
 import { createCommand, type DemoFlags } from "./command-line.js";
 import { instanceSettings } from "./processes/roles.js";
 
@@ -13,6 +13,7 @@ async function parsed(...args: string[]): Promise<DemoFlags> {
     accuracy: nothing,
     instance: nothing,
     proxy: nothing,
+    picker: nothing,
   });
   command.exitOverride().configureOutput({ writeErr: () => {} });
   await command.parseAsync(["node", "kv-demo", ...args]);
@@ -73,6 +74,36 @@ describe("the flags of the demo", () => {
     }
     expect(planProxy([], [], flags).admin).toEqual({ port: 9090 });
     await expect(parsed("--extra-config", "[]")).rejects.toThrow("--extra-config is [], not a JSON object");
+  });
+
+  it("put Envoy in front, without the proxy's admin routes", async () => {
+    expect((await parsed()).front).toBe("proxy");
+    expect((await parsed("--front", "envoy")).front).toBe("envoy");
+    await expect(parsed("--front", "nginx")).rejects.toThrow(
+      "'nginx' is invalid. Allowed choices are proxy, envoy",
+    );
+    await expect(parsed("--front", "envoy", "--admin-port", "9090")).rejects.toThrow(
+      /--admin-port is the proxy's/,
+    );
+  });
+
+  it("pair the sidecars at the picker by the side channels of their decode instances", () => {
+    const running = (port: number) => ({
+      url: `http://127.0.0.1:${port}`,
+      sideChannel: { host: "127.0.0.1", port: port + 1000 },
+    });
+    expect(
+      planSidecar([running(1)], running(2), { connector: "push", pushLegs: "prefill-first" }),
+    ).toMatchObject({
+      mode: "push",
+      pushLegs: "prefill-first",
+      decoders: [{ url: "http://127.0.0.1:2", kv: { port: 1002 } }],
+      sidecar: { allow: ["127.0.0.1"], kv: { port: 1001 } },
+    });
+    expect(planPicker([running(1)], [running(2)], [{ url: "http://127.0.0.1:3" }])).toMatchObject({
+      prefillers: [{ url: "http://127.0.0.1:1", kv: { port: 1001 } }],
+      decoders: [{ url: "http://127.0.0.1:3", kv: { port: 1002 } }],
+    });
   });
 
   it("refuse an unknown connector or order", async () => {

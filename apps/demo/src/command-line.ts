@@ -3,7 +3,7 @@ import { demoConnectors } from "./instance/connectors.js";
 import table from "./options.json" with { type: "json" };
 import type { LogLevel } from "./processes/json-log.js";
 import { parseJson } from "./processes/parse-json.js";
-import type { InstanceFlags, ProxyFlags } from "./processes/roles.js";
+import type { InstanceFlags, ProxyFlags, ServerFlags } from "./processes/roles.js";
 import type { DemoOptions } from "./run/demo.js";
 
 /** The backends of each transport. */
@@ -26,6 +26,7 @@ interface RawFlags {
   platformModule?: string;
   pushLegs?: "at-once" | "prefill-first";
   pushLayerwise?: boolean;
+  front: "proxy" | "envoy";
   prefills: number;
   decodes: number;
   prefillTp: number;
@@ -61,6 +62,7 @@ export interface Actions {
   accuracy(flags: AccuracyFlags): Promise<void>;
   instance(role: "prefill" | "decode" | undefined, flags: InstanceFlags): Promise<void>;
   proxy(flags: ProxyFlags): Promise<void>;
+  picker(flags: ServerFlags): Promise<void>;
 }
 
 /** An option of `options.json`. `scripts/demo-arguments.mjs` checks the same table before the set-up. */
@@ -92,6 +94,7 @@ export function createCommand(actions: Actions): Command {
     server(role).action((flags: InstanceFlags) => actions.instance(role, flags));
   server("instance").action((flags: InstanceFlags) => actions.instance(undefined, flags));
   server("proxy").action((flags: ProxyFlags) => actions.proxy(flags));
+  server("picker").action((flags: ServerFlags) => actions.picker(flags));
   return program;
 }
 
@@ -126,6 +129,8 @@ function checkFlags(raw: RawFlags, command: Command): DemoFlags {
     refuse("--transport-module takes the place of --transport and --backend; give one of them");
   if (platformModule !== undefined && (raw.prefillPlatform !== "cpu" || raw.decodePlatform !== "cpu"))
     refuse("--platform-module takes the place of --prefill-platform and --decode-platform; give one of them");
+  if (raw.front === "envoy" && raw.adminPort !== undefined)
+    refuse("--admin-port is the proxy's, and with --front envoy there is none; leave out one of them");
   if (backend !== undefined && transport !== undefined) {
     const valid: readonly string[] = BACKENDS[transport];
     if (!valid.includes(backend))

@@ -2,7 +2,7 @@ import { KvError } from "@kv/interface";
 import { accuracyJson, accuracyTable, measureAccuracy } from "./accuracy/accuracy.js";
 import { type AccuracyFlags, createCommand, type DemoFlags } from "./command-line.js";
 import { jsonLog } from "./processes/json-log.js";
-import { runInstance, runProxy } from "./processes/roles.js";
+import { runInstance, runPicker, runProxy } from "./processes/roles.js";
 import { runDemo } from "./run/demo.js";
 import { jsonReport, tableReport } from "./run/report.js";
 
@@ -25,7 +25,9 @@ async function demo(flags: DemoFlags): Promise<void> {
     else process.stdout.write(`\n${tableReport(run, facts)}`);
     process.exitCode = run.ok ? 0 : 1;
     if (flags.keep) {
-      say(`the proxy keeps running at ${cluster.proxy.url}; stop it with Ctrl-C. Example:`);
+      say(
+        `${flags.front === "envoy" ? "Envoy" : "the proxy"} keeps running at ${cluster.proxy.url}; stop it with Ctrl-C. Example:`,
+      );
       say(curlLine(cluster.proxy.url, modelName));
       if (flags.adminPort !== undefined) say(`the proxy's page is http://127.0.0.1:${flags.adminPort}/`);
       await stopSignal;
@@ -51,7 +53,9 @@ function fail(thrown: unknown): void {
   process.exitCode = 1;
 }
 
-createCommand({ demo, accuracy, instance: runInstance, proxy: runProxy }).parseAsync().catch(fail);
+createCommand({ demo, accuracy, instance: runInstance, proxy: runProxy, picker: runPicker })
+  .parseAsync()
+  .catch(fail);
 
 /** Resolves with SIGINT or SIGTERM when it arrives. */
 function waitForStopSignal(): Promise<NodeJS.Signals> {

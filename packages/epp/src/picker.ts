@@ -11,6 +11,7 @@ import {
   AutoscalingSignals,
   BodyBudget,
   bothMetrics,
+  Certificate,
   Fleet,
   forwardedHeaders,
   PrefillCosts,
@@ -37,7 +38,7 @@ import {
   type ProcessedRequestOptions,
 } from "./ext-proc/processed-request.js";
 import { EndpointPicker, hasAddress } from "./pick/endpoint-picker.js";
-import { CertificateFiles, selfSigned } from "./server/certificate.js";
+import { certificateProvider } from "./server/certificate-provider.js";
 import { EXT_PROC, GrpcListener, HEALTH, serviceOf } from "./server/grpc-server.js";
 import { healthService } from "./server/health-service.js";
 import { MetricsServer } from "./server/metrics-server.js";
@@ -122,7 +123,7 @@ class ExtProcPicker implements Picker {
   readonly #listener: GrpcListener;
   readonly #healthListener: GrpcListener | undefined;
   readonly #metricsServer: MetricsServer | undefined;
-  readonly #certificate: CertificateFiles | undefined;
+  readonly #certificate: Certificate | undefined;
   #inFlight = 0;
   #draining = false;
   #closing: Promise<void> | undefined = undefined;
@@ -140,7 +141,7 @@ class ExtProcPicker implements Picker {
     };
     requireAddresses(settings);
     const { tls } = settings;
-    this.#certificate = typeof tls === "object" ? new CertificateFiles(tls, own) : undefined;
+    this.#certificate = tls === false ? undefined : new Certificate(tls, { commonName: "kv-epp", ...own });
     const fleet = new Fleet({ settings, ...own, createRouting, createDiscovery });
     this.#fleet = fleet;
     this.instances = fleet.pools;
@@ -247,13 +248,10 @@ class ExtProcPicker implements Picker {
   }
 
   #credentials(): ServerCredentials {
-    const { tls } = this.#settings;
-    if (tls === false) return ServerCredentials.createInsecure();
+    if (this.#certificate === undefined) return ServerCredentials.createInsecure();
     // Its first parameter is the server's own certificate, whatever its name in the declaration is.
-    if (this.#certificate !== undefined)
-      return experimental.createCertificateProviderServerCredentials(this.#certificate, null, false);
-    const { certificate, privateKey } = selfSigned(this.#ambient.clock.now());
-    return ServerCredentials.createSsl(null, [{ cert_chain: certificate, private_key: privateKey }]);
+    const provider = certificateProvider(this.#certificate);
+    return experimental.createCertificateProviderServerCredentials(provider, null, false);
   }
 
   async #process(call: ProcessCall, options: ProcessedRequestOptions): Promise<void> {

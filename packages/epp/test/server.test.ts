@@ -4,13 +4,13 @@ import { join } from "node:path";
 import { connect as tlsConnect } from "node:tls";
 import { ChannelCredentials } from "@grpc/grpc-js";
 import { leastLoad, type RoutingContext } from "@kv/fleet";
+import { selfSigned } from "@kv/fleet/front-end";
 import { type LogFields, silentLog } from "@kv/interface";
 import { OtlpTracer, readSpans, type TraceSpan } from "@kv/protocol";
 import { expect, test } from "vitest";
 import { type Answer, sendJson, startUpstream } from "../../proxy/test/support/fake-upstream.js";
 import { after, createManualClock } from "../../proxy/test/support/manual-clock.js";
 import { startSideChannel } from "../../proxy/test/support/side-channel.js";
-import { selfSigned } from "../src/server/certificate.js";
 import { afterwards, checkHealth, clientOf, GatewayRequest, runPicker, send } from "./support/gateway.js";
 
 const P = "127.0.0.1:11";
@@ -46,7 +46,7 @@ test("a certificate is read again when its files change; a wrong pair leaves the
   const folder = mkdtempSync(join(tmpdir(), "kv-epp-tls-"));
   afterwards(() => rmSync(folder, { recursive: true }));
   const [certFile, keyFile] = [join(folder, "tls.crt"), join(folder, "tls.key")];
-  const [first, second] = [selfSigned(Date.now()), selfSigned(Date.now())];
+  const [first, second] = [selfSigned("test", Date.now()), selfSigned("test", Date.now())];
   const write = (file: string, bytes: Buffer) => {
     writeFileSync(`${file}.new`, bytes);
     renameSync(`${file}.new`, file);
@@ -79,8 +79,8 @@ test("a key that is not the certificate's is refused at the start", async () => 
   const folder = mkdtempSync(join(tmpdir(), "kv-epp-tls-"));
   afterwards(() => rmSync(folder, { recursive: true }));
   const [certFile, keyFile] = [join(folder, "tls.crt"), join(folder, "tls.key")];
-  writeFileSync(certFile, selfSigned(Date.now()).certificate);
-  writeFileSync(keyFile, selfSigned(Date.now()).privateKey);
+  writeFileSync(certFile, selfSigned("test", Date.now()).certificate);
+  writeFileSync(keyFile, selfSigned("test", Date.now()).privateKey);
   await expect(
     runPicker({ prefillers: [P], decoders: [D], tls: { certFile, keyFile } }),
   ).rejects.toMatchObject({

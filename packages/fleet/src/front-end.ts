@@ -5,6 +5,12 @@
 
 export { Fleet, type FleetHealth, type FleetOptions } from "./fleet.js";
 export { PREFILLER_HEADER } from "./instances/instance.js";
+export {
+  Certificate,
+  type CertificateFiles,
+  type CertificatePair,
+  selfSigned,
+} from "./program/certificate.js";
 export { connectKubernetes } from "./program/connect-kubernetes.js";
 export {
   addFleetOptions,

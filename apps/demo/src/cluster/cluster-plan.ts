@@ -1,3 +1,4 @@
+import type { PickerSettingsInput } from "@kv/epp";
 import type { ProxySettingsInput } from "@kv/proxy";
 import { PUSH_CONNECTOR_NAMES } from "@kv/push";
 import type { InstanceConfigInput } from "../instance/instance-config.js";
@@ -43,6 +44,8 @@ export interface ClusterOptions {
   readonly pushLayerwise?: boolean | undefined;
   /** Keys of `kv_connector_extra_config` of all instances. */
   readonly extraConfig?: Readonly<Record<string, unknown>> | undefined;
+  /** What clients reach: `kv-proxy` (default), or Envoy with `kv-epp`, and a sidecar beside each decode instance. */
+  readonly front?: "proxy" | "envoy" | undefined;
   /** Port of the proxy's admin routes and page. Default: none. */
   readonly adminPort?: number | undefined;
   /** Further settings of all instances. */
@@ -133,18 +136,52 @@ function instanceSpec({ url, sideChannel }: ProxiedInstance) {
   return sideChannel == null ? url : { url, kv: { host: sideChannel.host, port: sideChannel.port } };
 }
 
+type Legs = Pick<ClusterOptions, "connector" | "pushLegs">;
+
+/** The settings of a proxy or sidecar that say how the KV moves. */
+function planLegs({ connector, pushLegs }: Legs) {
+  return {
+    timeouts: { graceMs: 2000 },
+    mode: (PUSH_CONNECTOR_NAMES as readonly string[]).includes(connector) ? "push" : "pull",
+    ...(pushLegs === undefined ? {} : { pushLegs }),
+  } as const;
+}
+
 /** Plans the settings of the proxy. */
 export function planProxy(
   prefillers: readonly ProxiedInstance[],
   decoders: readonly ProxiedInstance[],
-  { connector, pushLegs, adminPort }: Pick<ClusterOptions, "connector" | "pushLegs" | "adminPort">,
+  { adminPort, ...legs }: Legs & Pick<ClusterOptions, "adminPort">,
 ): ProxySettingsInput {
   return {
     prefillers: prefillers.map(instanceSpec),
     decoders: decoders.map(instanceSpec),
-    timeouts: { graceMs: 2000 },
-    mode: (PUSH_CONNECTOR_NAMES as readonly string[]).includes(connector) ? "push" : "pull",
-    ...(pushLegs === undefined ? {} : { pushLegs }),
+    ...planLegs(legs),
     ...(adminPort === undefined ? {} : { admin: { port: adminPort } }),
+  };
+}
+
+/** Plans the settings of the sidecar beside a decode instance. */
+export function planSidecar(
+  prefills: readonly ProxiedInstance[],
+  decode: ProxiedInstance,
+  legs: Legs,
+): ProxySettingsInput {
+  // A sidecar knows one side-channel port for all prefill instances. Here each has another one, which the sidecar learns from its first answer.
+  const [port, ...others] = prefills.flatMap(({ sideChannel }) => sideChannel?.port ?? []);
+  const kv = port === undefined || others.length > 0 ? {} : { kv: { port } };
+  return { decoders: [instanceSpec(decode)], sidecar: { allow: ["127.0.0.1"], ...kv }, ...planLegs(legs) };
+}
+
+/** Plans the settings of the picker, which chooses a prefill instance and a sidecar; `decodes` are the instances beside which the `sidecars` are. */
+export function planPicker(
+  prefills: readonly ProxiedInstance[],
+  decodes: readonly ProxiedInstance[],
+  sidecars: readonly Pick<ProxiedInstance, "url">[],
+): PickerSettingsInput {
+  return {
+    prefillers: prefills.map(instanceSpec),
+    decoders: sidecars.map(({ url }, i) => instanceSpec({ ...decodes[i], url })),
+    timeouts: { drainMs: 0, graceMs: 2000 },
   };
 }

@@ -1,4 +1,5 @@
 import { zmqSideChannel } from "@kv/connector";
+import { createPicker } from "@kv/epp";
 import type { Log } from "@kv/interface";
 import { createProxy, type ProxySettingsInput } from "@kv/proxy";
 import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
@@ -11,7 +12,8 @@ import { type Child, startChild } from "../processes/child-process.js";
 import type { LogLevel } from "../processes/json-log.js";
 import { SupervisedServer } from "../processes/supervisor.js";
 import { openTraces } from "../processes/traces.js";
-import { type ClusterOptions, type PlannedInstance, planInstances, planProxy } from "./cluster-plan.js";
+import { type ClusterOptions, type PlannedInstance, planInstances } from "./cluster-plan.js";
+import { startFront } from "./front.js";
 
 /** A server of the cluster. */
 export interface ClusterMember {
@@ -29,14 +31,15 @@ export interface StartOptions {
   readonly logLevel: LogLevel;
   /** Restart a process that ends. Default: false. */
   readonly restart?: boolean | undefined;
-  /** Port of the proxy. Default: 0, a free one. */
+  /** Port of what clients send requests to. Default: 0, a free one. */
   readonly proxyPort?: number | undefined;
   /** File that the spans of all servers are appended to. */
   readonly trace?: string | undefined;
 }
 
-/** Prefill and decode instances and a proxy in front of them, all running. */
+/** Prefill and decode instances and what is in front of them, all running. */
 export class Cluster {
+  /** What clients send requests to: `kv-proxy`, or Envoy. */
   readonly proxy: ClusterMember;
   readonly prefills: readonly ClusterMember[];
   readonly decodes: readonly ClusterMember[];
@@ -89,11 +92,8 @@ async function crossesProcesses(
 }
 
 /** A transport that reaches no other process: all instances run in this one, with the same HTTP and handshakes. */
-async function startInThisProcess(
-  options: ClusterOptions,
-  { log, proxyPort = 0, trace }: StartOptions,
-  closers: CloseStack,
-) {
+async function startInThisProcess(options: ClusterOptions, start: StartOptions, closers: CloseStack) {
+  const { log, trace } = start;
   const { transportModule } = options;
   const network = memoryNetwork();
   const tracerOf = (service: string, instance: string) => {
@@ -101,7 +101,7 @@ async function startInThisProcess(
     closers.add(`spans of ${instance}`, () => traces.close());
     return traces.tracer;
   };
-  const start = async ({ name, config }: PlannedInstance): Promise<ClusterMember> => {
+  const startOne = async ({ name, config }: PlannedInstance): Promise<ClusterMember> => {
     const instance = await startInstance(readInstanceConfig(config), {
       log,
       tracer: tracerOf("kv-demo", name),
@@ -117,25 +117,32 @@ async function startInThisProcess(
     return { name, url, backend, sideChannel };
   };
   const planned = planInstances(options);
-  const prefills = await Promise.all(planned.prefills.map(start));
-  const decodes = await Promise.all(planned.decodes.map(start));
-  const tracer = tracerOf("kv-proxy", "proxy");
-  const settings = planProxy(prefills, decodes, options);
-  const proxy = createProxy(
-    transportModule === undefined
-      ? { ...withoutPairing(settings, log), tracer }
-      : { ...settings, log, tracer },
-  );
-  closers.add("proxy", () => proxy.close());
-  const { url } = await proxy.listen({ port: proxyPort });
-  return { proxy: { name: "proxy", url, backend: null }, prefills, decodes };
+  const prefills = await Promise.all(planned.prefills.map(startOne));
+  const decodes = await Promise.all(planned.decodes.map(startOne));
+  const ambientOf = <S extends InstanceLists>(settings: S) =>
+    transportModule === undefined ? withoutPairing(settings, log) : { ...settings, log };
+  const proxy = await startFront(options, { prefills, decodes }, start, closers, {
+    async proxy(name, settings, port) {
+      const server = createProxy({ ...ambientOf(settings), tracer: tracerOf("kv-proxy", name) });
+      closers.add(name, () => server.close());
+      return { name, url: (await server.listen({ port })).url, backend: null };
+    },
+    async picker(name, settings) {
+      const server = createPicker({ ...ambientOf(settings), tracer: tracerOf("kv-epp", name) });
+      closers.add(name, () => server.close());
+      return { name, url: `https://127.0.0.1:${(await server.listen({ port: 0 })).port}`, backend: null };
+    },
+  });
+  return { proxy, prefills, decodes };
 }
 
+type InstanceLists = Pick<ProxySettingsInput, "mode" | "prefillers" | "decoders">;
+
 /**
- * Settings of a proxy to instances of the memory network. Their side channels are in this process, and the proxy reads side channels over TCP: it
+ * Settings of a front end of instances on the memory network. Their side channels are in this process, and a front end reads side channels over TCP: it
  * checks no pairs, and only push needs the addresses of P. That these instances fit is known, so the warning of it is not for the reader.
  */
-function withoutPairing(settings: ProxySettingsInput, log: Log) {
+function withoutPairing<S extends InstanceLists>(settings: S, log: Log) {
   const { prefillers = [], decoders = [], mode } = settings;
   const urls = (specs: typeof decoders) => specs.map((spec) => (typeof spec === "string" ? spec : spec.url));
   return {
@@ -151,13 +158,10 @@ function withoutPairing(settings: ProxySettingsInput, log: Log) {
   };
 }
 
-async function startProcesses(
-  options: ClusterOptions,
-  { log, logLevel, restart = false, proxyPort = 0, trace }: StartOptions,
-  closers: CloseStack,
-) {
-  const start = async (
-    role: "instance" | "proxy",
+async function startProcesses(options: ClusterOptions, start: StartOptions, closers: CloseStack) {
+  const { log, logLevel, restart = false, trace } = start;
+  const startOne = async (
+    role: "instance" | "proxy" | "picker",
     { name, config }: { name: string; config: object },
     firstPort = 0,
   ): Promise<ClusterMember> => {
@@ -178,13 +182,15 @@ async function startProcesses(
     return { name, url, backend, sideChannel, process: server };
   };
   const startAll = (planned: readonly PlannedInstance[]) =>
-    Promise.allSettled(planned.map((instance) => start("instance", instance)));
+    Promise.allSettled(planned.map((instance) => startOne("instance", instance)));
   const planned = planInstances(options);
   // All processes have started or failed before one is stopped, so that none is left behind.
   const settled = await Promise.all([startAll(planned.prefills), startAll(planned.decodes)]);
   const [prefills, decodes] = [fulfilled(settled[0]), fulfilled(settled[1])];
-  const proxyConfig = planProxy(prefills, decodes, options);
-  const proxy = await start("proxy", { name: "proxy", config: proxyConfig }, proxyPort);
+  const proxy = await startFront(options, { prefills, decodes }, start, closers, {
+    proxy: (name, config, port) => startOne("proxy", { name, config }, port),
+    picker: (name, config) => startOne("picker", { name, config }),
+  });
   return { proxy, prefills, decodes };
 }
 

@@ -1,4 +1,5 @@
 import { zmqSideChannel } from "@kv/connector";
+import { createPicker, type PickerSettingsInput } from "@kv/epp";
 import { KvError } from "@kv/interface";
 import { onInterrupt } from "@kv/interface/program";
 import { nixlTransport } from "@kv/nixl";
@@ -13,7 +14,7 @@ import { parseJson } from "./parse-json.js";
 import { openTraces, type Traces } from "./traces.js";
 
 /** Options of the commands that run one server. */
-interface ServerFlags {
+export interface ServerFlags {
   /** Settings as JSON text. */
   readonly config?: string | undefined;
   readonly port?: number | undefined;
@@ -119,6 +120,23 @@ export async function runProxy(flags: ProxyFlags): Promise<void> {
     const address = await proxy.listen({ port });
     const shown = { config: { ...resolved, port: address.port } };
     return { ...address, backend: null, sideChannel: null, shown, drain: () => proxy.close() };
+  });
+}
+
+/** Runs the picker of a gateway in this process. Its URL is that of ext_proc. */
+export async function runPicker({ config, port = 0, logLevel, trace, ...flags }: ServerFlags): Promise<void> {
+  const given = (config === undefined ? {} : parseJson("--config", config)) as PickerSettingsInput & {
+    port?: number;
+  };
+  const { port: configured = port, ...settings } = given;
+  const log = jsonLog(logLevel, { instance: "picker", pid: process.pid });
+  const traces = openTraces(trace, { service: "kv-epp", instance: "picker", log });
+  await runServer({ ...flags, logLevel }, traces, async () => {
+    const picker = createPicker({ ...settings, log, tracer: traces.tracer });
+    const { host, port: bound } = await picker.listen({ port: configured });
+    const url = `${settings.tls === false ? "http" : "https"}://${host}:${bound}`;
+    const shown = { config: { ...settings, port: bound } };
+    return { url, port: bound, backend: null, sideChannel: null, shown, drain: () => picker.close() };
   });
 }
 

@@ -2,6 +2,7 @@ import type { CheckedRequest, CheckedRun } from "./check-run.js";
 
 /** The settings of a run. */
 export interface RunFacts {
+  readonly front: string;
   readonly transport: string;
   readonly backend: string;
   readonly connector: string;
@@ -15,6 +16,7 @@ export interface RunFacts {
 export function jsonReport({ ok, requests, warm }: CheckedRun, facts: RunFacts): object {
   return {
     ok,
+    front: facts.front,
     transport: facts.transport,
     backend: facts.backend,
     connector: facts.connector,

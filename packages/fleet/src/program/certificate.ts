@@ -1,6 +1,5 @@
 import { createPrivateKey, generateKeyPairSync, randomBytes, sign, X509Certificate } from "node:crypto";
 import { readFileSync, statSync } from "node:fs";
-import type { experimental } from "@grpc/grpc-js";
 import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
 
 /** A certificate and its key, as PEM. */
@@ -11,11 +10,11 @@ export interface CertificatePair {
 
 const TEN_YEARS_MS = 10 * 365 * 86_400_000;
 
-/** Makes a certificate for `localhost` that is signed with its own key (ECDSA P-256). It encrypts; who connects cannot verify it. */
-export function selfSigned(nowMs: number): CertificatePair {
+/** Makes a certificate of `commonName` for `localhost` that is signed with its own key (ECDSA P-256). It encrypts; who connects cannot verify it. */
+export function selfSigned(commonName: string, nowMs: number): CertificatePair {
   const { privateKey, publicKey } = generateKeyPairSync("ec", { namedCurve: "prime256v1" });
   const ecdsaWithSha256 = sequence(oid("2a8648ce3d040302"));
-  const name = sequence(der(0x31, sequence(oid("550403"), der(0x0c, Buffer.from("kv-epp")))));
+  const name = sequence(der(0x31, sequence(oid("550403"), der(0x0c, Buffer.from(commonName)))));
   const subjectAltName = sequence(
     oid("551d11"),
     der(0x04, sequence(der(0x82, Buffer.from("localhost")), der(0x87, Buffer.from([127, 0, 0, 1])))),
@@ -65,7 +64,7 @@ function time(ms: number): Buffer {
 }
 
 /** Reads a certificate and its key. Errors: `KV_CONFIG_INVALID` where one cannot be read, or they do not belong together. */
-function readCertificate(certFile: string, keyFile: string): CertificatePair {
+function readCertificate({ certFile, keyFile }: CertificateFiles): CertificatePair {
   try {
     const pair = { certificate: readFileSync(certFile), privateKey: readFileSync(keyFile) };
     if (new X509Certificate(pair.certificate).checkPrivateKey(createPrivateKey(pair.privateKey))) return pair;
@@ -78,76 +77,82 @@ function readCertificate(certFile: string, keyFile: string): CertificatePair {
   });
 }
 
+/** PEM files of a certificate with its chain, and of its key. */
+export interface CertificateFiles {
+  readonly certFile: string;
+  readonly keyFile: string;
+}
+
 const LOOK_MS = 5_000;
 
-type Listener = (pair: CertificatePair | null) => void;
+type Listener = (pair: CertificatePair) => void;
 
-/** A certificate from files, which is read again when one of them has changed. A pair that is not valid is logged, and the one before stays. */
-export class CertificateFiles implements experimental.CertificateProvider {
-  readonly #certFile: string;
-  readonly #keyFile: string;
+/**
+ * The certificate of a listener: from files, which are read again when one of them has changed, or one that is made at the start. A pair that is not valid is logged,
+ * and the one before stays.
+ */
+export class Certificate {
   readonly #log: Log;
   readonly #clock: Clock;
   readonly #listeners = new Set<Listener>();
   #pair: CertificatePair;
-  #seen: string;
-  #timer: Timer;
+  #seen = "";
+  #timer: Timer | undefined;
 
-  /** Errors: as `readCertificate`. */
+  /** `true` makes one of `commonName`. Errors: as `readCertificate`. */
   constructor(
-    files: { readonly certFile: string; readonly keyFile: string },
-    { clock, log }: { readonly clock: Clock; readonly log: Log },
+    files: CertificateFiles | true,
+    { commonName, clock, log }: { readonly commonName: string; readonly clock: Clock; readonly log: Log },
   ) {
-    this.#certFile = files.certFile;
-    this.#keyFile = files.keyFile;
     this.#clock = clock;
     this.#log = log;
-    this.#seen = this.#state();
-    this.#pair = readCertificate(files.certFile, files.keyFile);
-    this.#timer = clock.setTimer(() => this.#look(), LOOK_MS);
+    if (files === true) {
+      this.#pair = selfSigned(commonName, clock.now());
+      return;
+    }
+    this.#seen = stateOf(files);
+    this.#pair = readCertificate(files);
+    this.#timer = clock.setTimer(() => this.#look(files), LOOK_MS);
   }
 
-  addIdentityCertificateListener(listener: Listener): void {
+  /** The present one. */
+  get pair(): CertificatePair {
+    return this.#pair;
+  }
+
+  /** Calls `listener` with each further one, until the function that it returns is called. */
+  onChange(listener: Listener): () => void {
     this.#listeners.add(listener);
-    // The server takes updates only after this call.
-    queueMicrotask(() => listener(this.#pair));
+    return () => this.#listeners.delete(listener);
   }
-
-  removeIdentityCertificateListener(listener: Listener): void {
-    this.#listeners.delete(listener);
-  }
-
-  addCaCertificateListener(): void {}
-
-  removeCaCertificateListener(): void {}
 
   /** Ends the reading. */
   close(): void {
-    this.#timer.cancel();
+    this.#timer?.cancel();
   }
 
-  /** What changes with the files. Kubernetes replaces them by renaming a link. */
-  #state(): string {
-    return [this.#certFile, this.#keyFile]
-      .map((file) => {
-        const stat = statSync(file, { throwIfNoEntry: false });
-        return `${stat?.ino} ${stat?.mtimeMs} ${stat?.size}`;
-      })
-      .join(" ");
-  }
-
-  #look(): void {
-    this.#timer = this.#clock.setTimer(() => this.#look(), LOOK_MS);
-    const state = this.#state();
+  #look(files: CertificateFiles): void {
+    this.#timer = this.#clock.setTimer(() => this.#look(files), LOOK_MS);
+    const state = stateOf(files);
     if (state === this.#seen) return;
     this.#seen = state;
     try {
-      this.#pair = readCertificate(this.#certFile, this.#keyFile);
+      this.#pair = readCertificate(files);
     } catch (error) {
       this.#log.warn("certificate-not-read", { error });
       return;
     }
-    this.#log.info("certificate-read", { file: this.#certFile });
+    this.#log.info("certificate-read", { file: files.certFile });
     for (const listener of this.#listeners) listener(this.#pair);
   }
+}
+
+/** What changes with the files. Kubernetes replaces them by renaming a link. */
+function stateOf({ certFile, keyFile }: CertificateFiles): string {
+  return [certFile, keyFile]
+    .map((file) => {
+      const stat = statSync(file, { throwIfNoEntry: false });
+      return `${stat?.ino} ${stat?.mtimeMs} ${stat?.size}`;
+    })
+    .join(" ");
 }

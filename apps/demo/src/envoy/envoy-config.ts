@@ -1,9 +1,7 @@
-/** An Envoy that stands in front of a picker, as JSON for its `-c`. */
+/** What an Envoy stands in front of. */
 export interface EnvoyOptions {
-  /** Port for clients on the loopback. */
-  readonly port: number;
-  /** Port of Envoy's admin routes. */
-  readonly adminPort: number;
+  /** Port for clients on the loopback. Default: 0, a free one. */
+  readonly port?: number | undefined;
   /** Port of the picker. */
   readonly pickerPort: number;
   /** `ip:port` of each decode instance. */
@@ -32,10 +30,10 @@ function endpointOf(endpoint: string) {
 }
 
 /**
- * The configuration: clients over HTTP/1.1, the picker over ext_proc with TLS, and the decode instances as one cluster whose load balancing takes the
+ * The configuration, as JSON for Envoy's `-c`: clients over HTTP/1.1, the picker over ext_proc with TLS, and the decode instances as one cluster whose load balancing takes the
  * picker's list (`override_host`), with one retry at the next one.
  */
-export function envoyConfig({ port, adminPort, pickerPort, endpoints, failOpen, subset }: EnvoyOptions) {
+export function envoyConfig({ port = 0, pickerPort, endpoints, failOpen, subset }: EnvoyOptions) {
   const extProc = {
     name: "envoy.filters.http.ext_proc",
     typed_config: typed("envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor", {
@@ -76,7 +74,7 @@ export function envoyConfig({ port, adminPort, pickerPort, endpoints, failOpen, 
     }),
   };
   return {
-    admin: address("127.0.0.1", adminPort),
+    admin: address("127.0.0.1", 0),
     static_resources: {
       listeners: [
         {
@@ -167,6 +165,16 @@ export function envoyConfig({ port, adminPort, pickerPort, endpoints, failOpen, 
           name: "decode",
           type: "STATIC",
           connect_timeout: "2s",
+          typed_extension_protocol_options: {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": typed(
+              "envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+              {
+                explicit_http_config: { http_protocol_options: {} },
+                // Shorter than `kv-proxy` keeps its connections (75 s): a request on one that is being closed would fail.
+                common_http_protocol_options: { idle_timeout: "60s" },
+              },
+            ),
+          },
           load_assignment: {
             cluster_name: "decode",
             endpoints: [{ lb_endpoints: endpoints.map(endpointOf) }],

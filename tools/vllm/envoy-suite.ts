@@ -1,0 +1,169 @@
+import { once } from "node:events";
+import { connect } from "node:net";
+import { createProxy } from "@kv/proxy";
+import { afterAll, beforeAll, expect, test } from "vitest";
+import { type EnvoyProcess, startEnvoy } from "../../apps/demo/src/envoy/envoy-process.js";
+import { type RunningPicker, startPicker } from "../envoy/support/start-picker.js";
+import { comparable, salted, words } from "./boundary-cases.js";
+import { startHttpTap } from "./http-tap.js";
+import { ask, type ProxyPair } from "./proxy-pair.js";
+import { startVllm } from "./server.js";
+import { throughSidecarSuite } from "./sidecar-suite.js";
+import { until } from "./until.js";
+
+/** Above the largest body of these tests. */
+const BODY_LIMIT_BYTES = 32 * 1024 * 1024;
+const PATH = "/v1/completions";
+const long = { model: "tiny", prompt: words(60, 30), temperature: 0, max_tokens: 500, ignore_eos: true };
+const short = { model: "tiny", prompt: words(60, 31), temperature: 0, max_tokens: 4 };
+
+/** Client → Envoy → `kv-epp` → a sidecar → vLLM's P and D. One Envoy, one picker and one sidecar serve all tests. */
+export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
+  const hostOf = (url: string) => new URL(url).host;
+  let sidecar: ReturnType<typeof createProxy>;
+  let picker: RunningPicker;
+  let pickerArgs: string[] = [];
+  let envoy: EnvoyProcess;
+  let endpoints: string[] = [];
+
+  const openSidecar = async (decoder: string) => {
+    const opened = createProxy({
+      mode,
+      decoders: [decoder],
+      sidecar: { allow: ["127.0.0.0/8"] },
+      limits: { bodyLengthBytes: BODY_LIMIT_BYTES },
+    });
+    return { proxy: opened, host: hostOf((await opened.listen({ port: 0 })).url) };
+  };
+  const pickerOf = (decoder: string) => [
+    ...["--prefill", hostOf(pair.p.url), "--prefill-side-channel-port", `${pair.p.sideChannelPort}`],
+    ...["--decode", decoder, "--decode-side-channel-port", `${pair.d.sideChannelPort}`],
+    ...["--health-interval-ms", "200", "--body-limit-bytes", `${BODY_LIMIT_BYTES}`],
+  ];
+  const envoyBefore = (decoders: readonly string[]) =>
+    startEnvoy({ pickerPort: picker.port, endpoints: decoders, failOpen: false });
+  const statusOf = async (body: object = short) => (await ask(envoy.url + PATH, salted({ ...body }))).status;
+  const inFlight = async () => {
+    const status = (await (await fetch(`${picker.metricsUrl}/status`)).json()) as { in_flight: number };
+    return status.in_flight;
+  };
+
+  beforeAll(async () => {
+    const opened = await openSidecar(pair.d.url);
+    sidecar = opened.proxy;
+    endpoints = [opened.host];
+    pickerArgs = pickerOf(opened.host);
+    picker = await startPicker(pickerArgs);
+    envoy = await envoyBefore(endpoints);
+  });
+  afterAll(async () => {
+    await envoy?.stop();
+    await picker?.kill();
+    await sidecar?.close({ graceMs: 0 });
+  });
+
+  throughSidecarSuite(pair, mode, async () => ({ url: envoy.url, proxy: sidecar }));
+
+  test("a stream arrives as D sends it, byte for byte", async () => {
+    let sent = "";
+    const tap = await startHttpTap(pair.d.url, (answered) => {
+      if (answered.includes("\ndata: ")) sent = answered;
+      return undefined;
+    });
+    pair.closing(tap);
+    const opened = await openSidecar(tap.url);
+    pair.closing({ close: () => opened.proxy.close({ graceMs: 0 }) });
+    const other = await startPicker(pickerOf(opened.host));
+    pair.closing({ close: () => other.kill() });
+    const before = await startEnvoy({ pickerPort: other.port, endpoints: [opened.host], failOpen: false });
+    pair.closing({ close: () => before.stop() });
+    const answer = await ask(before.url + PATH, salted({ ...long, max_tokens: 40, stream: true }));
+    const got = await answer.text();
+    expect(got).toContain("data: [DONE]");
+    expect(got).toBe(unchunked(sent));
+    await pair.freed();
+  });
+
+  test.each([
+    ["300 KB", 300_000],
+    ["20 MB", 20_000_000],
+  ])("a body of %s is answered as by D itself, with the prompt in it or beside it", async (_, length) => {
+    for (const body of [
+      { ...short, user: "u".repeat(length) },
+      { ...short, prompt: "t11 ".repeat(length / 4) },
+    ]) {
+      const right = await comparable(await ask(pair.d.url + PATH, body));
+      expect(await comparable(await ask(envoy.url + PATH, body))).toEqual(right);
+    }
+    await (mode === "push" ? pair.leaseEnded() : pair.freed());
+  });
+
+  test("a client that leaves while it sends its body: P and D see nothing of it", async () => {
+    const counts = () => sidecar.status().requests.total;
+    const before = counts();
+    const socket = connect(Number(new URL(envoy.url).port), "127.0.0.1").on("error", () => {});
+    await once(socket, "connect");
+    socket.write(
+      `POST ${PATH} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 99999`,
+    );
+    socket.write(`\r\n\r\n{"model":"tiny","prompt":"`);
+    await until(async () => (await inFlight()) === 1, "the picker reads the body");
+    socket.destroy();
+    await until(async () => (await inFlight()) === 0, "the picker has forgotten the request");
+    expect(counts()).toBe(before);
+  });
+
+  test("kv-epp dies: 503; when it is back, requests are served", async () => {
+    await picker.kill();
+    expect(await statusOf()).toBe(503);
+    picker = await startPicker(pickerArgs, picker.port);
+    await until(async () => (await statusOf()) === 200, "requests are served again");
+    await pair.freed();
+  });
+
+  test("Envoy drains: the stream that it carries ends as it should", async () => {
+    const draining = await envoyBefore(endpoints);
+    pair.closing({ close: () => draining.stop() });
+    const answer = await ask(draining.url + PATH, salted({ ...long, stream: true }));
+    await fetch(`${draining.adminUrl}/drain_listeners?graceful`, { method: "POST" });
+    expect(await answer.text()).toContain("data: [DONE]");
+    await pair.freed();
+  });
+
+  // The last one: it starts another D at the address of the first.
+  test("D dies: its stream breaks off, and 503 follows until it is back", async () => {
+    const answer = await ask(envoy.url + PATH, salted({ ...long, stream: true }));
+    const reader = answer.body?.getReader();
+    expect(new TextDecoder().decode((await reader?.read())?.value)).toContain("data: ");
+    const { port, sideChannelPort, kind } = pair.d;
+    await pair.d.stop();
+    const rest = (async () => {
+      for (;;) if ((await reader?.read())?.done !== false) return "complete";
+    })();
+    expect(await rest.catch(() => "broken off")).toBe("broken off");
+    await until(async () => (await statusOf()) === 503, "kv-epp knows that D is away");
+    const again = await startVllm({
+      kind,
+      name: "envoy-d-again",
+      ports: [port, sideChannelPort],
+      blocks: 400,
+    });
+    pair.closing({ close: () => again.stop() });
+    await until(async () => (await statusOf()) === 200, "the new D is used", { timeoutMs: 120_000 });
+    await pair.leaseEnded();
+  });
+}
+
+/** The body of the last HTTP answer of a connection, which came in chunks. */
+function unchunked(answered: string): string {
+  const answer = answered.slice(answered.lastIndexOf("HTTP/1.1 "));
+  let rest = answer.slice(answer.indexOf("\r\n\r\n") + 4);
+  let body = "";
+  for (;;) {
+    const end = rest.indexOf("\r\n");
+    const length = Number.parseInt(rest.slice(0, end), 16);
+    if (!(length > 0)) return body;
+    body += rest.slice(end + 2, end + 2 + length);
+    rest = rest.slice(end + 2 + length + 2);
+  }
+}
