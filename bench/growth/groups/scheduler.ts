@@ -11,6 +11,7 @@ import { memoryNetwork } from "@kv/transport-memory";
 import { heldBytes, processorTime } from "../costs.js";
 import type { Group, Quantity } from "../quantity.js";
 import { memoryEngine } from "./memory-engine.js";
+import { tables } from "./tables.js";
 
 const CONNECTORS: Readonly<Record<string, ConnectorModule>> = { pull: pullConnector, push: pushConnector };
 const SIZES = [100, 1000, 10_000, 100_000] as const;
@@ -157,6 +158,9 @@ function output(given: Partial<WorkerOutput>): WorkerOutput {
 
 export const scheduler: Group = {
   name: "scheduler",
-  title: "Scheduler sides of pull and push",
-  quantities: Object.entries(CONNECTORS).flatMap(([name, connector]) => quantities(name, connector)),
+  title: "Schedulers and tables of pull and push",
+  quantities: [
+    ...Object.entries(CONNECTORS).flatMap(([name, connector]) => quantities(name, connector)),
+    ...tables,
+  ],
 };

@@ -51,6 +51,7 @@ export {
   type PromptSource,
 } from "./scheduler/decode-requests.js";
 export { type Generation, Generations, type GenerationsOptions } from "./scheduler/generations.js";
+export { OldestFirst } from "./scheduler/oldest-first.js";
 export {
   PrefillScheduler,
   type PrefillSchedulerOptions,
