@@ -135,6 +135,9 @@ export class BlockIndex {
    */
   matchedTokens(tokens: ArrayLike<number>): number {
     const groups = [...this.#groups.values()];
+    const [first] = groups;
+    // Most models have one group, and it needs all blocks.
+    if (groups.length === 1 && first?.needs === "all") return this.#matchedOf(first, tokens);
     const sizes = [...new Set(groups.map(({ blockSize }) => blockSize))];
     const chains = new Map(sizes.map((size) => [size, this.#chain(tokens, size)]));
     const step = Math.max(1, ...sizes);
@@ -160,6 +163,15 @@ export class BlockIndex {
       if (isCached) return matched;
     }
     return 0;
+  }
+
+  #matchedOf({ index, blockSize }: Group, tokens: ArrayLike<number>): number {
+    let matched = 0;
+    for (const { copies } of this.#chain(tokens, blockSize)) {
+      if ((copies[index] ?? 0) === 0) break;
+      matched += blockSize;
+    }
+    return matched;
   }
 
   /** The recorded blocks of a prompt, from its first. */
