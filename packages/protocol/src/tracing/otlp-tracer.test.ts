@@ -29,7 +29,7 @@ test("a span is read back as it was recorded: parent, times, attributes, events,
   pass(2);
   span?.event("extended", { by: 20 });
   pass(3);
-  span?.set({ ok: true, s: "ü\n" });
+  span?.set({ ok: true, s: "ü\n", x: 0.25 });
   span?.end(new KvError("KV_LEASE_EXPIRED", "too late"));
   span?.end();
   tracer.flush();
@@ -41,13 +41,30 @@ test("a span is read back as it was recorded: parent, times, attributes, events,
     parentSpanId: "b7ad6b7169203331",
     name: 'a "name"',
     process: "s i",
-    attributes: { n: 7, x: 0.5, ok: true, s: "ü\n", "error.type": "KV_LEASE_EXPIRED" },
+    attributes: { n: 7, x: 0.25, ok: true, s: "ü\n", "error.type": "KV_LEASE_EXPIRED" },
     error: "too late",
   });
+  expect(lines[0]?.split('"key":"x"')).toHaveLength(2);
   expect((read?.endMs ?? 0) - (read?.startMs ?? 0)).toBeCloseTo(5, 2);
   expect((read?.events[0]?.atMs ?? 0) - (read?.startMs ?? 0)).toBeCloseTo(2, 2);
   expect(Math.abs((read?.startMs ?? 0) - Date.now())).toBeLessThan(60_000);
   expect(span?.traceparent).toBe(`00-${read?.traceId}-${read?.spanId}-01`);
+});
+
+test("times are right at each part of a second", () => {
+  const { tracer, lines, pass } = recorded();
+  for (let i = 0; i < 1600; i++) {
+    const span = tracer.start("a");
+    pass(0.7);
+    span?.end();
+  }
+  tracer.close();
+  const spans = lines.flatMap((line) => readSpans(line));
+  expect(spans).toHaveLength(1600);
+  for (const [at, { startMs, endMs }] of spans.entries()) {
+    expect(endMs - startMs).toBeCloseTo(0.7, 2);
+    if (at > 0) expect(startMs).toBe(spans[at - 1]?.endMs);
+  }
 });
 
 test("a malformed or absent parent begins a new trace; a parent that is not sampled gives no span", () => {

@@ -177,7 +177,12 @@ class OtlpSpan implements Span {
     pieces.push('{"traceId":"', traceId, '","spanId":"', spanId);
     if (parentId !== "") pieces.push('","parentSpanId":"', parentId);
     pieces.push('","name":', jsonText(name), KIND_TEXTS[kind] ?? "");
-    pieces.push(nanosText(this.#startUs), '","endTimeUnixNano":"', nanosText(this.#endUs), '","attributes":[');
+    pieces.push(
+      nanosText(this.#startUs),
+      '","endTimeUnixNano":"',
+      nanosText(this.#endUs),
+      '","attributes":[',
+    );
     writeAttributes(this.#attributes, pieces);
     pieces.push("]");
     if (this.#events !== "") pieces.push(',"events":[', this.#events, "]");

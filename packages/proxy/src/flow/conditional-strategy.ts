@@ -23,7 +23,8 @@ export class ConditionalStrategy implements DisaggregationStrategy {
   run(part: Part): Promise<LegAnswer> {
     const { decoders, prefillers, prefillCosts, ambient } = this.#legs;
     // What an answer says about the prompt comes from the prefill instance.
-    const decode = part.request.promptFields === "none" ? decoders.choose(part, new Set()) : undefined;
+    const decode =
+      part.request.promptFields === "none" ? decoders.choose(part, part.attempts.failedDecode) : undefined;
     if (decode === undefined) return this.#twoLegs.run(part);
     const nowMs = ambient.clock.now();
     const { charactersPerToken, msPerToken } = prefillCosts;

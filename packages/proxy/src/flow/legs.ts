@@ -356,8 +356,14 @@ export class Legs {
 /** The inputs and the reason of the decision about one leg or two. */
 function disaggregationAttributes(decision: Disaggregation): Record<string, string | number> {
   const attributes: Record<string, string | number> = { "kv.disaggregation.reason": decision.reason };
-  const { promptTokens, decodeCachedTokens, prefillWaitMs, decodeComputeMs, decodeInFlight, decodePromptShare } =
-    decision.inputs;
+  const {
+    promptTokens,
+    decodeCachedTokens,
+    prefillWaitMs,
+    decodeComputeMs,
+    decodeInFlight,
+    decodePromptShare,
+  } = decision.inputs;
   for (const [name, value] of [
     ["prompt_tokens", promptTokens],
     ["decode_cached_tokens", decodeCachedTokens],
