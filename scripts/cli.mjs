@@ -8,11 +8,15 @@ import { root, setup } from "./setup.mjs";
 const NATIVE = { epp: "none", neuron: "addon", nixl: "addon", peer: "nixl", plan: "none", proxy: "none" };
 
 const [name] = process.argv.splice(2, 1);
+// What a program says of itself needs the dependencies and the build, and no native code.
+const asks = process.argv
+  .slice(2)
+  .some((arg) => ["--help", "-h", "--version", "help", "complete"].includes(arg));
 try {
-  await setup({ native: NATIVE[name] });
+  await setup({ native: asks ? "none" : NATIVE[name] });
 } catch (error) {
   process.stderr.write(`set-up failed: ${error.message}\n`);
-  process.exit(1);
+  process.exit(2);
 }
 // A test of what is published, which only a checkout can pack.
 if (name === "nixl" && process.argv[2] === "selftest") {

@@ -100,6 +100,7 @@ describe.each(PROGRAMS)("$name", (program) => {
     expect(shown).toEqual({ code: 0, stdout: `${version}\n`, stderr: "" });
     expect(help).toMatchObject({ code: 0, stderr: "" });
     expect(help.stdout).toContain(`Usage: ${name}`);
+    expect(help.stdout).not.toMatch(/default: (\[\]|undefined|null)/);
     // NO_COLOR holds: there are no colours.
     expect(help.stdout).not.toContain("\u001b");
   });
@@ -137,6 +138,17 @@ describe.each(PROGRAMS)("$name", (program) => {
     expect({ code, stdout }).toEqual({ code: 2, stdout: "" });
     expect(stderr).toMatch(new RegExp(`^${name}: .+ \\[KV_[A-Z_]+\\]\\n( {2}.+\\n)?$`));
   });
+});
+
+it("the demo prints its version, its help before any set-up, and exits with 2 for a wrong call", async () => {
+  const demo = (...args: string[]) => output(process.execPath, [join(root, "scripts/demo.mjs"), ...args]);
+  const manifest = readFileSync(join(root, "apps/demo/package.json"), "utf8");
+  const { version } = JSON.parse(manifest) as { readonly version: string };
+  expect(await demo("--version")).toEqual({ code: 0, stdout: `${version}\n`, stderr: "" });
+  expect(await demo("--help")).toMatchObject({ code: 0, stderr: "" });
+  const wrong = await demo("--no-such-option");
+  expect(wrong).toMatchObject({ code: 2, stdout: "" });
+  expect(wrong.stderr).toContain("kv-demo: unknown option '--no-such-option'");
 });
 
 it("a reader that goes away ends kv-plan quietly", async () => {
