@@ -1,4 +1,5 @@
 // npm run kv-proxy, kv-epp, kv-peer, kv-nixl, kv-plan, kv-neuron: sets up what is missing, then runs that program. Only the program writes to stdout.
+import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { selftest } from "./nixl-selftest.mjs";
@@ -28,4 +29,6 @@ if (name === "nixl" && process.argv[2] === "selftest") {
 }
 // npm runs scripts in the root; paths are relative to the folder of the command.
 process.chdir(process.env.INIT_CWD ?? process.cwd());
-await import(pathToFileURL(join(root, "packages", name, "dist", "cli.js")).href);
+const folder = join(root, "packages", name);
+const { bin } = JSON.parse(readFileSync(join(folder, "package.json"), "utf8"));
+await import(pathToFileURL(join(folder, bin[`kv-${name}`])).href);

@@ -105,6 +105,17 @@ describe.each(PROGRAMS)("$name", (program) => {
     expect(help.stdout).not.toContain("\u001b");
   });
 
+  it("is what npm run starts in a checkout", { timeout: 120_000 }, async () => {
+    // The set-up before it reports on stderr.
+    const { code, stdout } = await output(process.execPath, [
+      join(root, "scripts/cli.mjs"),
+      folder,
+      "--version",
+    ]);
+    expect(code).toBe(0);
+    expect(stdout).toMatch(/^\d+\.\d+\.\d+\n$/);
+  });
+
   it.each(["bash", "zsh", "fish"])("prints its completion for %s", async (shell) => {
     const { code, stdout, stderr } = await run(program, ["complete", shell]);
     expect({ code, stderr }).toEqual({ code: 0, stderr: "" });
