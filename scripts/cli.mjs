@@ -1,4 +1,5 @@
 // npm run kv-proxy, kv-epp, kv-peer, kv-nixl, kv-plan, kv-neuron: sets up what is missing, then runs that program. Only the program writes to stdout.
+import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { selftest } from "./nixl-selftest.mjs";
@@ -8,11 +9,15 @@ import { root, setup } from "./setup.mjs";
 const NATIVE = { epp: "none", neuron: "addon", nixl: "addon", peer: "nixl", plan: "none", proxy: "none" };
 
 const [name] = process.argv.splice(2, 1);
+// What a program says of itself needs the dependencies and the build, and no native code.
+const asks = process.argv
+  .slice(2)
+  .some((arg) => ["--help", "-h", "--version", "help", "complete"].includes(arg));
 try {
-  await setup({ native: NATIVE[name] });
+  await setup({ native: asks ? "none" : NATIVE[name] });
 } catch (error) {
   process.stderr.write(`set-up failed: ${error.message}\n`);
-  process.exit(1);
+  process.exit(2);
 }
 // A test of what is published, which only a checkout can pack.
 if (name === "nixl" && process.argv[2] === "selftest") {
@@ -24,4 +29,6 @@ if (name === "nixl" && process.argv[2] === "selftest") {
 }
 // npm runs scripts in the root; paths are relative to the folder of the command.
 process.chdir(process.env.INIT_CWD ?? process.cwd());
-await import(pathToFileURL(join(root, "packages", name, "dist", "cli.js")).href);
+const folder = join(root, "packages", name);
+const { bin } = JSON.parse(readFileSync(join(folder, "package.json"), "utf8"));
+await import(pathToFileURL(join(folder, bin[`kv-${name}`])).href);

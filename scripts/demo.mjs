@@ -1,15 +1,21 @@
 // npm run demo: installs what is missing, then runs the demo. Only the demo writes to stdout.
 import { spawn } from "node:child_process";
+import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { checkArguments, usesLibfabric } from "./demo-arguments.mjs";
 import { root, setup } from "./setup.mjs";
 
 const args = process.argv.slice(2);
+if (args.includes("--version")) {
+  const { version } = JSON.parse(readFileSync(join(root, "apps/demo/package.json"), "utf8"));
+  process.stdout.write(`${version}\n`);
+  process.exit(0);
+}
 const { help, error: wrong } = checkArguments(args);
 if (help !== undefined || wrong !== undefined) {
   if (help !== undefined) process.stdout.write(help);
-  else process.stderr.write(`error: ${wrong}\n`);
-  process.exit(help === undefined ? 1 : 0);
+  else process.stderr.write(`kv-demo: ${wrong}\n`);
+  process.exit(help === undefined ? 2 : 0);
 }
 // A server by hand runs over NIXL: without it, its own error says what to do.
 const isRole = ["prefill", "decode", "instance", "proxy"].includes(args[0]);
@@ -24,7 +30,7 @@ try {
   }
 } catch (error) {
   process.stderr.write(`set-up failed: ${error.message}\n`);
-  process.exit(1);
+  process.exit(2);
 }
 const child = spawn(process.execPath, [join(root, "apps/demo/dist/main.js"), ...args], {
   // The demo ends when this channel closes, so it never outlives this script.

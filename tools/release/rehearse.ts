@@ -7,6 +7,7 @@ import { basename, join, resolve } from "node:path";
 import { parseArgs } from "node:util";
 import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
 import { HOW_TOS, type HowTo, writeFiles } from "../docs/how-to-pages.js";
+import { auditProblems, scriptProblems } from "./audit.js";
 import { licenseProblems, noticesOf, sbomOf, writeBundledNotices } from "./notices.js";
 import { examineInstalled, installedNames, installInto, installLineOf } from "./outside-install.js";
 import { publishedPackages, readManifest, root } from "./packages.js";
@@ -107,6 +108,13 @@ async function installAlone(name: string, registry: Registry, nodes: readonly st
   }
 }
 
+/** The registry that npm is configured with: that on this host serves no audits. */
+const upstream = execFileSync("npm", ["config", "get", "registry"], {
+  cwd: tmpdir(),
+  encoding: "utf8",
+}).trim();
+const unaudited: string[] = [];
+
 /** Installs a package and its peers, without what its example needs beside it: what it brings, with its SBOM, licenses and notices. */
 async function examineDependencies(name: string, registry: Registry): Promise<void> {
   const peers = Object.keys(readManifest(unpackedFolder(name)).peerDependencies ?? {});
@@ -116,6 +124,10 @@ async function examineDependencies(name: string, registry: Registry): Promise<vo
   await installInto(own, { folder, registry, manager: "npm" });
   const sbom = await sbomOf(folder);
   report(name, licenseProblems(sbom));
+  report(name, await scriptProblems(folder));
+  const known = await auditProblems(folder, upstream);
+  if (known === undefined) unaudited.push(name);
+  else report(name, known);
   const short = name.replace("/", "-").slice(1);
   writeFileSync(join(work, "materials", `${short}.cdx.json`), JSON.stringify(sbom, undefined, 2));
   writeFileSync(join(work, "materials", `${short}.notices.md`), noticesOf(folder, sbom));
@@ -213,9 +225,11 @@ try {
   await step("each package alone: npm, pnpm, lowest versions, Node 20 and 24", () =>
     twoAtATime(alone, ([name]) => installAlone(name, registry, [process.execPath, node24])),
   );
-  await step("what each package installs: SBOM, licenses, notices", () =>
+  await step("what each package installs: SBOM, licenses, notices, audit", () =>
     twoAtATime(alone, ([name]) => examineDependencies(name, registry)),
   );
+  if (unaudited.length > 0)
+    console.log(`SKIPPED  npm audit of ${unaudited.length} packages: the registry serves none`);
   await step("the how-tos: built outside, run in the reference app behind the proxy", () =>
     twoAtATime(HOW_TOS, (howTo) => followHowTo(howTo, registry)),
   );

@@ -100,8 +100,20 @@ describe.each(PROGRAMS)("$name", (program) => {
     expect(shown).toEqual({ code: 0, stdout: `${version}\n`, stderr: "" });
     expect(help).toMatchObject({ code: 0, stderr: "" });
     expect(help.stdout).toContain(`Usage: ${name}`);
+    expect(help.stdout).not.toMatch(/default: (\[\]|undefined|null)/);
     // NO_COLOR holds: there are no colours.
     expect(help.stdout).not.toContain("\u001b");
+  });
+
+  it("is what npm run starts in a checkout", { timeout: 120_000 }, async () => {
+    // The set-up before it reports on stderr.
+    const { code, stdout } = await output(process.execPath, [
+      join(root, "scripts/cli.mjs"),
+      folder,
+      "--version",
+    ]);
+    expect(code).toBe(0);
+    expect(stdout).toMatch(/^\d+\.\d+\.\d+\n$/);
   });
 
   it.each(["bash", "zsh", "fish"])("prints its completion for %s", async (shell) => {
@@ -137,6 +149,17 @@ describe.each(PROGRAMS)("$name", (program) => {
     expect({ code, stdout }).toEqual({ code: 2, stdout: "" });
     expect(stderr).toMatch(new RegExp(`^${name}: .+ \\[KV_[A-Z_]+\\]\\n( {2}.+\\n)?$`));
   });
+});
+
+it("the demo prints its version, its help before any set-up, and exits with 2 for a wrong call", async () => {
+  const demo = (...args: string[]) => output(process.execPath, [join(root, "scripts/demo.mjs"), ...args]);
+  const manifest = readFileSync(join(root, "apps/demo/package.json"), "utf8");
+  const { version } = JSON.parse(manifest) as { readonly version: string };
+  expect(await demo("--version")).toEqual({ code: 0, stdout: `${version}\n`, stderr: "" });
+  expect(await demo("--help")).toMatchObject({ code: 0, stderr: "" });
+  const wrong = await demo("--no-such-option");
+  expect(wrong).toMatchObject({ code: 2, stdout: "" });
+  expect(wrong.stderr).toContain("kv-demo: unknown option '--no-such-option'");
 });
 
 it("a reader that goes away ends kv-plan quietly", async () => {

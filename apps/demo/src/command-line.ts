@@ -1,3 +1,4 @@
+import { packageVersion } from "@kv/interface/program";
 import { Command, InvalidArgumentError, Option } from "commander";
 import { demoConnectors } from "./instance/connectors.js";
 import table from "./options.json" with { type: "json" };
@@ -81,6 +82,8 @@ const COMMANDS: Readonly<Record<string, { description: string; options: readonly
 /** Builds the program's commands. An invalid value is refused with the list of valid ones. */
 export function createCommand(actions: Actions): Command {
   const program = addOptions(new Command("kv-demo"), "demo")
+    .version(packageVersion(import.meta.url))
+    .exitOverride()
     .allowExcessArguments(false)
     .enablePositionalOptions()
     .action((raw: RawFlags, command: Command) => actions.demo(checkFlags(raw, command)));

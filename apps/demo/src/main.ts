@@ -1,4 +1,4 @@
-import { KvError } from "@kv/interface";
+import { runProgram } from "@kv/interface/program";
 import { accuracyJson, accuracyTable, measureAccuracy } from "./accuracy/accuracy.js";
 import { type AccuracyFlags, createCommand, type DemoFlags } from "./command-line.js";
 import { jsonLog } from "./processes/json-log.js";
@@ -47,15 +47,9 @@ async function accuracy({ json, ...options }: AccuracyFlags): Promise<void> {
   process.exitCode = report.ok ? 0 : 1;
 }
 
-function fail(thrown: unknown): void {
-  const error = KvError.from(thrown, "KV_INTERNAL", "the demo failed");
-  say(`error: ${error.code}: ${error.message}${error.hint === undefined ? "" : `\nhint: ${error.hint}`}`);
-  process.exitCode = 1;
-}
-
-createCommand({ demo, accuracy, instance: runInstance, proxy: runProxy, picker: runPicker })
-  .parseAsync()
-  .catch(fail);
+await runProgram("kv-demo", () =>
+  createCommand({ demo, accuracy, instance: runInstance, proxy: runProxy, picker: runPicker }).parseAsync(),
+);
 
 /** Resolves with SIGINT or SIGTERM when it arrives. */
 function waitForStopSignal(): Promise<NodeJS.Signals> {

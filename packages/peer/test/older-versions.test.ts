@@ -12,7 +12,9 @@ import {
 import Fastify from "fastify";
 import { afterAll, afterEach, expect, test } from "vitest";
 import { pairDoctor } from "../src/doctor/pair-doctor.js";
+import type { ServerFacts } from "../src/doctor/server-facts.js";
 import { readTarget } from "../src/doctor/target.js";
+import { serverVersion } from "../src/doctor/wire-version.js";
 import { REPLY } from "./sample-recording.js";
 
 // The doctor reads the handshakes that the Python code of older wheels made (protocol/fixtures/README.md), over real ZMQ.
@@ -170,4 +172,11 @@ test("a release that is not described is named from /version", async () => {
   } finally {
     await app.close();
   }
+});
+
+test("an engine with a name of its own speaks the wire of the vLLM in its hash", () => {
+  const facts = { role: "prefill", vllmVersion: "our-engine" } as ServerFacts;
+  const { vllm, described } = serverVersion(facts, { vllm_version: "0.33.0" });
+  expect([vllm, described.map(({ version }) => version)]).toEqual(["0.33.0", ["0.33.0"]]);
+  expect(serverVersion(facts, undefined)).toMatchObject({ vllm: "our-engine", described: [] });
 });

@@ -32,13 +32,17 @@ function fieldsOf(version: VllmVersion): readonly string[] {
   return Object.keys(vllmWire(version)["agent metadata"]).filter((name) => name !== "class");
 }
 
-/** A server's version: from `/version`, else from its hash, else from the fields of its metadata. */
+/**
+ * A server's version: from `/version`, else from its hash, else from the fields of its metadata. An engine that is not vLLM has a name of its own
+ * at `/version`, and its hash has the vLLM whose wire it speaks.
+ */
 export function serverVersion(
   { vllmVersion, metadataFields = [] }: ServerFacts,
   factors: Factors,
 ): ServerVersion {
   const hashed = factors?.vllm_version;
-  const vllm = vllmVersion ?? (typeof hashed === "string" ? hashed : undefined);
+  const isRelease = vllmVersion !== undefined && /^\d/.test(vllmVersion);
+  const vllm = isRelease || typeof hashed !== "string" ? vllmVersion : hashed;
   const known = new Set(VLLM_VERSIONS.flatMap(fieldsOf));
   const unknownFields = metadataFields.filter((name) => !known.has(name));
   if (vllm === undefined) return { vllm, described: versionsWithFields(metadataFields), unknownFields };

@@ -1,6 +1,6 @@
 import { KV_CACHE_LAYOUTS, type KvCacheLayout } from "@kv/interface";
 import { packageVersion } from "@kv/interface/program";
-import { Command, InvalidArgumentError } from "commander";
+import { Command, InvalidArgumentError, Option } from "commander";
 import { type EngineFlags, layoutOf } from "./input/engine-flags.js";
 import { MAX_RANKS } from "./input/pair.js";
 import { addReportOptions, integer, type ReportOptions, within } from "./report-options.js";
@@ -26,24 +26,25 @@ export function command(): Command {
         "Where the engines differ a flag is given twice: first for prefill, then for decode.",
     )
     .option("--file <pair.json>", "read the pair from a file")
-    .option("--config <config.json>", "the model's config.json from Hugging Face; once or twice", collect, [])
-    .option("--tp <size>", "tensor parallel size; once or twice", collectSizes, [])
-    .option("--pp <stages>", "pipeline stages of prefill (default 1); decode has one", collectSizes, [])
-    .option("--block-size <tokens>", "tokens in a block; once or twice (default 16)", collectIntegers, [])
-    .option(
-      "--kernel-block-size <tokens>",
-      "tokens in a kernel block (default: --block-size)",
-      collectIntegers,
-      [],
+    .addOption(
+      several(
+        "--config <config.json>",
+        "the model's config.json from Hugging Face; once or twice",
+        collect,
+        "none",
+      ),
     )
-    .option(
-      "--layout <name>",
-      `HND, NHD or one of ${KV_CACHE_LAYOUTS.join(", ")} (default HND)`,
-      collectLayouts,
-      [],
+    .addOption(several("--tp <size>", "tensor parallel size; once or twice", collectSizes, "1"))
+    .addOption(several("--pp <stages>", "pipeline stages of prefill; decode has one", collectSizes, "1"))
+    .addOption(several("--block-size <tokens>", "tokens in a block; once or twice", collectIntegers, "16"))
+    .addOption(
+      several("--kernel-block-size <tokens>", "tokens in a kernel block", collectIntegers, "--block-size"),
     )
-    .option("--backend <name>", "attention backend (default FLASH_ATTN)", collectNames, [])
-    .option("--num-blocks <count>", "blocks of a rank (default 10000)", collectIntegers, [])
+    .addOption(
+      several("--layout <name>", `HND, NHD or one of ${KV_CACHE_LAYOUTS.join(", ")}`, collectLayouts, "HND"),
+    )
+    .addOption(several("--backend <name>", "attention backend", collectNames, "FLASH_ATTN"))
+    .addOption(several("--num-blocks <count>", "blocks of a rank", collectIntegers, "10000"))
     .option("--kv-heads <count>", "KV heads of the model, without a config", integer)
     .option("--head-size <elements>", "elements of a head, without a config", integer)
     .option("--layers <count>", "layers with a cache, without a config", integer)
@@ -56,6 +57,16 @@ export function command(): Command {
     )
     .allowExcessArguments(false);
   return addReportOptions(program);
+}
+
+/** An option that may be given more than once. `shown` is the default that the help names. */
+function several<T>(
+  flags: string,
+  description: string,
+  collected: (value: string, before: readonly T[]) => readonly T[],
+  shown: string,
+): Option {
+  return new Option(flags, description).argParser<readonly T[]>(collected).default([], shown);
 }
 
 function collect(value: string, before: readonly string[]): readonly string[] {

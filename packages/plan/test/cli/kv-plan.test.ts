@@ -458,6 +458,34 @@ describe("forms", () => {
     expect(stdout).toBe(`0 ${half} ${half}\n0 0 0\n0 0 0\n`);
   });
 
+  test.each([
+    ["llama-3.1-70b", "8,4"],
+    ["qwen3-0.6b", "2,2"],
+    ["deepseek-v2-lite", "4,2"],
+  ])("the kvbench matrix of %s at TP %s is what kvbench's loader takes", async (name, tp) => {
+    const pair = ["--config", model(name), "--tp", tp, "--tokens", "64"];
+    const { stdout } = await captured(...pair, "--kvbench");
+    // load_matrix splits each line at white space, takes a number of bytes from each part, and wants lines of one length.
+    const rows = stdout
+      .trimEnd()
+      .split("\n")
+      .map((line) => line.split(" "));
+    const [prefill = 0, decode = 0] = tp.split(",").map(Number);
+    expect(rows.map(({ length }) => length)).toEqual(Array(prefill + decode).fill(prefill + decode));
+    expect(rows.flat().filter((cell) => !/^\d+$/.test(cell))).toEqual([]);
+    const bytes = rows.map((row) => row.map(Number));
+    const report = JSON.parse((await captured(...pair, "--json")).stdout) as {
+      ranks: { reads: { prefillRank: number; lengthBytes: number }[] }[];
+    };
+    for (const [rank, { reads }] of report.ranks.entries())
+      for (const { prefillRank, lengthBytes } of reads)
+        expect(bytes[prefillRank]?.[prefill + rank]).toBe(lengthBytes);
+    const sum = (numbers: number[]) => numbers.reduce((all, each) => all + each, 0);
+    expect(sum(bytes.flat())).toBe(
+      sum(report.ranks.flatMap(({ reads }) => reads.map((read) => read.lengthBytes))),
+    );
+  });
+
   test("SVG says how many ranks it does not draw", async () => {
     const { stdout } = await captured(
       "--config",
