@@ -124,7 +124,7 @@ export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
   test("Envoy drains: the stream that it carries ends as it should", async () => {
     const draining = await envoyBefore(endpoints);
     pair.closing({ close: () => draining.stop() });
-    const answer = await ask(draining.url + PATH, salted({ ...long, stream: true }));
+    const answer = await ask(draining.url + PATH, salted({ ...long, max_tokens: 100, stream: true }));
     await fetch(`${draining.adminUrl}/drain_listeners?graceful`, { method: "POST" });
     expect(await answer.text()).toContain("data: [DONE]");
     await pair.freed();
