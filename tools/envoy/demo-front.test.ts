@@ -37,11 +37,11 @@ describe.skipIf(why !== undefined)(`the demo's processes with Envoy in front (${
     const output = { stdout: "", stderr: "" };
     demo.stdout?.on("data", (piece) => (output.stdout += piece));
     demo.stderr?.on("data", (piece) => (output.stderr += piece));
-    await expect.poll(() => output.stderr, { timeout: 90_000 }).toContain("curl http://127.0.0.1:");
+    await expect.poll(() => output.stderr, { timeout: 150_000 }).toContain("curl http://127.0.0.1:");
     expect(JSON.parse(output.stdout)).toMatchObject({ ok: true, front: "envoy", transport: "nixl" });
     const [, url = ""] = /Envoy keeps running at (http:[^;]+);/.exec(output.stderr) ?? [];
     expect(await answers(url)).toBe(true);
     demo.kill("SIGKILL");
     await expect.poll(() => answers(url)).toBe(false);
-  }, 120_000);
+  }, 180_000);
 });

@@ -1,6 +1,6 @@
 import { once } from "node:events";
 import { connect } from "node:net";
-import { createProxy } from "@kv/proxy";
+import { createProxy, type ProxyOptions } from "@kv/proxy";
 import { afterAll, beforeAll, expect, test } from "vitest";
 import { type EnvoyProcess, startEnvoy } from "../../apps/demo/src/envoy/envoy-process.js";
 import { type RunningPicker, startPicker } from "../envoy/support/start-picker.js";
@@ -8,7 +8,7 @@ import { comparable, salted, words } from "./boundary-cases.js";
 import { startHttpTap } from "./http-tap.js";
 import { ask, type ProxyPair } from "./proxy-pair.js";
 import { startVllm } from "./server.js";
-import { throughSidecarSuite } from "./sidecar-suite.js";
+import { leaveBetweenTheLegs, type SidecarFront, throughSidecarSuite } from "./sidecar-suite.js";
 import { until } from "./until.js";
 
 /** Above the largest body of these tests. */
@@ -26,11 +26,14 @@ export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
   let envoy: EnvoyProcess;
   let endpoints: string[] = [];
 
-  const openSidecar = async (decoder: string) => {
+  const openSidecar = async (
+    decoder: string,
+    settings: ProxyOptions["sidecar"] = { allow: ["127.0.0.0/8"] },
+  ) => {
     const opened = createProxy({
       mode,
       decoders: [decoder],
-      sidecar: { allow: ["127.0.0.0/8"] },
+      sidecar: settings,
       limits: { bodyLengthBytes: BODY_LIMIT_BYTES },
     });
     return { proxy: opened, host: hostOf((await opened.listen({ port: 0 })).url) };
@@ -42,6 +45,16 @@ export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
   ];
   const envoyBefore = (decoders: readonly string[]) =>
     startEnvoy({ pickerPort: picker.port, endpoints: decoders, failOpen: false });
+  /** A sidecar of its own for one test, behind a picker and an Envoy of its own. */
+  async function openForOneTest(decoder: string, settings?: ProxyOptions["sidecar"]): Promise<SidecarFront> {
+    const opened = await openSidecar(decoder, settings);
+    const other = await startPicker(pickerOf(opened.host));
+    const before = await startEnvoy({ pickerPort: other.port, endpoints: [opened.host], failOpen: false });
+    pair.closing({ close: () => before.stop() });
+    pair.closing({ close: () => other.kill() });
+    pair.closing({ close: () => opened.proxy.close({ graceMs: 0 }) });
+    return { url: before.url, proxy: opened.proxy };
+  }
   const statusOf = async (body: object = short) => (await ask(envoy.url + PATH, salted({ ...body }))).status;
   const inFlight = async () => {
     const status = (await (await fetch(`${picker.metricsUrl}/status`)).json()) as { in_flight: number };
@@ -71,13 +84,8 @@ export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
       return undefined;
     });
     pair.closing(tap);
-    const opened = await openSidecar(tap.url);
-    pair.closing({ close: () => opened.proxy.close({ graceMs: 0 }) });
-    const other = await startPicker(pickerOf(opened.host));
-    pair.closing({ close: () => other.kill() });
-    const before = await startEnvoy({ pickerPort: other.port, endpoints: [opened.host], failOpen: false });
-    pair.closing({ close: () => before.stop() });
-    const answer = await ask(before.url + PATH, salted({ ...long, max_tokens: 40, stream: true }));
+    const { url } = await openForOneTest(tap.url);
+    const answer = await ask(url + PATH, salted({ ...long, max_tokens: 40, stream: true }));
     const got = await answer.text();
     expect(got).toContain("data: [DONE]");
     expect(got).toBe(unchunked(sent));
@@ -113,6 +121,10 @@ export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
     expect(counts()).toBe(before);
   });
 
+  test("a client that leaves between the legs: P holds no blocks", async () => {
+    await leaveBetweenTheLegs(pair, mode, (settings) => openForOneTest(pair.d.url, settings));
+  });
+
   test("kv-epp dies: 503; when it is back, requests are served", async () => {
     await picker.kill();
     expect(await statusOf()).toBe(503);
@@ -124,7 +136,7 @@ export function envoySuite(pair: ProxyPair, mode: "pull" | "push"): void {
   test("Envoy drains: the stream that it carries ends as it should", async () => {
     const draining = await envoyBefore(endpoints);
     pair.closing({ close: () => draining.stop() });
-    const answer = await ask(draining.url + PATH, salted({ ...long, stream: true }));
+    const answer = await ask(draining.url + PATH, salted({ ...long, max_tokens: 100, stream: true }));
     await fetch(`${draining.adminUrl}/drain_listeners?graceful`, { method: "POST" });
     expect(await answer.text()).toContain("data: [DONE]");
     await pair.freed();

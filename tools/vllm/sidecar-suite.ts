@@ -101,29 +101,36 @@ export function sidecarSuite(pair: ProxyPair, mode: "pull" | "push"): void {
   });
 
   test("client leaves between the legs: P holds no blocks", async () => {
-    // The engine that this side channel names is not the one that answers, so the sidecar reads it again between the legs.
-    const side = await startSideChannel(() => ({ engineId: "before", vllmVersion: "0.33.0", mode }));
-    const { url, proxy } = await behind.proxied({
-      sidecar: { allow: ["127.0.0.0/8"], kv: { port: side.port } },
-    });
-    const body = { model: "tiny", prompt: words(60, 22), max_tokens: 4 };
-    expect((await ask(`${url}/v1/completions`, { ...body, temperature: -1 })).status).toBe(400);
-    await expect.poll(() => proxy.status().prefillers[0]?.pairing?.engine_id).toBe("before");
-    await side.close();
-    const mute = createTcpServer();
-    const isRead = new Promise((resolve) => mute.once("connection", resolve));
-    await new Promise<void>((resolve) => mute.listen(side.port, "127.0.0.1", resolve));
-    pair.closing({ close: async () => void mute.close() });
-    const before = await pair.held();
-    const client = new AbortController();
-    const asked = ask(`${url}/v1/completions`, body, { signal: client.signal });
-    await isRead;
-    expect(await pair.held()).toBeGreaterThan(before);
-    client.abort();
-    await expect(asked).rejects.toThrow();
-    // As above, a P that pushes keeps the blocks for a lease.
-    await (mode === "push" ? pair.leaseEnded() : pair.freed());
+    await leaveBetweenTheLegs(pair, mode, (sidecar) => behind.proxied({ sidecar }));
   });
+}
+
+/** `open` opens a sidecar with these settings behind something that names P in the header. */
+export async function leaveBetweenTheLegs(
+  pair: ProxyPair,
+  mode: "pull" | "push",
+  open: (sidecar: NonNullable<ProxyOptions["sidecar"]>) => Promise<SidecarFront>,
+): Promise<void> {
+  // The engine that this side channel names is not the one that answers, so the sidecar reads it again between the legs.
+  const side = await startSideChannel(() => ({ engineId: "before", vllmVersion: "0.33.0", mode }));
+  const { url, proxy } = await open({ allow: ["127.0.0.0/8"], kv: { port: side.port } });
+  const body = { model: "tiny", prompt: words(60, 22), max_tokens: 4 };
+  expect((await ask(`${url}/v1/completions`, { ...body, temperature: -1 })).status).toBe(400);
+  await expect.poll(() => proxy.status().prefillers[0]?.pairing?.engine_id).toBe("before");
+  await side.close();
+  const mute = createTcpServer();
+  const isRead = new Promise((resolve) => mute.once("connection", resolve));
+  await new Promise<void>((resolve) => mute.listen(side.port, "127.0.0.1", resolve));
+  pair.closing({ close: async () => void mute.close() });
+  const before = await pair.held();
+  const client = new AbortController();
+  const asked = ask(`${url}/v1/completions`, body, { signal: client.signal });
+  await isRead;
+  expect(await pair.held()).toBeGreaterThan(before);
+  client.abort();
+  await expect(asked).rejects.toThrow();
+  // A P that pushes has no notification of a refusal, and keeps the blocks for a lease.
+  await (mode === "push" ? pair.leaseEnded() : pair.freed());
 }
 
 function behindSidecar(pair: ProxyPair, mode: "pull" | "push") {

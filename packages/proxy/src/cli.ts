@@ -11,6 +11,7 @@ import { createCommand } from "./config/cli-command.js";
 import { parseCli } from "./config/cli-options.js";
 import { type ProxySettingsInput, readSettings } from "./config/settings.js";
 import { createProxy, PrefillDecodeProxy, type SharedByWorkers } from "./proxy.js";
+import { sidecarOfRank } from "./sidecar/data-parallel.js";
 import { workerSettings } from "./workers/limits-share.js";
 import { WorkerGroup, type WorkerGroupAddress } from "./workers/primary.js";
 import { instanceNames, serveAsWorker } from "./workers/worker.js";
@@ -31,7 +32,7 @@ async function main(): Promise<void> {
   setFlagsFromString(`--heap-growing-percent=${HEAP_GROWTH_PERCENT}`);
   const sources = { readFile: (path: string) => readFileSync(path, "utf8"), env: process.env };
   const options = parseCli(process.argv.slice(2), sources);
-  const { host, port, logLevel, trace, settings, workers } = options;
+  const { host, port, logLevel, trace, settings, workers, dataParallelSize } = options;
   const log = jsonLog(logLevel, process.stderr);
   if (cluster.isPrimary && settings.admin === undefined && process.env.KV_PROXY_ADMIN_TOKEN !== undefined)
     log.warn("setting-unused", { setting: "KV_PROXY_ADMIN_TOKEN", why: "--admin-port is not given" });
@@ -56,25 +57,37 @@ async function main(): Promise<void> {
       new PrefillDecodeProxy({ ...workerSettings(settings, workers), ...given }, shared);
     return serveAsWorker({ host, create, closed: closeSpans, clock: systemClock() });
   }
-  const proxy = createProxy({ ...settings, ...given });
-  const { url, adminUrl } = await proxy.listen({ host, port }).catch(async (error: unknown) => {
-    await proxy.close({ graceMs: 0 });
+  // One for each rank; else the only one.
+  const sidecars = Array.from({ length: dataParallelSize }, (_, rank) =>
+    sidecarOfRank({ port, settings }, rank),
+  );
+  const proxies = sidecars.map((sidecar) => createProxy({ ...sidecar.settings, ...given }));
+  const close = (options?: { readonly graceMs?: number }) =>
+    Promise.all(proxies.map((proxy) => proxy.close(options)));
+  const addresses = await Promise.all(
+    proxies.map((proxy, rank) => proxy.listen({ host, port: sidecars[rank]?.port })),
+  ).catch(async (error: unknown) => {
+    await close({ graceMs: 0 });
     throw error;
   });
-  closeAtSignals(log, (close) => proxy.close(close).then(closeSpans), proxy);
-  printReady(settings, { url, adminUrl, ...instanceNames(proxy) });
+  const inFlight = () => proxies.reduce((sum, proxy) => sum + proxy.status().requests.in_flight, 0);
+  closeAtSignals(log, (options) => close(options).then(closeSpans), inFlight);
+  for (const [rank, proxy] of proxies.entries()) {
+    const { url = "", adminUrl } = addresses[rank] ?? {};
+    printReady(settings, { url, adminUrl, ...instanceNames(proxy) });
+  }
 }
 
 /** Closes at SIGTERM and Ctrl-C. Ctrl-C, and a second SIGTERM, abort the requests in flight. */
 function closeAtSignals(
   log: Log,
   close: (options: { readonly graceMs?: number }) => Promise<void>,
-  proxy?: ReturnType<typeof createProxy>,
+  inFlight?: () => number,
 ): void {
   let signals = 0;
   const stop = (signal: NodeJS.Signals) => {
     signals += 1;
-    log.info("closing", { signal, in_flight: proxy?.status().requests.in_flight });
+    log.info("closing", { signal, in_flight: inFlight?.() });
     close(signals > 1 || signal === "SIGINT" ? { graceMs: 0 } : {}).catch(fail);
   };
   process.on("SIGTERM", stop);

@@ -3,6 +3,7 @@ import type { Discovery, InstancePool, InstanceStatus, Role, Routing } from "@kv
 import {
   AutoscalingSignals,
   bothMetrics,
+  Certificate,
   Fleet,
   type MetricAsJson,
   PrometheusMetrics,
@@ -88,7 +89,7 @@ export interface ProxyAddress {
   readonly host: string;
   /** The port, also where a free one was taken. */
   readonly port: number;
-  /** `http://HOST:PORT`. */
+  /** `http://HOST:PORT`, of a sidecar with TLS `https://HOST:PORT`. */
   readonly url: string;
   /** URL of the admin routes; undefined where the settings have none. */
   readonly adminUrl?: string | undefined;
@@ -144,6 +145,8 @@ export class PrefillDecodeProxy implements Proxy {
   readonly #signals: AutoscalingSignals;
   /** Of a sidecar. */
   readonly #named: NamedPrefillers | undefined;
+  /** Of a sidecar that speaks TLS. */
+  readonly #certificate: Certificate | undefined;
   readonly #server: Server;
   readonly #admin: AdminServer | undefined;
   readonly #startedAtMs: number;
@@ -204,6 +207,8 @@ export class PrefillDecodeProxy implements Proxy {
           hint: "whoever can set x-prefiller-host-port makes the sidecar send requests to any host: name blocks or names in --allow-prefill",
         });
     }
+    const tls = sidecar?.tls ?? false;
+    this.#certificate = tls === false ? undefined : new Certificate(tls, { commonName: "kv-proxy", ...own });
     const limits = resolveLimits(settings);
     const inFlight = new RequestsInFlight({
       all: limits.requestsInFlight,
@@ -231,6 +236,7 @@ export class PrefillDecodeProxy implements Proxy {
       changeInstance: shared?.changeInstance ?? changeHere,
       generation: this.#generation,
       decodeRoute: new DecodeRoute({ decoders, upstream, settings, inFlight, ambient }),
+      certificate: this.#certificate,
       isDraining: () => this.#draining,
       health: () => this.#healthStatus(),
       status: async () => {
@@ -273,7 +279,12 @@ export class PrefillDecodeProxy implements Proxy {
     const server = this.#server;
     await this.#fleet.firstReadings();
     const listening = await listen(server, host, port);
-    const address = { host, port: listening, url: httpUrl(host, listening) };
+    const url = httpUrl(host, listening);
+    const address = {
+      host,
+      port: listening,
+      url: this.#certificate === undefined ? url : url.replace("http:", "https:"),
+    };
     const { admin } = this.#settings;
     if (admin === undefined || this.#admin === undefined) return address;
     try {
@@ -355,6 +366,7 @@ export class PrefillDecodeProxy implements Proxy {
     await this.#generation.idle();
     await this.#flow.settled();
     await closeServer(this.#server);
+    this.#certificate?.close();
     await this.#admin?.close();
     await this.#fleet.close();
   }

@@ -7,35 +7,14 @@ import { CloseStack } from "../instance/close-stack.js";
 import { startInstance } from "../instance/instance.js";
 import { readInstanceConfig } from "../instance/instance-config.js";
 import { openTransport } from "../instance/modules.js";
-import type { SideChannelAddress } from "../instance/observed-side-channel.js";
 import { type Child, startChild } from "../processes/child-process.js";
-import type { LogLevel } from "../processes/json-log.js";
 import { SupervisedServer } from "../processes/supervisor.js";
 import { openTraces } from "../processes/traces.js";
 import { type ClusterOptions, type PlannedInstance, planInstances } from "./cluster-plan.js";
 import { startFront } from "./front.js";
+import type { ClusterMember, StartOptions } from "./members.js";
 
-/** A server of the cluster. */
-export interface ClusterMember {
-  readonly name: string;
-  readonly url: string;
-  readonly backend: string | null;
-  /** Where it answers handshakes; an instance of the cluster has one. */
-  readonly sideChannel?: SideChannelAddress | null | undefined;
-  /** Undefined with the memory transport, where all servers run in this process. */
-  readonly process?: Pick<SupervisedServer, "pid" | "replaced"> | undefined;
-}
-
-export interface StartOptions {
-  readonly log: Log;
-  readonly logLevel: LogLevel;
-  /** Restart a process that ends. Default: false. */
-  readonly restart?: boolean | undefined;
-  /** Port of what clients send requests to. Default: 0, a free one. */
-  readonly proxyPort?: number | undefined;
-  /** File that the spans of all servers are appended to. */
-  readonly trace?: string | undefined;
-}
+export type { ClusterMember } from "./members.js";
 
 /** Prefill and decode instances and what is in front of them, all running. */
 export class Cluster {

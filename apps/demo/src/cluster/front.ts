@@ -3,8 +3,8 @@ import type { ProxySettingsInput } from "@kv/proxy";
 import { startEnvoy } from "../envoy/envoy-process.js";
 import type { CloseStack } from "../instance/close-stack.js";
 import { SupervisedServer } from "../processes/supervisor.js";
-import type { ClusterMember, StartOptions } from "./cluster.js";
 import { type ClusterOptions, planPicker, planProxy, planSidecar } from "./cluster-plan.js";
+import type { ClusterMember, StartOptions } from "./members.js";
 
 /** How the servers of a front are started: in this process, or each in its own. */
 export interface FrontServers {

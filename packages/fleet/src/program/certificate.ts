@@ -4,7 +4,9 @@ import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
 
 /** A certificate and its key, as PEM. */
 export interface CertificatePair {
+  /** With its chain. */
   readonly certificate: Buffer;
+  /** PKCS #8, or another form that Node reads. */
   readonly privateKey: Buffer;
 }
 
@@ -79,7 +81,9 @@ function readCertificate({ certFile, keyFile }: CertificateFiles): CertificatePa
 
 /** PEM files of a certificate with its chain, and of its key. */
 export interface CertificateFiles {
+  /** Path of the certificate. */
   readonly certFile: string;
+  /** Path of its key. */
   readonly keyFile: string;
 }
 

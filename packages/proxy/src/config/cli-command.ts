@@ -14,9 +14,12 @@ export interface Flags extends FleetFlags {
   decoderPorts?: number[];
   push?: boolean;
   sidecar?: boolean;
-  vllmPort?: number;
+  modelServerPort?: number;
+  dataParallelSize?: number;
   allowPrefill?: string[];
-  enableTls?: string[];
+  enableTls?: ("prefiller" | "decoder")[];
+  secureProxy?: "true" | "false";
+  certPath?: string;
   mode?: (typeof MODES)[number];
   pushLegs?: (typeof PUSH_LEGS)[number];
   missingKv?: "fail" | "decode-computes";
@@ -68,18 +71,33 @@ export function createCommand(): Command {
       "stand on the port of one decode instance; requests name their prefill instances in x-prefiller-host-port, as with llm-d",
     )
     .option(
-      "--vllm-port <port>",
-      "sidecar: port of the decode instance on this machine (default: 8001)",
+      "--vllm-port, --model-server-port <port>",
+      "sidecar: port of the decode instance on this machine (default: 8200)",
       port,
+    )
+    .option(
+      "--data-parallel-size <n>",
+      "sidecar: listen on so many ports from --port on, each for a rank of the decode server, at the ports from --vllm-port on (default: 1)",
+      wholeNumber,
     )
     .option(
       "--allow-prefill <entry...>",
       "sidecar: prefill instances that requests may name: addresses, blocks such as 10.0.0.0/8, names, *.SUFFIX; each may have :PORT",
     )
     .addOption(
-      new Option("--enable-tls <stage...>", "sidecar: reach prefill instances by HTTPS").choices([
+      new Option("--enable-tls <stage...>", "sidecar: reach instances of this role by HTTPS").choices([
         "prefiller",
+        "decoder",
       ]),
+    )
+    .addOption(
+      new Option("--secure-proxy [boolean]", "sidecar: speak TLS on its own port (default: false)")
+        .choices(["true", "false"])
+        .preset("true"),
+    )
+    .option(
+      "--cert-path <folder>",
+      "sidecar: folder of tls.crt and tls.key, read again when they change (default with --secure-proxy: one is made)",
     )
     .addOption(
       new Option(

@@ -1,5 +1,6 @@
 import { KvError } from "@kv/interface";
 import { expect, test } from "vitest";
+import { sidecarOfRank } from "../sidecar/data-parallel.js";
 import { createCommand } from "./cli-command.js";
 import { parseCli } from "./cli-options.js";
 import { readSettings } from "./settings.js";
@@ -142,13 +143,52 @@ test("a sidecar has llm-d's flags, and the decode instance on this machine", () 
   expect(port).toBe(8000);
   expect(settings.decoders).toEqual(["127.0.0.1:8200"]);
   expect(settings.sidecar).toEqual({ allow: ["10.0.0.0/8", "*.p.svc"], prefillTls: true });
-  expect(parse("--sidecar --allow-prefill *").settings.decoders).toEqual(["127.0.0.1:8001"]);
+  expect(parse("--sidecar --allow-prefill *").settings.decoders).toEqual(["127.0.0.1:8200"]);
+  const secure = parse(
+    "--sidecar --model-server-port 8300 --allow-prefill * --enable-tls decoder --cert-path /certs",
+  );
+  expect(secure.settings.decoders).toEqual(["https://127.0.0.1:8300"]);
+  expect(secure.settings.sidecar).toEqual({
+    allow: ["*"],
+    tls: { certFile: "/certs/tls.crt", keyFile: "/certs/tls.key" },
+  });
   const engines = parse(
     "--sidecar --allow-prefill * --prefill-side-channel-port 5600 --prefill-tp-size 2 --decode-kv-host 10.0.0.7",
   );
   expect(engines.settings.sidecar).toEqual({ allow: ["*"], kv: { port: 5600, tpSize: 2 } });
-  expect(engines.settings.decoders).toEqual([{ url: "http://127.0.0.1:8001", kv: { host: "10.0.0.7" } }]);
+  expect(engines.settings.decoders).toEqual([{ url: "http://127.0.0.1:8200", kv: { host: "10.0.0.7" } }]);
   expect(readSettings(engines.settings).prefillers).toEqual([]);
+});
+
+test.each([
+  ["", undefined],
+  ["--secure-proxy", true],
+  ["--secure-proxy=true", true],
+  ["--secure-proxy=false", false],
+])("a sidecar with %j: TLS %j", (flags, tls) => {
+  const { settings } = parse(`--sidecar --allow-prefill * ${flags}`.trim());
+  expect(settings.sidecar?.tls).toBe(tls);
+});
+
+test("each rank of a data-parallel server has a sidecar, its ports by the rank above those of rank 0", () => {
+  const { settings, port, dataParallelSize } = parse(
+    "--sidecar --port 8000 --vllm-port 8200 --data-parallel-size 2 --allow-prefill * --decode-side-channel-port 5600 --admin-port 9090",
+  );
+  expect(dataParallelSize).toBe(2);
+  expect(sidecarOfRank({ port, settings }, 0)).toEqual({ port, settings });
+  expect(sidecarOfRank({ port, settings }, 1)).toMatchObject({
+    port: 8001,
+    settings: {
+      decoders: [{ url: "http://127.0.0.1:8201", kv: { port: 5601 } }],
+      sidecar: { allow: ["*"] },
+      admin: { port: 9091 },
+    },
+  });
+  expect(sidecarOfRank({ port: 0, settings }, 1).port).toBe(0);
+  const ofRank = (decoder: string) =>
+    sidecarOfRank({ port, settings: { ...settings, decoders: [decoder] } }, 1);
+  for (const wrong of [() => sidecarOfRank({ port: 65_535, settings }, 1), () => ofRank("d:1@1")])
+    expect(KvError.is(catchError(wrong), "KV_CONFIG_INVALID")).toBe(true);
 });
 
 test.each([
@@ -159,6 +199,10 @@ test.each([
   ],
   ["--allow-prefill * --prefill p:1 --decode d:1", "--allow-prefill is given without --sidecar"],
   ["--enable-tls prefiller --prefill p:1 --decode d:1", "--enable-tls is given without --sidecar"],
+  ["--cert-path c --prefill p:1 --decode d:1", "--cert-path is given without --sidecar"],
+  ["--sidecar --allow-prefill * --secure-proxy=false --cert-path c", "--cert-path is given with"],
+  ["--data-parallel-size 2 --prefill p:1 --decode d:1", "--data-parallel-size 2 is not valid here"],
+  ["--sidecar --allow-prefill * --data-parallel-size 0", "--data-parallel-size 0 is not valid here"],
   ["--sidecar --allow-prefill * --prefill-tp-size 1 2", "--prefill-tp-size has 2 values"],
   ["--sidecar --allow-prefill * --prefill-engine-id e", "--prefill-engine-id has 1 values"],
 ])("%s is refused with the reason", (line, message) => {

@@ -1,3 +1,4 @@
+import { join } from "node:path";
 import { defined, fleetSettingsOf, merged, requireInstances } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import { checkWorkers } from "../workers/limits-share.js";
@@ -15,6 +16,8 @@ export interface CliOptions {
   readonly trace: string | undefined;
   /** The settings of the file, with those of the flags over them. `createProxy` checks them. */
   readonly settings: ProxySettingsInput;
+  /** Of a sidecar: how many ranks the decode server has; each gets a sidecar of its own, as `sidecarOfRank` says. */
+  readonly dataParallelSize: number;
 }
 
 /** Access to files and the environment. */
@@ -51,7 +54,20 @@ export function parseCli(
     logLevel: flags.logLevel,
     trace: flags.trace,
     settings,
+    dataParallelSize: dataParallelSizeOf(flags),
   };
+}
+
+const MAX_RANKS = 1024;
+
+function dataParallelSizeOf({ sidecar, dataParallelSize: size = 1 }: Flags): number {
+  if (size >= 1 && size <= MAX_RANKS && (sidecar === true || size === 1)) return size;
+  throw new KvError("KV_CONFIG_INVALID", `--data-parallel-size ${size} is not valid here`, {
+    hint:
+      sidecar === true
+        ? `give 1 to ${MAX_RANKS}`
+        : "it is for --sidecar; name ranks with --decode host:port@RANK",
+  });
 }
 
 /** The token is never a flag, because all users of a machine can read the flags of its processes. */
@@ -145,8 +161,8 @@ function settingsOf(flags: Flags): ProxySettingsInput {
   }) as ProxySettingsInput;
 }
 
-/** llm-d's default of `--vllm-port`. */
-const DEFAULT_VLLM_PORT = 8001;
+/** llm-d's default of `--model-server-port`. */
+const DEFAULT_VLLM_PORT = 8200;
 
 /** The decode instances, of a sidecar the one on this machine. */
 function localDecode({
@@ -155,7 +171,8 @@ function localDecode({
   decoderHosts,
   decoderPorts,
   config,
-  vllmPort,
+  modelServerPort: vllmPort,
+  enableTls,
 }: Flags): string[] | undefined {
   if (vllmPort !== undefined && (sidecar !== true || decode !== undefined)) {
     throw new KvError("KV_CONFIG_INVALID", "--vllm-port is the decode instance of a --sidecar", {
@@ -164,25 +181,41 @@ function localDecode({
   }
   const isNamed = decode !== undefined || decoderHosts !== undefined || decoderPorts !== undefined;
   if (sidecar !== true || isNamed || (config !== undefined && vllmPort === undefined)) return decode;
-  return [`127.0.0.1:${vllmPort ?? DEFAULT_VLLM_PORT}`];
+  const scheme = enableTls?.includes("decoder") ? "https://" : "";
+  return [`${scheme}127.0.0.1:${vllmPort ?? DEFAULT_VLLM_PORT}`];
 }
 
 function sidecarOf(flags: Flags): ProxySettingsInput["sidecar"] {
-  const { sidecar, allowPrefill, enableTls } = flags;
+  const { sidecar, allowPrefill, enableTls, secureProxy, certPath } = flags;
   if (sidecar !== true) {
-    if (allowPrefill === undefined && enableTls === undefined) return undefined;
-    const flag = allowPrefill === undefined ? "--enable-tls" : "--allow-prefill";
-    throw new KvError("KV_CONFIG_INVALID", `${flag} is given without --sidecar`, {
+    const given = Object.entries({
+      "--allow-prefill": allowPrefill,
+      "--enable-tls": enableTls,
+      "--secure-proxy": secureProxy,
+      "--cert-path": certPath,
+    }).find(([, value]) => value !== undefined);
+    if (given === undefined) return undefined;
+    throw new KvError("KV_CONFIG_INVALID", `${given[0]} is given without --sidecar`, {
       hint: "give --sidecar; or name instances with --prefill, as https://host:port for TLS",
     });
   }
+  if (secureProxy === "false" && certPath !== undefined)
+    throw new KvError("KV_CONFIG_INVALID", "--cert-path is given with --secure-proxy=false", {
+      hint: "leave out one of them",
+    });
   const kv = defined({
     port: only("--prefill-side-channel-port", flags.prefillSideChannelPort),
     tpSize: only("--prefill-tp-size", flags.prefillTpSize),
   });
   return defined({
     allow: allowPrefill,
-    prefillTls: enableTls === undefined ? undefined : true,
+    prefillTls: enableTls?.includes("prefiller") === true ? true : undefined,
+    tls:
+      certPath === undefined
+        ? secureProxy === undefined
+          ? undefined
+          : secureProxy === "true"
+        : { certFile: join(certPath, "tls.crt"), keyFile: join(certPath, "tls.key") },
     kv: Object.keys(kv).length === 0 ? undefined : kv,
   });
 }

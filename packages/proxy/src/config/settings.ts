@@ -141,6 +141,18 @@ const sidecarSchema = z.strictObject({
   allow: z.array(allowEntry).max(1024).default([]),
   /** Whether prefill instances are reached by HTTPS. */
   prefillTls: z.boolean().default(false),
+  /** Whether its own port speaks TLS: `true` with a certificate that is made at the start, or with one of files, which are read again when they change. */
+  tls: z
+    .union([
+      z.boolean(),
+      z.strictObject({
+        /** PEM file of the certificate and its chain. */
+        certFile: z.string().min(1),
+        /** PEM file of its key. */
+        keyFile: z.string().min(1),
+      }),
+    ])
+    .default(false),
   /** Side-channel port and TP size of the engines of all prefill instances, as in `kv` of an instance. */
   kv: z
     .strictObject({

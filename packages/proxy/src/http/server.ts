@@ -5,9 +5,16 @@ import {
   type Server,
   type ServerResponse,
 } from "node:http";
+import { createServer as createHttpsServer, type ServerOptions as HttpsServerOptions } from "node:https";
 import type { AddressInfo, Socket } from "node:net";
 import type { Endpoint } from "@kv/fleet/front-end";
-import { BodyBudget, errorForClient, shortened } from "@kv/fleet/front-end";
+import {
+  BodyBudget,
+  type Certificate,
+  type CertificatePair,
+  errorForClient,
+  shortened,
+} from "@kv/fleet/front-end";
 import { type Ambient, KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { applyCors } from "./cors.js";
@@ -33,6 +40,8 @@ export interface ServerOptions {
   readonly limits: ResolvedLimits;
   readonly generation: GenerationRoute;
   readonly decodeRoute: DecodeRoute;
+  /** With it, clients speak TLS. */
+  readonly certificate: Certificate | undefined;
   /** True while the proxy closes. */
   readonly isDraining: () => boolean;
   /** Finds out whether the proxy can serve requests; with the JSON of `/health`. */
@@ -104,15 +113,19 @@ class ClientServer {
     this.#addRoutes();
     const { timeouts } = options.settings;
     const headersMs = Math.min(timeouts.headersMs, timeouts.receiveMs);
-    this.server = createHttpServer({
+    this.server = createPlainOrTls(options.certificate, {
       maxHeaderSize: limits.headersLengthBytes,
       // How often Node searches for requests that are late; its default is 30 s.
       connectionsCheckingInterval: Math.ceil(Math.min(30_000, headersMs / 4)),
+      handshakeTimeout: headersMs,
     });
+    // A limit on the connections whose TLS handshake is under way; the others have theirs in `ClientConnections`.
+    if (options.certificate !== undefined) this.server.maxConnections = 2 * limits.connections;
     this.server.requestTimeout = timeouts.receiveMs;
     this.server.keepAliveTimeout = timeouts.keepAliveMs;
     this.server.headersTimeout = headersMs;
-    this.server.on("connection", (socket) => this.#connections.accept(socket));
+    const connected = options.certificate === undefined ? "connection" : "secureConnection";
+    this.server.on(connected, (socket: Socket) => this.#connections.accept(socket));
     this.server.on("request", (request, response) => this.#accept(request, response, false));
     this.server.on("checkContinue", (request, response) => this.#accept(request, response, true));
     this.server.on("clientError", (error, socket) => sendParserError(error, socket as Socket, clock));
@@ -253,6 +266,14 @@ class ClientServer {
     if (typeof limit === "string")
       this.#options.ambient.metrics.count("kv_proxy_refused_total", 1, { limit });
   }
+}
+
+function createPlainOrTls(certificate: Certificate | undefined, options: HttpsServerOptions): Server {
+  if (certificate === undefined) return createHttpServer(options);
+  const secure = ({ certificate: cert, privateKey: key }: CertificatePair) => ({ cert, key });
+  const server = createHttpsServer({ ...options, ...secure(certificate.pair) });
+  certificate.onChange((pair) => server.setSecureContext(secure(pair)));
+  return server;
 }
 
 function notFound(method: string | undefined, path: string): KvError {

@@ -50,6 +50,24 @@ test("kv-proxy --sidecar serves with the prefill instance of the header, and the
   expect(p.seen).toHaveLength(1);
 });
 
+test("kv-proxy --sidecar --data-parallel-size has a port for each rank, and SIGTERM ends all", async () => {
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const running = start([
+    ...["--sidecar", "--port", "0", "--vllm-port", portOf(d.url), "--data-parallel-size", "2"],
+    ...["--allow-prefill", "127.0.0.0/8", "--pairing", "off"],
+  ]);
+  const lines = [await running.line(), await running.line()];
+  const next = `http://127.0.0.1:${Number(portOf(d.url)) + 1}`;
+  expect(lines.map((line) => / decode (.*)$/.exec(line)?.[1])).toEqual([d.url, next]);
+  const [first = "", second] = lines.map((line) => /^kv-proxy ready (\S+)/.exec(line)?.[1]);
+  expect(first).not.toBe(second);
+  const headers = { "x-prefiller-host-port": new URL(p.url).host };
+  const answer = await post(`${first}/v1/completions`, { prompt: "a" }, { headers });
+  expect(await answer.json()).toEqual(COMPLETION);
+  running.child.kill("SIGTERM");
+  expect(await running.exited).toBe(0);
+});
+
 test("kv-proxy --kubernetes-pods finds a prefill and a decode instance by the role labels of their pods", async () => {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const pod = (role: string, url: string) => ({

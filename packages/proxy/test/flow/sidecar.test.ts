@@ -1,5 +1,10 @@
-import { createServer } from "node:net";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { get as httpsGet } from "node:https";
+import { connect, createServer } from "node:net";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import type { DiscoveredInstances } from "@kv/fleet";
+import { selfSigned } from "@kv/fleet/front-end";
 import { type LogFields, silentLog } from "@kv/interface";
 import { afterEach, expect, test } from "vitest";
 import {
@@ -326,4 +331,57 @@ test.each([
   [{ sidecar: { allow: ["10.0.0.0/33"] }, decoders: ["d:1"] }, "10.0.0.0/33"],
 ])("settings %j are refused", async (settings, message) => {
   await expect(runProxy(settings)).rejects.toThrow(message);
+});
+
+/** The status of a GET over TLS that trusts only `ca`; the code of the error where it fails. */
+function getOverTls(url: string, ca: Buffer): Promise<number | string | undefined> {
+  return new Promise((resolve) => {
+    const sent = httpsGet(url, { ca, agent: false }, (answer) => resolve(answer.resume().statusCode));
+    sent.once("error", (error: NodeJS.ErrnoException) => resolve(error.code));
+  });
+}
+
+test("with TLS it serves its port by the certificate of its files, read again when they change, and no plain HTTP", async () => {
+  const folder = mkdtempSync(join(tmpdir(), "kv-proxy-tls-"));
+  open.push({ close: async () => rmSync(folder, { recursive: true }) });
+  const [certFile, keyFile] = [join(folder, "tls.crt"), join(folder, "tls.key")];
+  const [first, second] = [selfSigned("test", Date.now()), selfSigned("test", Date.now())];
+  const write = (pair: typeof first) => {
+    writeFileSync(certFile, pair.certificate);
+    writeFileSync(keyFile, pair.privateKey);
+  };
+  write(first);
+  const clock = createManualClock();
+  const d = await upstream(decodeOk);
+  const { url } = await runProxy({
+    decoders: [d.url],
+    sidecar: { ...LOOPBACK, tls: { certFile, keyFile } },
+    clock,
+  });
+  expect(url).toMatch(/^https:/);
+  expect(await getOverTls(`${url}/v1/models`, first.certificate)).toBe(200);
+  expect(await getOverTls(`${url}/v1/models`, second.certificate)).toBe("DEPTH_ZERO_SELF_SIGNED_CERT");
+  await expect(fetch(`${url.replace("https:", "http:")}/v1/models`)).rejects.toThrow();
+  write(second);
+  clock.advance(10_000);
+  expect(await getOverTls(`${url}/v1/models`, second.certificate)).toBe(200);
+});
+
+test("with TLS, connections above the limit are refused, also those whose handshake does not begin", async () => {
+  const d = await upstream(decodeOk);
+  const { url } = await runProxy({
+    decoders: [d.url],
+    sidecar: { ...LOOPBACK, tls: true },
+    limits: { connections: 2, connectionsPerAddress: 2 },
+  });
+  const sockets = Array.from({ length: 8 }, () => connect(Number(new URL(url).port), "127.0.0.1"));
+  let closed = 0;
+  for (const socket of sockets)
+    socket
+      .on("error", () => {})
+      .on("close", () => {
+        closed += 1;
+      });
+  await expect.poll(() => closed).toBe(4);
+  for (const socket of sockets) socket.destroy();
 });
