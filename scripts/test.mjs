@@ -1,10 +1,11 @@
 // npm test [-- FILE…]: set-up, then every check of the repository, then every suite. With FILE only set-up and those tests. The last line counts
 // all of them.
-import { spawn } from "node:child_process";
+import { spawn, spawnSync } from "node:child_process";
 import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { actionlint, fetchLinter, findLinter, pages, vale, workflows } from "./go-linters.mjs";
+import { pages, vale } from "./go-linters.mjs";
+import { hasGo } from "./go-tools.mjs";
 import { selftest } from "./nixl-selftest.mjs";
 import { root, run, setup } from "./setup.mjs";
 
@@ -87,15 +88,19 @@ if (only.length === 0) {
     run(bin("depcruise"), ["--config", ".dependency-cruiser.cjs", "packages", "apps"]),
   );
   await check("nothing unused (knip)", () => run(bin("knip"), []));
-  const workflowLinter = findLinter(actionlint);
-  if (workflowLinter === undefined)
-    console.log("SKIPPED  workflows (actionlint): npm run lint:deploy fetches it");
-  else await check("workflows (actionlint)", () => run(workflowLinter, ["-no-color", ...workflows]));
-  const proseLinter = await fetchLinter(vale).catch((error) => {
-    console.log(`SKIPPED  prose (vale): ${error.message}`);
+  const notFetched = 3;
+  await check("container files, manifests and workflows (lint:deploy)", async () => {
+    const script = join(root, "scripts/lint-deploy.mjs");
+    const args = inCi && hasGo() ? [script] : [script, "--if-ready"];
+    const { status, stdout, stderr } = spawnSync(process.execPath, args, { cwd: root, encoding: "utf8" });
+    if (status === notFetched)
+      console.log("SKIPPED  its linters are missing: npm run lint:deploy fetches them");
+    else if (status !== 0) throw new Error(`${stdout}${stderr}`);
   });
-  if (proseLinter !== undefined)
-    await check("prose (vale)", () => run(proseLinter, ["--output=line", ...pages()]));
+  const proseLinter = inCi && hasGo() ? await vale.fetch() : vale.find();
+  if (proseLinter === undefined)
+    console.log("SKIPPED  prose (vale): it is missing: npm run lint:prose fetches it");
+  else await check("prose (vale)", () => run(proseLinter, ["--output=line", ...pages()]));
   const packed = published.flatMap((name) => {
     const folder = join(root, "packages", name);
     return [

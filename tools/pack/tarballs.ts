@@ -48,13 +48,16 @@ export const manifests = new Map(
 export const pnpm = (args: readonly string[], cwd: string) =>
   run("npx", ["--yes", own.packageManager, ...args], { cwd });
 
-/** Packs every published package with `pnpm pack` into `folder`. Returns the tarballs' paths by package name. */
-export async function packAll(folder: string): Promise<ReadonlyMap<string, string>> {
+/** Packs published packages, by default all, with `pnpm pack` into `folder`. Returns the tarballs' paths by package name. */
+export async function packAll(
+  folder: string,
+  names: Iterable<string> = manifests.keys(),
+): Promise<ReadonlyMap<string, string>> {
   await mkdir(folder, { recursive: true });
   const { stdout } = await pnpm(
     [
       "--recursive",
-      ...[...manifests.keys()].flatMap((name) => ["--filter", name]),
+      ...[...names].flatMap((name) => ["--filter", name]),
       ...["pack", "--json", "--pack-destination", folder],
     ],
     root,

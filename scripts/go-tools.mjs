@@ -1,0 +1,59 @@
+// What Go fetches through its module proxy: commands that it builds, and modules whose files the linters read. Go checks both against its
+// checksum database.
+import { spawnSync } from "node:child_process";
+import { mkdirSync, renameSync, rmSync } from "node:fs";
+import { homedir, tmpdir } from "node:os";
+import { join } from "node:path";
+import { run } from "./setup.mjs";
+
+const cache = join(process.env.XDG_CACHE_HOME || join(homedir(), ".cache"), "kv-nixl");
+
+/** The `go` command, or undefined. */
+function go() {
+  return ["go", "/usr/local/go/bin/go"].find((command) => spawnSync(command, ["version"]).status === 0);
+}
+
+/** Whether this machine has Go. */
+export const hasGo = () => go() !== undefined;
+
+/** A command of this version: in the user's cache, on PATH, or built into that cache. `probe`: arguments with which it ends with 0. */
+export function goTool({ name, version, source, probe }) {
+  const folder = join(cache, `${name}-${version}`);
+  const cached = join(folder, "bin", name);
+  /** The command, or undefined where the machine has none. Fetches nothing. */
+  const find = () => [cached, name].find((command) => spawnSync(command, probe).status === 0);
+  const fetch = async () => {
+    const found = find();
+    if (found !== undefined) return found;
+    const command = go();
+    if (command === undefined)
+      throw new Error(`${name} is missing, and so is Go, which builds it: install Go`);
+    process.stderr.write(`build ${name} ${version} (once) …\n`);
+    const work = join(cache, `${name}-${process.pid}`);
+    try {
+      mkdirSync(join(work, "bin"), { recursive: true });
+      const env = { ...process.env, GOBIN: join(work, "bin") };
+      await run(command, ["install", `${source}@v${version}`], { env });
+      rmSync(folder, { recursive: true, force: true });
+      renameSync(work, folder);
+    } finally {
+      rmSync(work, { recursive: true, force: true });
+    }
+    return cached;
+  };
+  return { find, fetch };
+}
+
+/** The folder with the files of a module, such as `sigs.k8s.io/gateway-api@v1.5.1`, in Go's own cache. */
+export function goModule(module) {
+  const command = go();
+  if (command === undefined) throw new Error(`Go is missing, which fetches ${module}: install Go`);
+  const { stdout } = spawnSync(command, ["mod", "download", "-json", module], {
+    cwd: tmpdir(),
+    encoding: "utf8",
+  });
+  const { Dir: folder, Error: error } = JSON.parse(stdout || "{}");
+  if (folder === undefined)
+    throw new Error(`${module} could not be fetched: ${error ?? "go printed nothing"}`);
+  return folder;
+}
