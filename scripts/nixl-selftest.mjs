@@ -1,5 +1,6 @@
 // npm run kv-nixl -- selftest: builds and packs what a user of @kv/nixl installs, installs it into an empty folder, and runs the first example
-// of its README there, over UCX and over LIBFABRIC: with an empty HOME, and with node as the only program on PATH, so without Python, a compiler or NIXL of this machine.
+// of its README there, over UCX and over LIBFABRIC: with an empty HOME, and with node as the only program on PATH, so without Python, a compiler
+// or NIXL of this machine.
 import { execFileSync } from "node:child_process";
 import {
   existsSync,
