@@ -1,5 +1,6 @@
 // npm run kv-nixl -- selftest: builds and packs what a user of @kv/nixl installs, installs it into an empty folder, and runs the first example
-// of its README there: with an empty HOME, and with node as the only program on PATH, so without Python, a compiler or NIXL of this machine.
+// of its README there, over UCX and over LIBFABRIC: with an empty HOME, and with node as the only program on PATH, so without Python, a compiler
+// or NIXL of this machine.
 import { execFileSync } from "node:child_process";
 import {
   existsSync,
@@ -61,15 +62,16 @@ function install({ folder, home, bin }) {
 }
 
 /** Runs `node` with a HOME that is empty and nothing else on PATH. Returns its output. */
-function node(args, { folder, home, bin }) {
-  const options = { cwd: folder, env: { HOME: home, PATH: bin }, encoding: "utf8", timeout: 120_000 };
+function node(args, { folder, home, bin }, variables = {}) {
+  const env = { HOME: home, PATH: bin, ...variables };
+  const options = { cwd: folder, env, encoding: "utf8", timeout: 120_000 };
   return execFileSync(join(bin, "node"), args, options).trim();
 }
 
 export async function selftest() {
   const script = (name) => join(root, "native/scripts", name);
   await run(process.execPath, [script("build-platforms.mjs"), "--platform", platform], { show: true });
-  await run(process.execPath, [script("build-libs.mjs")], { show: true });
+  await run(process.execPath, [script("build-libs.mjs"), "--platform", platform], { show: true });
   const work = mkdtempSync(join(tmpdir(), "kv-nixl-selftest-"));
   try {
     const [folder, home, bin] = ["user", "home", "bin"].map((name) => join(work, name));
@@ -88,10 +90,12 @@ export async function selftest() {
     const readme = readFileSync(join(root, "packages/nixl/README.md"), "utf8");
     const [, example = ""] = /^```ts\n([\s\S]*?)^```$/m.exec(readme) ?? [];
     writeFileSync(join(folder, "two.mjs"), example);
-    const lines = node(["two.mjs"], place).split("\n").sort();
-    if (lines.join() !== EXPECTED.join())
-      throw new Error(`the README's example printed:\n${lines.join("\n")}`);
-    for (const line of lines) process.stdout.write(`ok    ${line}\n`);
+    for (const backend of ["UCX", "LIBFABRIC"]) {
+      const lines = node(["two.mjs"], place, { NIXL_BACKEND: backend }).split("\n").sort();
+      if (lines.join() !== EXPECTED.join())
+        throw new Error(`the README's example printed over ${backend}:\n${lines.join("\n")}`);
+      for (const line of lines) process.stdout.write(`ok    ${backend}: ${line}\n`);
+    }
 
     const left = readdirSync(home);
     if (left.length > 0) throw new Error(`the example wrote into HOME: ${left.join(", ")}`);

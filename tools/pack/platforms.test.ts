@@ -5,6 +5,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { elfNeeds, violations } from "../../native/scripts/elf-needs.mjs";
+import { LIBS } from "../../native/scripts/nixl-libs.mjs";
 import { addonOf, EXPORTS, GLIBC, isCurrent, PLATFORMS } from "../../native/scripts/platform-packages.mjs";
 import { addonPath, loadAddon } from "../../packages/nixl/src/addon/load-addon.js";
 import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
@@ -16,7 +17,7 @@ const promised = { glibc: GLIBC, exported: EXPORTS };
 
 test("every platform has a package that declares its platform and has no install script", () => {
   const nixl = manifests.get("@kv/nixl");
-  const named = [...PLATFORMS.map(({ name }) => `@kv/nixl-${name}`), "@kv/nixl-libs-linux-x64-gnu"];
+  const named = [...PLATFORMS.map(({ name }) => `@kv/nixl-${name}`), ...LIBS.map(({ name }) => name)];
   expect([...manifests.keys()].filter(isForPlatform).sort()).toEqual([...named].sort());
   expect(Object.keys(nixl?.optionalDependencies ?? {}).sort()).toEqual([...named].sort());
   for (const name of named) {

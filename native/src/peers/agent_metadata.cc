@@ -4,11 +4,9 @@
 #include <string.h>
 
 #include <algorithm>
-#include <bit>
 #include <string_view>
 
 #include "library/failure.h"
-#include "peers/ucx_memory_types.h"
 
 namespace kv::nixl {
 
@@ -64,35 +62,7 @@ class Reader {
   size_t at_ = 0;
 };
 
-// Reads the key that UCX packs for registered memory: a bitmap of memory domains (8 bytes), the memory type (1), and for each domain in the
-// bitmap a length (1) and as many bytes. UCX 1.20 and later add a device (1) and, unless that is 0xff, distances to others (3 bytes each) up to
-// an 0xff. UCX uses the type as an index and searches the end without a bound, so a damaged key may or may not end the process.
-void read_ucx_key(const Reader& reader, std::string_view key) {
-  constexpr size_t kHeadBytes = 9;
-  constexpr uint8_t kUnknownDevice = 0xff;
-  constexpr size_t kDistanceBytes = 3;
-  const auto at = [&key](size_t index) { return static_cast<uint8_t>(key[index]); };
-  if (key.size() < kHeadBytes) reader.fail("a key of UCX has " + std::to_string(key.size()) + " bytes");
-  uint64_t domains = 0;
-  memcpy(&domains, key.data(), sizeof(domains));
-  const uint8_t type = at(sizeof(domains));
-  const uint8_t types = ucx_memory_type_count();
-  if (type >= types) {
-    reader.fail("a key of UCX is of memory of type " + std::to_string(type) + ", and the UCX of this process knows types up to " +
-                std::to_string(types - 1));
-  }
-  size_t end = kHeadBytes;
-  for (int count = std::popcount(domains); count > 0; --count) {
-    if (end < key.size()) end += at(end);
-    if (++end > key.size()) reader.fail("a key of UCX is cut short");
-  }
-  if (end < key.size() && at(end++) != kUnknownDevice) {
-    while (end < key.size() && at(end) != kUnknownDevice) end += kDistanceBytes;
-    if (end >= key.size()) reader.fail("a key of UCX has no end");
-  }
-}
-
-void read_descriptors(Reader& reader, std::string_view backend) {
+void read_descriptors(Reader& reader) {
   if (reader.entry("nixlDList") != "nixlSDList") reader.fail("a list of descriptors is of another kind");
   const auto type = reader.number<int>("t");
   if (type < 0 || type >= kMemoryTypes) reader.fail("memory type " + std::to_string(type) + " does not exist");
@@ -106,7 +76,6 @@ void read_descriptors(Reader& reader, std::string_view backend) {
     memcpy(&address, descriptor.data(), sizeof(address));
     memcpy(&length, descriptor.data() + sizeof(address), sizeof(length));
     if (address + length < address) reader.fail("a descriptor goes beyond the end of memory");
-    if (backend == "UCX") read_ucx_key(reader, descriptor.substr(kDescriptorBytes));
   }
 }
 
@@ -170,9 +139,8 @@ AgentMetadata read_metadata(const Bytes& bytes) {
   const auto sections = reader.number<uint64_t>("nixlSecElms");
   metadata.sections_at = reader.at();
   for (uint64_t index = 0; index < sections; ++index) {
-    const std::string_view backend = reader.entry("bknd");
-    if (backend.empty()) reader.fail("a section names no backend");
-    read_descriptors(reader, backend);
+    if (reader.entry("bknd").empty()) reader.fail("a section names no backend");
+    read_descriptors(reader);
   }
   if (!reader.at_end()) reader.fail("there are bytes after the end");
   return metadata;

@@ -27,8 +27,8 @@ Bytes take_bytes(void* data, size_t length);
 // Joins metadata of one agent: the connections of the first part, and the sections of memory of all. NIXL makes each part for one memory type.
 Bytes join_metadata(const std::vector<Bytes>& parts);
 
-// Checks a peer's metadata before NIXL loads it: NIXL's loader trusts the bytes, and a wrong memory type, in a section's list or in a key of
-// UCX, ends the process. Reads NIXL's framing from end to end. Cannot check a backend's connection data, so authenticate peers as well.
+// Checks a peer's metadata before NIXL loads it: NIXL's loader trusts the bytes, and a wrong memory type of a section ends the process. Reads
+// NIXL's framing from end to end. Cannot check what only a backend reads, connection data and keys, so authenticate peers as well.
 // Throws KV_AGENT_METADATA_INVALID, naming the first invalid byte.
 AgentMetadata read_metadata(const Bytes& bytes);
 

@@ -33,7 +33,7 @@ program
   .option("--wheel <file>", "the wheel, on a machine without a package index; its SHA-256 is checked")
   .option(
     "--with <name>",
-    "also install libraries that a plugin needs from outside the wheel: libfabric (downloads 135 MB, keeps 2 MB; Intel's and NVIDIA's licences)",
+    "also install libraries that a plugin needs from outside the wheel: libfabric (11 MB; NVIDIA's licence for CUDA's runtime)",
     readDependency,
     [],
   )

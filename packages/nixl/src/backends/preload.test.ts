@@ -3,9 +3,11 @@ import { copyFile, mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { promisify } from "node:util";
-import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
+import { afterAll, beforeAll, beforeEach, describe, expect, test, vi } from "vitest";
+import { libraryPackage } from "../library/library-package.js";
 import { PreloadFinder } from "./preload.js";
 
+vi.mock("../library/library-package.js");
 const LIBRARY = "libkv_dependency.so.1";
 const works = process.platform === "linux";
 const nothing = { libraries: [], variables: [] };
@@ -51,34 +53,48 @@ describe.runIf(works)("the libraries that a plugin needs before NIXL loads it", 
       NIXL_PLUGIN_DIR: join(base, "plugins"),
     };
     finder = new PreloadFinder();
+    vi.mocked(libraryPackage).mockReturnValue({ name: "", path: undefined, folder: undefined });
+  });
+
+  test("are those of the optional package, unless kv-nixl install has installed others", async () => {
+    const packaged = join(environment["XDG_CACHE_HOME"] ?? "", "package");
+    await mkdir(join(packaged, "libfabric-9.9-x86_64"), { recursive: true });
+    await copyFile(join(folder, LIBRARY), join(packaged, "libfabric-9.9-x86_64", LIBRARY));
+    vi.mocked(libraryPackage).mockReturnValue({ name: "", path: "/nowhere", folder: packaged });
+    expect(await find()).toEqual({
+      libraries: [join(packaged, "libfabric-9.9-x86_64", LIBRARY)],
+      variables: [],
+    });
+    const installed = await install("libfabric-2.5-x86_64");
+    expect(await find()).toEqual(installed);
   });
 
   test("are found once they are installed, although they were not there before", async () => {
     expect(await find()).toEqual(nothing);
-    const installed = await install("libfabric-2.4-x86_64");
+    const installed = await install("libfabric-2.5-x86_64");
     expect(await find()).toEqual(installed);
   });
 
   test("are those of the newest installation, also when it replaced an older one meanwhile", async () => {
     expect(await find()).toEqual(nothing);
-    const old = await install("libfabric-2.4-x86_64");
+    const old = await install("libfabric-2.5-x86_64");
     expect(await find()).toEqual(old);
     const newer = await install("libfabric-2.10-x86_64");
-    await rm(cached("libfabric-2.4-x86_64"), { recursive: true });
+    await rm(cached("libfabric-2.5-x86_64"), { recursive: true });
     expect(await find()).toEqual(newer);
   });
 
   test("are cached until an agent fails to start with them", async () => {
-    const installed = await install("libfabric-2.4-x86_64");
+    const installed = await install("libfabric-2.5-x86_64");
     expect(await find()).toEqual(installed);
-    await rm(join(cached("libfabric-2.4-x86_64"), LIBRARY));
+    await rm(join(cached("libfabric-2.5-x86_64"), LIBRARY));
     expect(await find()).toEqual(installed);
     finder.forget();
     expect(await find()).toEqual(nothing);
   });
 
   test("are looked for again after a search that failed", async () => {
-    const installed = await install("libfabric-2.4-x86_64");
+    const installed = await install("libfabric-2.5-x86_64");
     // No process can be started with such a variable.
     await expect(find({ ...environment, KV_BROKEN: "a\0b" })).rejects.toThrow();
     expect(await find()).toEqual(installed);

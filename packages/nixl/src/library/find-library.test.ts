@@ -1,6 +1,6 @@
 import { chmod, mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { KvError } from "@kv/interface";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
 import { cacheFolder } from "./cache-folder.js";
@@ -14,7 +14,7 @@ const PACKAGE = "@kv/nixl-libs-linux-x64-gnu";
 let folder = "";
 beforeEach(async () => {
   folder = await mkdtemp(join(tmpdir(), "kv-nixl-find-"));
-  vi.mocked(libraryPackage).mockReturnValue({ name: PACKAGE, path: undefined });
+  vi.mocked(libraryPackage).mockReturnValue({ name: PACKAGE, path: undefined, folder: undefined });
 });
 afterEach(() => rm(folder, { recursive: true, force: true }));
 
@@ -36,7 +36,7 @@ test("searches the option, KV_NIXL_LIBRARY, NIXL_PREFIX, the cache, the optional
   const prefix = await library("prefix", "lib64");
   const cache = await library(".cache", "kv-nixl", "nixl-cu12-1.5.0-x86_64", WHEEL);
   const packaged = await library("node_modules", PACKAGE);
-  vi.mocked(libraryPackage).mockReturnValue({ name: PACKAGE, path: packaged });
+  vi.mocked(libraryPackage).mockReturnValue({ name: PACKAGE, path: packaged, folder: dirname(packaged) });
   const venv = await library("venv", "lib", "python3.12", "site-packages", WHEEL);
   const environment: Record<string, string> = bare({
     KV_NIXL_LIBRARY: variable,
@@ -51,7 +51,7 @@ test("searches the option, KV_NIXL_LIBRARY, NIXL_PREFIX, the cache, the optional
   expect(await findLibrary({ environment })).toBe(cache);
   await rm(join(folder, ".cache"), { recursive: true });
   expect(await locateLibrary({ environment })).toEqual({ path: packaged, source: PACKAGE });
-  vi.mocked(libraryPackage).mockReturnValue({ name: PACKAGE, path: undefined });
+  vi.mocked(libraryPackage).mockReturnValue({ name: PACKAGE, path: undefined, folder: undefined });
   expect(await findLibrary({ environment })).toBe(venv);
 });
 

@@ -1,4 +1,5 @@
 import { createRequire } from "node:module";
+import { dirname } from "node:path";
 import { realLibrary } from "./cache-folder.js";
 
 const require = createRequire(import.meta.url);
@@ -9,15 +10,18 @@ export interface LibraryPackage {
   readonly name: string;
   /** Path of its `libnixl_capi.so`; undefined when the package is not installed. */
   readonly path: string | undefined;
+  /** Its folder with NIXL and with libfabric; undefined when the package is not installed. */
+  readonly folder: string | undefined;
 }
 
 /** The package of this machine's platform, and its library if a package manager has installed it. */
 export function libraryPackage(): LibraryPackage {
   const name = `@kv/nixl-libs-${process.platform}-${process.arch}-gnu`;
   try {
-    return { name, path: require.resolve(`${name}/libnixl_capi.so`) };
+    const path = require.resolve(`${name}/libnixl_capi.so`);
+    return { name, path, folder: dirname(dirname(dirname(path))) };
   } catch {
-    return { name, path: undefined };
+    return { name, path: undefined, folder: undefined };
   }
 }
 

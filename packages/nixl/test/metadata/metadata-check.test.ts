@@ -8,7 +8,6 @@ import { afterAll, beforeAll, describe, expect, onTestFinished, test } from "vit
 import { BOTH_BACKENDS } from "../support/both-backends.js";
 import { libfabricMissing } from "../support/libfabric-available.js";
 import { mutations } from "../support/mutations.js";
-import { nixlMissing } from "../support/nixl-available.js";
 import { type PeerProcess, startPeer } from "../support/peer-process.js";
 import { runChild } from "../support/run-child.js";
 
@@ -55,60 +54,6 @@ for (const { backend, missing } of BOTH_BACKENDS) {
     () => triedElsewhere(backend),
   );
 }
-
-describe.skipIf(nixlMissing)(`a damaged key of UCX (${nixlMissing ?? "found"})`, () => {
-  const transport = nixlTransport({ backends: ["UCX"] });
-  let owner: PeerProcess;
-  beforeAll(async () => {
-    owner = await startPeer(1 << 20, 1, { backends: ["UCX"] });
-  });
-  afterAll(async () => {
-    await transport.close();
-    await owner?.end();
-  });
-
-  // The one descriptor of a list: its length (8 bytes), address, length and device (24), then the key: domains (8), memory type (1), lengths.
-  const KEY = 8 + 24;
-  const damage = (change: (key: Buffer) => void) => {
-    const bytes = Buffer.from(owner.metadata);
-    const list = bytes.indexOf(Buffer.from([0x6e, 8, 0, 0, 0, 0, 0, 0, 0, 1, 0])); // "n", of 8 bytes, 1 descriptor
-    const at = list + 1 + 8 + 8 + 1;
-    change(bytes.subarray(at + KEY, at + 8 + Number(bytes.readBigUInt64LE(at))));
-    return bytes;
-  };
-
-  test.each([
-    [
-      "a type of memory that does not exist",
-      (key: Buffer) => key.writeUInt8(77, 8),
-      "is of memory of type 77",
-    ],
-    ["a domain whose bytes end beyond the key", (key: Buffer) => key.writeUInt8(200, 9), "is cut short"],
-    ["more domains than the key has bytes for", (key: Buffer) => key.fill(0xff, 0, 8), "is cut short"],
-    ["a device whose distance list does not end", (key: Buffer) => key.fill(0, 10), "has no end"],
-  ])("is refused: %s", async (_name, change, message) => {
-    const agent = await transport.createAgent();
-    await expect(agent.addRemote(damage(change))).rejects.toMatchObject({
-      code: "KV_AGENT_METADATA_INVALID",
-      message: expect.stringContaining(message),
-    });
-    expect(await agent.addRemote(damage(() => {}))).toBe(owner.name);
-  });
-
-  test("every type of memory that this UCX knows is accepted, and no other", async () => {
-    const agent = await transport.createAgent();
-    const ofType = (type: number) => agent.addRemote(damage((key) => key.writeUInt8(type, 8)));
-    const { message } = (await ofType(255).catch((error: Error) => error)) as { message: string };
-    const last = Number(/knows types up to (\d+)/.exec(message)?.[1]);
-    // UCX 1.19 knows 9 types, UCX 1.21 of NIXL 1.5.0 knows 10.
-    expect(last).toBeGreaterThanOrEqual(8);
-    await expect(ofType(last + 1)).rejects.toMatchObject({ code: "KV_AGENT_METADATA_INVALID" });
-    for (let type = 0; type <= last; type++) {
-      expect(await ofType(type)).toBe(owner.name);
-      await agent.removeRemote(owner.name);
-    }
-  });
-});
 
 describe.skipIf(libfabricMissing)(`over LIBFABRIC (${libfabricMissing ?? "found"})`, () => {
   const transport = nixlTransport({ backends: ["LIBFABRIC"] });
