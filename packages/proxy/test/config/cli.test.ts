@@ -52,7 +52,7 @@ test("kv-proxy --sidecar serves with the prefill instance of the header, and the
 
 test("kv-proxy --sidecar --data-parallel-size has a port for each rank, and SIGTERM ends all", async () => {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  const running = start([
+  const running = startCli([
     ...["--sidecar", "--port", "0", "--vllm-port", portOf(d.url), "--data-parallel-size", "2"],
     ...["--allow-prefill", "127.0.0.0/8", "--pairing", "off"],
   ]);
