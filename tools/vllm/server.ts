@@ -38,7 +38,7 @@ export interface VllmServer {
   readonly leaseSeconds: number;
   /** The value of a metric of `/metrics`, summed over its labels; 0 when there is none. */
   metric(name: string): Promise<number>;
-  /** The output so far. */
+  /** The output so far, also after `stop`. */
   log(): string;
   /** Ends all of its processes. Safe to call twice. */
   stop(): Promise<void>;
@@ -82,7 +82,8 @@ export async function startVllm(options: VllmOptions): Promise<VllmServer> {
   });
 
   const url = `http://127.0.0.1:${port}`;
-  const log = () => readFileSync(logFile, "utf8");
+  let lastLog: string | undefined;
+  const log = () => lastLog ?? readFileSync(logFile, "utf8");
   const server: VllmServer = {
     kind,
     name,
@@ -102,6 +103,7 @@ export async function startVllm(options: VllmOptions): Promise<VllmServer> {
     async stop() {
       child.stdin.end();
       await closed;
+      lastLog ??= log();
       rmSync(folder, { recursive: true, force: true });
     },
   };

@@ -124,16 +124,16 @@ export async function runProxy(flags: ProxyFlags): Promise<void> {
 }
 
 /** Runs the picker of a gateway in this process. Its URL is that of ext_proc. */
-export async function runPicker({ config, port = 0, logLevel, trace, ...flags }: ServerFlags): Promise<void> {
-  const given = (config === undefined ? {} : parseJson("--config", config)) as PickerSettingsInput & {
-    port?: number;
-  };
-  const { port: configured = port, ...settings } = given;
-  const log = jsonLog(logLevel, { instance: "picker", pid: process.pid });
-  const traces = openTraces(trace, { service: "kv-epp", instance: "picker", log });
-  await runServer({ ...flags, logLevel }, traces, async () => {
+export async function runPicker(flags: ServerFlags): Promise<void> {
+  const given = (
+    flags.config === undefined ? {} : parseJson("--config", flags.config)
+  ) as PickerSettingsInput & { port?: number };
+  const { port: configured = 0, ...settings } = given;
+  const log = jsonLog(flags.logLevel, { instance: "picker", pid: process.pid });
+  const traces = openTraces(flags.trace, { service: "kv-epp", instance: "picker", log });
+  await runServer(flags, traces, async () => {
     const picker = createPicker({ ...settings, log, tracer: traces.tracer });
-    const { host, port: bound } = await picker.listen({ port: configured });
+    const { host, port: bound } = await picker.listen({ port: flags.port ?? configured });
     const url = `${settings.tls === false ? "http" : "https"}://${host}:${bound}`;
     const shown = { config: { ...settings, port: bound } };
     return { url, port: bound, backend: null, sideChannel: null, shown, drain: () => picker.close() };

@@ -199,6 +199,7 @@ test.each([
   ],
   ["--allow-prefill * --prefill p:1 --decode d:1", "--allow-prefill is given without --sidecar"],
   ["--enable-tls prefiller --prefill p:1 --decode d:1", "--enable-tls is given without --sidecar"],
+  ["--sidecar --decode d:1 --allow-prefill * --enable-tls decoder", "--enable-tls decoder goes with"],
   ["--cert-path c --prefill p:1 --decode d:1", "--cert-path is given without --sidecar"],
   ["--sidecar --allow-prefill * --secure-proxy=false --cert-path c", "--cert-path is given with"],
   ["--data-parallel-size 2 --prefill p:1 --decode d:1", "--data-parallel-size 2 is not valid here"],

@@ -180,8 +180,14 @@ function localDecode({
     });
   }
   const isNamed = decode !== undefined || decoderHosts !== undefined || decoderPorts !== undefined;
-  if (sidecar !== true || isNamed || (config !== undefined && vllmPort === undefined)) return decode;
-  const scheme = enableTls?.includes("decoder") ? "https://" : "";
+  const withTls = enableTls?.includes("decoder") === true;
+  if (sidecar !== true || isNamed || (config !== undefined && vllmPort === undefined)) {
+    if (sidecar !== true || !withTls) return decode;
+    throw new KvError("KV_CONFIG_INVALID", "--enable-tls decoder goes with --vllm-port", {
+      hint: "name the decode instance as https://host:port",
+    });
+  }
+  const scheme = withTls ? "https://" : "";
   return [`${scheme}127.0.0.1:${vllmPort ?? DEFAULT_VLLM_PORT}`];
 }
 
