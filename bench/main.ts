@@ -1,6 +1,7 @@
 // npm run bench [-- NAME… [--only PART,…] [--json]]: every ratio compares two measurements taken in turn, in one run, on this machine.
 import { parseArgs } from "node:util";
 import { disaggregation } from "./disaggregation.js";
+import { epp } from "./epp.js";
 import { growth } from "./growth/index.js";
 import { mapping } from "./mapping.js";
 import { metadata } from "./metadata.js";
@@ -24,6 +25,7 @@ const BENCHMARKS: Readonly<Record<string, (only: readonly string[] | undefined) 
     prepare,
     mapping,
     proxy,
+    epp,
     plan,
     nixl,
     metadata,

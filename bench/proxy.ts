@@ -1,10 +1,9 @@
 import { type ChildProcess, spawn } from "node:child_process";
 import { readFileSync } from "node:fs";
-import type { AddressInfo } from "node:net";
-import { createServer } from "node:net";
 import { loadavg } from "node:os";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
+import { cpuMs, firstLine, freePort, residentBytes, startOnCore } from "./child-processes.js";
 import { connections, type LoadResult, load, pacedLoad } from "./proxy-load.js";
 import { openStreams } from "./proxy-streams.js";
 import { routerCommand } from "./python-peer.js";
@@ -27,16 +26,8 @@ const OTHER_CORE = "1";
 /** Compares kv-proxy with vllm-router. Both run on the same core and get load in turn; load generator and upstreams share the other core. */
 export async function proxy(): Promise<readonly Row[]> {
   const children: ChildProcess[] = [];
-  const start = (
-    core: string,
-    command: string,
-    args: readonly string[],
-    env: NodeJS.ProcessEnv = process.env,
-  ) => {
-    const child = spawn("taskset", ["-c", core, command, ...args], {
-      stdio: ["pipe", "pipe", "inherit"],
-      env,
-    });
+  const start = (core: string, command: string, args: readonly string[], env?: NodeJS.ProcessEnv) => {
+    const child = startOnCore(core, command, args, env);
     children.push(child);
     return child;
   };
@@ -44,7 +35,10 @@ export async function proxy(): Promise<readonly Row[]> {
   try {
     const upstreamScript = fileURLToPath(new URL("./proxy-upstream.ts", import.meta.url));
     const upstream = start(OTHER_CORE, process.execPath, ["--import", "tsx", upstreamScript]);
-    const ports = JSON.parse(await line(upstream)) as Record<"prefill" | "decode" | "sideChannel", number>;
+    const ports = JSON.parse(await firstLine(upstream)) as Record<
+      "prefill" | "decode" | "sideChannel",
+      number
+    >;
     const [p, d] = [`http://127.0.0.1:${ports.prefill}`, `http://127.0.0.1:${ports.decode}`];
 
     const cli = fileURLToPath(new URL("../packages/proxy/dist/cli.js", import.meta.url));
@@ -62,7 +56,7 @@ export async function proxy(): Promise<readonly Row[]> {
       ...process.env,
       NODE_ENV: "production",
     });
-    const ours = { url: /ready (\S+)/.exec(await line(own))?.[1] ?? "", pid: own.pid ?? 0 };
+    const ours = { url: /ready (\S+)/.exec(await firstLine(own))?.[1] ?? "", pid: own.pid ?? 0 };
 
     const port = await freePort();
     const metricsPort = await freePort();
@@ -193,11 +187,10 @@ async function manyStreams(ours: Target, upstream: ChildProcess): Promise<Row> {
   const files = Number(/Max open files\s+(\d+)/.exec(limits)?.[1] ?? Number.POSITIVE_INFINITY);
   const count = Math.min(STREAMS, Math.floor((files - SPARE_FILES) / 2));
   const streams = await openStreams(ours.url, count);
-  const residentBytes =
-    Number(/VmRSS:\s+(\d+)/.exec(readFileSync(`/proc/${ours.pid}/status`, "utf8"))?.[1]) * 1024;
+  const resident = residentBytes(ours.pid);
   upstream.stdin?.write('{"do":"release"}\n');
   const complete = await streams.ended();
-  const gibibytes = residentBytes / 2 ** 30;
+  const gibibytes = resident / 2 ** 30;
   const allGibibytes = (gibibytes * STREAMS) / count;
   const limited =
     count < STREAMS
@@ -211,34 +204,6 @@ async function manyStreams(ours: Target, upstream: ChildProcess): Promise<Row> {
     wanted: "<= 1 GiB",
     met: allGibibytes <= 1 && complete === count,
   };
-}
-
-/** User and system time of a process and its threads, in ms. `taskset` replaces itself by the program, so its process id is the program's. */
-function cpuMs(pid: number): number {
-  const fields = readFileSync(`/proc/${pid}/stat`, "utf8").split(") ")[1]?.split(" ") ?? [];
-  return (Number(fields[11]) + Number(fields[12])) * 10;
-}
-
-async function line(child: ChildProcess): Promise<string> {
-  let text = "";
-  for await (const chunk of child.stdout ?? []) {
-    text += String(chunk);
-    const end = text.indexOf("\n");
-    if (end !== -1) {
-      child.stdout?.resume();
-      return text.slice(0, end);
-    }
-  }
-  throw new Error("a process ended before it was ready");
-}
-
-function freePort(): Promise<number> {
-  return new Promise((resolve) => {
-    const server = createServer().listen(0, "127.0.0.1", () => {
-      const { port } = server.address() as AddressInfo;
-      server.close(() => resolve(port));
-    });
-  });
 }
 
 async function ready(url: string): Promise<void> {

@@ -5,7 +5,7 @@ import { root, setup } from "./setup.mjs";
 
 const { nixl } = await setup();
 const names = process.argv.slice(2).filter((word) => !word.startsWith("--"));
-if (!nixl.ready && !["proxy", "push-vs-pull-links", "growth"].includes(names.join())) {
+if (!nixl.ready && !["proxy", "epp", "push-vs-pull-links", "growth"].includes(names.join())) {
   console.error(`the benchmarks compare with NIXL's Python API and need NIXL: ${nixl.why}`);
   process.exit(1);
 }

@@ -244,3 +244,13 @@ describe.skipIf(missing !== undefined)("deploy/efa", () => {
       expect(config["kv_connector_extra_config"]).toEqual({ backends: ["LIBFABRIC"] });
   });
 });
+
+describe.skipIf(missing !== undefined)("deploy/envoy", () => {
+  test("the picker names one address: Envoy AI Gateway's cluster answers 503 to a list", () => {
+    const objects = built.get("envoy") ?? [];
+    const picker = containersOf(objects).find(({ container }) => container.name === "kv-epp");
+    if (picker === undefined) throw new Error("there is no kv-epp");
+    const { args, readFile } = insidePod(objects, picker);
+    expect(readEppSettings(parseEpp(args, readFile).settings).fallbacks).toBe(0);
+  });
+});

@@ -15,7 +15,7 @@ const PROGRAMS: Readonly<Record<string, string>> = {
   "kv-proxy": "packages/proxy/src/cli.ts",
   demo: "apps/demo/src/main.ts",
 };
-const GUIDES = /^docs\/(index\.md|troubleshooting\.md|get-started\/|recipes\/)/;
+const GUIDES = /^docs\/(index\.md|troubleshooting\.md|operate\/|get-started\/|recipes\/)/;
 
 interface Command {
   readonly page: string;

@@ -25,6 +25,10 @@ const SIDEBAR = [
     ],
   },
   {
+    text: "Operate",
+    items: [{ text: "Choose a front end", link: "/operate/choose-a-front-end" }],
+  },
+  {
     text: "Recipes",
     items: [
       { text: "Pair with vLLM", link: "/recipes/pair-with-vllm" },

@@ -1,0 +1,188 @@
+import { type ChildProcess, spawn } from "node:child_process";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { setTimeout as sleep } from "node:timers/promises";
+import { fileURLToPath } from "node:url";
+import type { Agent } from "undici";
+import { envoyConfig } from "../tools/envoy/support/envoy-config.js";
+import { findEnvoy } from "../tools/envoy/support/find-envoy.js";
+import { cpuMs, firstLine, freePort, residentBytes, startOnCore } from "./child-processes.js";
+import { connections, type LoadResult, load } from "./proxy-load.js";
+import { median, type Row, spread } from "./report.js";
+
+const ROUNDS = 15;
+const ALONE_MS = 600;
+const BUSY_MS = 2_000;
+const CLIENTS = 32;
+const REQUESTS = 100_000;
+const PICKER_CORE = "0";
+const OTHER_CORE = "1";
+
+type Way = "direct" | "static" | "picked";
+const WAYS: readonly Way[] = ["direct", "static", "picked"];
+
+/** Envoy with `kv-epp` against Envoy with a static cluster, and D without either. The picker has a core of its own; Envoy, P, D and clients share the other one. */
+export async function epp(only: readonly string[] = ["latency", "picks", "memory"]): Promise<readonly Row[]> {
+  const children: ChildProcess[] = [];
+  const start = (...args: Parameters<typeof startOnCore>) => {
+    const child = startOnCore(...args);
+    children.push(child);
+    return child;
+  };
+  const folder = mkdtempSync(join(tmpdir(), "kv-bench-epp-"));
+  spawn("taskset", ["-a", "-p", "-c", OTHER_CORE, String(process.pid)], { stdio: "ignore" });
+  const agent = connections(CLIENTS);
+  try {
+    const script = fileURLToPath(new URL("./proxy-upstream.ts", import.meta.url));
+    const upstream = start(OTHER_CORE, process.execPath, ["--import", "tsx", script]);
+    const ports = JSON.parse(await firstLine(upstream)) as Record<
+      "prefill" | "decode" | "sideChannel",
+      number
+    >;
+    const decode = `127.0.0.1:${ports.decode}`;
+    const side = String(ports.sideChannel);
+    const cli = fileURLToPath(new URL("../packages/epp/dist/cli.js", import.meta.url));
+    // Pairing, KV events, token ids and the disaggregation rule are on; the prompt is long enough for two legs.
+    const flags = [
+      ...["--prefill", `127.0.0.1:${ports.prefill}`, "--decode", decode],
+      ...["--prefill-side-channel-port", side, "--decode-side-channel-port", side],
+      ...["--prefill-routing", "prefix-aware", "--decode-routing", "prefix-aware"],
+      ...["--disaggregate-above", "0", "--port", "0", "--log-level", "error"],
+    ];
+    const env = { ...process.env, NODE_ENV: "production" };
+    const picker = start(PICKER_CORE, process.execPath, [cli, ...flags], env);
+    const pickerPort = Number(/ready 127\.0\.0\.1:(\d+)/.exec(await firstLine(picker))?.[1]);
+
+    const envoy = async (way: Exclude<Way, "direct">) => {
+      const [port, adminPort] = [await freePort(), await freePort()];
+      const config = envoyConfig({ port, adminPort, pickerPort, endpoints: [decode], failOpen: false });
+      const file = join(folder, `${way}.json`);
+      writeFileSync(file, JSON.stringify(way === "static" ? withoutPicker(config) : config));
+      const flags = ["-c", file, "--concurrency", "1", "--log-level", "error", "--disable-hot-restart"];
+      start(OTHER_CORE, await findEnvoy(), flags);
+      return `http://127.0.0.1:${port}`;
+    };
+    const urls: Record<Way, string> = {
+      direct: `http://${decode}`,
+      static: await envoy("static"),
+      picked: await envoy("picked"),
+    };
+    for (const way of WAYS) await answered(agent, urls[way]);
+    const pid = picker.pid ?? 0;
+    return [
+      ...(only.includes("latency") ? await addedLatency(agent, urls) : []),
+      ...(only.includes("picks") ? [await picks(agent, urls.picked, pid)] : []),
+      ...(only.includes("memory") ? [await memory(agent, urls.picked, pid)] : []),
+    ];
+  } finally {
+    await agent.close();
+    for (const child of children) child.kill("SIGKILL");
+    rmSync(folder, { recursive: true });
+  }
+}
+
+/** The same listener and route in front of a cluster with one endpoint. */
+function withoutPicker(config: ReturnType<typeof envoyConfig>): object {
+  const copy = structuredClone(config);
+  const { clusters, listeners } = copy.static_resources;
+  copy.static_resources.clusters = clusters
+    .filter(({ name }) => name === "decode")
+    .map(({ load_balancing_policy: _, ...cluster }) => cluster) as unknown as typeof clusters;
+  const connection = listeners[0]?.filter_chains[0]?.filters[0]?.typed_config as unknown as {
+    http_filters: { readonly name: string }[];
+  };
+  connection.http_filters = connection.http_filters.filter(({ name }) => !name.endsWith("ext_proc"));
+  return copy;
+}
+
+/** Waits until a request is answered, and then warms up. */
+async function answered(agent: Agent, url: string): Promise<void> {
+  for (let attempt = 0; attempt < 100; attempt += 1) {
+    const { tookMs } = await load(agent, url, 1, 1);
+    if (tookMs.length > 0) {
+      complete(await load(agent, url, CLIENTS, BUSY_MS));
+      return;
+    }
+    await sleep(100);
+  }
+  throw new Error(`${url} does not answer`);
+}
+
+function complete(result: LoadResult): LoadResult {
+  if (result.failed > 0) throw new Error(`${result.failed} requests failed`);
+  return result;
+}
+
+async function addedLatency(agent: Agent, urls: Readonly<Record<Way, string>>): Promise<Row[]> {
+  const p50: Record<Way, number[]> = { direct: [], static: [], picked: [] };
+  for (let round = 0; round < ROUNDS; round += 1) {
+    const order = round % 2 === 0 ? WAYS : [...WAYS].reverse();
+    for (const way of order)
+      p50[way].push(median(complete(await load(agent, urls[way], 1, ALONE_MS)).tookMs));
+  }
+  const added = (way: Way, over: Way) =>
+    p50[way].map((value, round) => value - (p50[over][round] ?? Number.NaN));
+  const over = added("picked", "static");
+  return [
+    {
+      what: "one client, streamed, p50 of a round: added by kv-epp, over Envoy with a static cluster",
+      ours: spread(over, "ms"),
+      theirs: spread(p50.static, "ms"),
+      ratio: undefined,
+      wanted: "<= 2 ms",
+      met: median(over) <= 2,
+    },
+    {
+      what: "the same: added by Envoy with a static cluster, over D without it",
+      ours: spread(added("static", "direct"), "ms"),
+      theirs: spread(p50.direct, "ms"),
+      ratio: undefined,
+      wanted: "reported",
+      met: undefined,
+    },
+  ];
+}
+
+/** Of the picker's processor time, as Envoy and the clients on the other core are the limit. */
+async function picks(agent: Agent, url: string, pid: number): Promise<Row> {
+  const perSecond: number[] = [];
+  const rates: number[] = [];
+  for (let round = 0; round < ROUNDS; round += 1) {
+    const before = cpuMs(pid);
+    const { tookMs, perSecond: rate } = complete(await load(agent, url, CLIENTS, BUSY_MS));
+    perSecond.push(1000 / ((cpuMs(pid) - before) / tookMs.length));
+    rates.push(rate);
+  }
+  return {
+    what: `${CLIENTS} clients: picks per second of the picker's processor time; theirs: requests per second through Envoy`,
+    ours: spread(perSecond, "/s"),
+    theirs: spread(rates, "/s"),
+    ratio: undefined,
+    wanted: ">= 1000",
+    met: median(perSecond) >= 1_000,
+  };
+}
+
+/** The heap grows until its first full collections, so the first fifth of the requests does not count. */
+async function memory(agent: Agent, url: string, pid: number): Promise<Row> {
+  const samples: { readonly at: number; readonly mebibytes: number }[] = [];
+  for (let at = 0; at < REQUESTS; ) {
+    at += complete(await load(agent, url, CLIENTS, BUSY_MS / 4)).tookMs.length;
+    samples.push({ at, mebibytes: residentBytes(pid) / 2 ** 20 });
+  }
+  const within = (from: number, to: number) =>
+    samples
+      .filter(({ at }) => at >= from * REQUESTS && at <= to * REQUESTS)
+      .map(({ mebibytes }) => mebibytes);
+  const [early, late] = [within(0.2, 0.4), within(0.8, 1.1)];
+  const ratio = median(late) / median(early);
+  return {
+    what: `${REQUESTS} requests: resident memory of the picker in the last fifth / in the second one`,
+    ours: spread(late, "MiB"),
+    theirs: spread(early, "MiB"),
+    ratio,
+    wanted: "<= 1.1",
+    met: ratio <= 1.1,
+  };
+}
