@@ -15,7 +15,8 @@ const PROGRAMS: Readonly<Record<string, string>> = {
   "kv-proxy": "packages/proxy/src/cli.ts",
   demo: "apps/demo/src/main.ts",
 };
-const GUIDES = /^docs\/(index\.md|troubleshooting\.md|operate\/|get-started\/|recipes\/)/;
+/** All pages but the reports of measurements and designs. */
+const GUIDES = /^docs\/(?!bench\/|design\/)/;
 
 interface Command {
   readonly page: string;
