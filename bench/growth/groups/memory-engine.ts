@@ -15,7 +15,7 @@ export interface MemoryEngine {
 }
 
 /** Blocks of an engine's cache. */
-export const NUM_BLOCKS = 64;
+const NUM_BLOCKS = 64;
 
 export async function memoryEngine(
   network: MemoryNetwork,
