@@ -44,7 +44,7 @@ function row({ name, sizeOf, sizes, costs, unit, growth, exponent, most, met }: 
 /** 1,000 as 1k. */
 export function showSize(size: number): string {
   if (size >= 1e6) return `${size / 1e6}M`;
-  return size >= 1000 ? `${size / 1000}k` : `${size}`;
+  return size >= 1000 && size % 1000 === 0 ? `${size / 1000}k` : size.toLocaleString("en");
 }
 
 /** Three significant digits. */

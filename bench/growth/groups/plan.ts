@@ -127,7 +127,7 @@ function proofTime(
 }
 
 const TP = [1, 4, 16, 64] as const;
-const LAYERS = [16, 64, 256, 1024] as const;
+const LAYERS = [4, 16, 64, 256] as const;
 const BLOCKS = [1000, 10_000, 100_000, 1_000_000, 10_000_000] as const;
 
 export const plan: Group = {

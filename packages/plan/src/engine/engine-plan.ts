@@ -199,12 +199,8 @@ function isPadded({ local: { blockBytes, heads, tokens } }: AttentionShape): boo
 }
 
 function regionsOfGroup(local: RankGeometry, model: ModelGeometry): readonly (readonly number[])[] {
-  const groups = local.regions.map((region) => groupsOfRegion(local, region, model));
-  return Object.freeze(
-    model.groups.map((_, group) =>
-      Object.freeze(
-        [...groups.keys()].filter((region) => (groups[region] as readonly number[]).includes(group)),
-      ),
-    ),
-  );
+  const regions = model.groups.map((): number[] => []);
+  for (const [index, region] of local.regions.entries())
+    for (const group of new Set(groupsOfRegion(local, region, model))) regions[group]?.push(index);
+  return Object.freeze(regions.map((each) => Object.freeze(each)));
 }

@@ -18,10 +18,21 @@ export function groupsOfRegion(
   region: RegionGeometry,
   model: ModelGeometry,
 ): readonly number[] {
-  const all = [...model.groups.keys()];
   if (region.groupIds !== undefined) return region.groupIds;
-  const mapped = rank.regions.some(({ groupId }) => groupId !== region.groupId);
-  return all.filter((group) => !mapped || region.groupId === group || region.groupId === SHARED_REGION);
+  if (region.groupId !== SHARED_REGION && namesSeveralGroups(rank.regions)) return [region.groupId];
+  return [...model.groups.keys()];
+}
+
+/** By the regions of a rank. Without it, a plan would look at all regions for each region. */
+const severalGroups = new WeakMap<readonly RegionGeometry[], boolean>();
+
+function namesSeveralGroups(regions: readonly RegionGeometry[]): boolean {
+  let several = severalGroups.get(regions);
+  if (several === undefined) {
+    several = regions.some(({ groupId }) => groupId !== regions[0]?.groupId);
+    severalGroups.set(regions, several);
+  }
+  return several;
 }
 
 /** KV heads of the whole model that a group has in a region; undefined where every rank holds the same bytes. */
