@@ -4,4 +4,6 @@ import type { Group } from "./quantity.js";
 export const GROUPS: Readonly<Record<string, () => Promise<Group>>> = {
   scheduler: async () => (await import("./groups/scheduler.js")).scheduler,
   fleet: async () => (await import("./groups/fleet.js")).fleet,
+  nixl: async () => (await import("./groups/nixl.js")).nixl,
+  proxy: async () => (await import("./groups/proxy.js")).proxy,
 };

@@ -121,7 +121,14 @@ async function paired(count: number): Promise<Paired> {
   let engines = 0;
   const channel = await startSideChannel(() => ({ engineId: `e${++engines}`, vllmVersion: "0.33.0" }));
   const get = async () => ({ status: 404, body: "" });
-  const pairing = new Pairing({ mode: "lenient", timeoutMs: 60_000, refreshMs: 3_600_000, get, clock, log: silentLog });
+  const pairing = new Pairing({
+    mode: "lenient",
+    timeoutMs: 60_000,
+    refreshMs: 3_600_000,
+    get,
+    clock,
+    log: silentLog,
+  });
   const given = { pairing, port: channel.port };
   const pools = [
     pool("prefill", count / 2, undefined, given),
