@@ -13,7 +13,9 @@ export async function growth(only: readonly string[] | undefined): Promise<reado
   const names = only ?? Object.keys(GROUPS);
   const unknown = names.filter((name) => !(name in GROUPS));
   if (unknown.length > 0)
-    throw new Error(`no group is called ${unknown.join(", ")}; the groups are ${Object.keys(GROUPS).join(", ")}`);
+    throw new Error(
+      `no group is called ${unknown.join(", ")}; the groups are ${Object.keys(GROUPS).join(", ")}`,
+    );
   const short = process.argv.includes("--short");
   const rows: Row[] = [];
   for (const name of names) {
@@ -48,7 +50,10 @@ function rowsOf({ name, missing, quantities }: MeasuredGroup): Row[] {
   return quantities.map((quantity) => rowOf(name, quantity));
 }
 
-function rowOf(group: string, { name, sizeOf, sizes, costs, unit, growth, exponent, most, met }: Measured): Row {
+function rowOf(
+  group: string,
+  { name, sizeOf, sizes, costs, unit, growth, exponent, most, met }: Measured,
+): Row {
   return {
     what: `${group}: ${name}; ${sizes.map(showSize).join(", ")} ${sizeOf}: exponent`,
     ours: `${costs.map(showCost).join(", ")} ${unit}`,

@@ -27,7 +27,8 @@ export function plot({ title, quantities }: MeasuredGroup): string {
   const y = (value: number) => fixed(TOP + ((top - Math.log10(value)) / (top - bottom)) * PLOT_HEIGHT);
   const width = LEGEND + 40 + Math.max(...lines.map(({ name }) => name.length)) * CHARACTER;
   const height = Math.max(TOP + PLOT_HEIGHT + 50, TOP + lines.length * ROW + 20);
-  const powers = (from: number, to: number) => Array.from({ length: to - from + 1 }, (_, i) => 10 ** (from + i));
+  const powers = (from: number, to: number) =>
+    Array.from({ length: to - from + 1 }, (_, i) => 10 ** (from + i));
   const grid = [
     ...powers(0, decades).map(
       (value) =>
@@ -46,11 +47,11 @@ export function plot({ title, quantities }: MeasuredGroup): string {
     const legendY = TOP + 8 + i * ROW;
     const marks = points.map(([px, py]) => `<circle cx="${x(px)}" cy="${y(py)}" r="3" fill="${colour}"/>`);
     return `<polyline points="${points.map(([px, py]) => `${x(px)},${y(py)}`).join(" ")}" ${style}/>${marks.join("")}
-<line x1="${LEGEND}" x2="${LEGEND + 24}" y1="${legendY}" y2="${legendY}" ${style}/><text x="${LEGEND + 30}" y="${legendY + 4}">${escape(name)}</text>`;
+<line x1="${LEGEND}" x2="${LEGEND + 24}" y1="${legendY}" y2="${legendY}" ${style}/><text x="${LEGEND + 30}" y="${legendY + 4}">${escapeXml(name)}</text>`;
   });
-  return `<svg xmlns="http://www.w3.org/2000/svg" width="${fixed(width)}" height="${height}" font-family="sans-serif" font-size="11"><title>${escape(title)}: how the costs grow</title>
+  return `<svg xmlns="http://www.w3.org/2000/svg" width="${fixed(width)}" height="${height}" font-family="sans-serif" font-size="11"><title>${escapeXml(title)}: how the costs grow</title>
 <style>.paper{fill:#fff}text{fill:#222}.grid line{stroke:#ddd}.guide{stroke:#777}@media (prefers-color-scheme:dark){.paper{fill:#14171c}text{fill:#ddd}.grid line{stroke:#363b44}.guide{stroke:#999}}</style>
-<rect class="paper" width="100%" height="100%"/><text x="${LEFT}" y="18" font-size="13" font-weight="bold">${escape(title)}</text><text x="${LEFT}" y="34">cost per item, as a multiple of that at the smallest size</text><text x="${LEGEND}" y="34">in brackets: the exponent of growth</text>
+<rect class="paper" width="100%" height="100%"/><text x="${LEFT}" y="18" font-size="13" font-weight="bold">${escapeXml(title)}</text><text x="${LEFT}" y="34">cost per item, as a multiple of that at the smallest size</text><text x="${LEGEND}" y="34">in brackets: the exponent of growth</text>
 <g class="grid">${grid.join("")}</g><text x="${LEFT + PLOT_WIDTH / 2}" y="${TOP + PLOT_HEIGHT + 36}" text-anchor="middle">size, as a multiple of the smallest; dashed: in proportion to it</text>
 <line class="guide" x1="${x(1)}" y1="${y(1)}" x2="${x(guideEnd)}" y2="${y(guideEnd)}" stroke-dasharray="4 4"/>
 ${curves.join("\n")}
@@ -70,6 +71,6 @@ function times(value: number): string {
   return `${value >= 1 ? value.toLocaleString("en") : value}×`;
 }
 
-function escape(text: string): string {
+function escapeXml(text: string): string {
   return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 }

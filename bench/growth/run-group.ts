@@ -2,14 +2,14 @@
 //   node --cpu-prof --expose-gc --import tsx bench/growth/run-group.ts GROUP [--short] [WORD…]
 import { parseArgs } from "node:util";
 import { median } from "../report.js";
-import { collectGarbage } from "./costs.js";
+import { processorMs } from "./costs.js";
 import { growthExponent, TOLERANCE } from "./exponent.js";
 import { GROUPS } from "./groups.js";
 import type { Measured, MeasuredGroup, Quantity } from "./quantity.js";
 
 const ROUNDS = 5;
-/** The code is compiled and the first fixtures are made at these many sizes before the first round. */
-const WARM_SIZES = 2;
+/** Processor time of measurements at the two smallest sizes before the first round, so that V8 has compiled the code. */
+const WARM_MS = 1000;
 
 const { positionals, values } = parseArgs({
   allowPositionals: true,
@@ -31,11 +31,11 @@ console.log(JSON.stringify({ name, title, missing, quantities } satisfies Measur
 async function measure(quantity: Quantity): Promise<Measured> {
   const { name, unit, sizeOf, exponent, most } = quantity;
   const sizes = values.short ? quantity.sizes.slice(0, 3) : quantity.sizes;
-  for (const size of sizes.slice(0, WARM_SIZES)) await quantity.measure(size);
+  for (const untilMs = processorMs() + WARM_MS; processorMs() < untilMs; )
+    for (const size of sizes.slice(0, 2)) await quantity.measure(size);
   const runs = sizes.map((): number[] => []);
   for (let round = 0; round < ROUNDS; round++) {
     for (const [i, size] of sizes.entries()) {
-      collectGarbage();
       runs[i]?.push(await quantity.measure(size));
     }
   }

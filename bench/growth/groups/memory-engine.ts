@@ -1,9 +1,9 @@
 import { cpuPlatform, readTransferConfig } from "@kv/connector";
 import type { ConnectorModule, SchedulerConnector, WorkerConnector } from "@kv/interface";
-import { type MemoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
 import { engineIdentity } from "@kv/testing/engine-identity";
 import { simConfig } from "@kv/testing/simulator/sim-config";
 import { createSimRanks } from "@kv/testing/simulator/sim-ranks";
+import { type MemoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
 
 /** Both sides of a connector with one rank, on a host of a memory network. */
 export interface MemoryEngine {
@@ -15,7 +15,7 @@ export interface MemoryEngine {
 }
 
 /** Blocks of an engine's cache. */
-export const NUM_BLOCKS = 64;
+const NUM_BLOCKS = 64;
 
 export async function memoryEngine(
   network: MemoryNetwork,

@@ -11,9 +11,12 @@ import { memoryNetwork } from "@kv/transport-memory";
 import { heldBytes, processorTime } from "../costs.js";
 import type { Group, Quantity } from "../quantity.js";
 import { memoryEngine } from "./memory-engine.js";
+import { tables } from "./tables.js";
 
 const CONNECTORS: Readonly<Record<string, ConnectorModule>> = { pull: pullConnector, push: pushConnector };
 const SIZES = [100, 1000, 10_000, 100_000] as const;
+/** Fewer requests need less than the heap grows and shrinks for other reasons. */
+const MEMORY_SIZES = [1000, 4000, 16_000, 64_000] as const;
 /** The requests are spread over as many P's. */
 const ENGINES = 8;
 const PROMPT_TOKENS = 40;
@@ -59,7 +62,7 @@ function quantities(name: string, connector: ConnectorModule): Quantity[] {
     {
       name: `${name}, ${side}: memory`,
       unit: "bytes per request",
-      ...{ sizeOf: sizeOf[side], sizes: SIZES, exponent: 0 },
+      ...{ sizeOf: sizeOf[side], sizes: MEMORY_SIZES, exponent: 0 },
       async measure(size) {
         const held = await open[side]();
         const bytes = await heldBytes(size, () => fill(held, size));
@@ -97,8 +100,11 @@ async function decodeSide(connector: ConnectorModule): Promise<Side> {
   const network = memoryNetwork();
   const prefill = await memoryEngine(network, "p", connector);
   const { scheduler, ...engine } = await memoryEngine(network, "d", connector);
-  const params = prefill.scheduler.requestFinished(request("p", { do_remote_decode: true }), BLOCK_IDS, "length")
-    .kvTransferParams as KvTransferParams;
+  const params = prefill.scheduler.requestFinished(
+    request("p", { do_remote_decode: true }),
+    BLOCK_IDS,
+    "length",
+  ).kvTransferParams as KvTransferParams;
   await prefill.close();
   let [come, ended] = [0, 0];
   return {
@@ -152,6 +158,9 @@ function output(given: Partial<WorkerOutput>): WorkerOutput {
 
 export const scheduler: Group = {
   name: "scheduler",
-  title: "Scheduler sides of pull and push",
-  quantities: Object.entries(CONNECTORS).flatMap(([name, connector]) => quantities(name, connector)),
+  title: "Schedulers and tables of pull and push",
+  quantities: [
+    ...Object.entries(CONNECTORS).flatMap(([name, connector]) => quantities(name, connector)),
+    ...tables,
+  ],
 };

@@ -51,6 +51,7 @@ export {
   type PromptSource,
 } from "./scheduler/decode-requests.js";
 export { type Generation, Generations, type GenerationsOptions } from "./scheduler/generations.js";
+export { OldestFirst } from "./scheduler/oldest-first.js";
 export {
   PrefillScheduler,
   type PrefillSchedulerOptions,
@@ -60,7 +61,8 @@ export { addressToNotify, readRemoteRequest } from "./scheduler/remote-request.j
 export {
   type ConnectorStepMetadata,
   connectorStepMetadata,
-  type HeartbeatOrder,
+  type HeartbeatChange,
+  type HeartbeatRequest,
   type LeaseOrder,
   type RemoteRequest,
   type SendableRequest,

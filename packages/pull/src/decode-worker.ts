@@ -72,7 +72,7 @@ export class DecodeWorker {
     for (const requestId of aborts) {
       this.#receives.abort(requestId, new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted`));
     }
-    if (heartbeats !== null) this.#heartbeats.replace(heartbeats);
+    this.#heartbeats.change(heartbeats);
   }
 
   /** Numbers of receives, of notifications that are being sent, and of leases that are extended. */

@@ -73,14 +73,14 @@ describe("decode scheduler", () => {
     expect(decode.takeStep()).toMatchObject({
       receives: [],
       heartbeats: [
-        { engineId: "p-engine", host: "prefill", port: 5600, tpSize: 2, remoteRequestIds: ["cmpl-p"] },
+        { engineId: "p-engine", host: "prefill", port: 5600, tpSize: 2, begin: [{ requestId: "cmpl-p" }] },
       ],
     });
     clock.advance(500);
     expect(decode.matched(request("r"), 0)).toEqual({ tokens: 100, async: true });
     decode.allocated(request("r"), blocks(7), 100);
     const { receives, heartbeats } = decode.takeStep();
-    expect(heartbeats).toBeNull();
+    expect(heartbeats).toEqual([]);
     expect(receives).toMatchObject([
       {
         requestId: "r",
@@ -94,7 +94,7 @@ describe("decode scheduler", () => {
     // A request that is admitted again after a preemption reads nothing more.
     expect(decode.matched(request("r"), 0)).toEqual({ tokens: 0, async: false });
     decode.received("r");
-    expect(decode.takeStep().heartbeats).toEqual([]);
+    expect(decode.takeStep().heartbeats).toMatchObject([{ begin: [], end: [{ requestId: "cmpl-p" }] }]);
     expect(decode.finished(request("r"))).toEqual({ keepBlocks: false });
     expect(rest(decode)).toEqual([0, 0, false]);
   });
@@ -114,7 +114,7 @@ describe("decode scheduler", () => {
     decode.allocated(request("r"), blocks(7), 0);
     expect(decode.takeStep()).toMatchObject({
       receives: [{ requestId: "r", localBlockIds: [], isAwaited: false }],
-      heartbeats: null,
+      heartbeats: [],
     });
     expect(decode.finished(request("r"))).toEqual({ keepBlocks: false });
     expect(decode.takeStep().receives).toEqual([]);
@@ -173,7 +173,7 @@ describe("decode scheduler", () => {
       expect(decode.takeStep()).toMatchObject({
         receives: [{ isAwaited: false, localBlockIds: [] }],
         aborts: [],
-        heartbeats: null,
+        heartbeats: [],
       });
       expect(rest(decode)).toEqual([0, 0, false]);
     }
@@ -185,7 +185,7 @@ describe("decode scheduler", () => {
     decode.allocated(request("r"), blocks(7), 100);
     decode.takeStep();
     expect(decode.finished(request("r"))).toEqual({ keepBlocks: true });
-    expect(decode.takeStep()).toMatchObject({ aborts: ["r"], heartbeats: [] });
+    expect(decode.takeStep()).toMatchObject({ aborts: ["r"], heartbeats: [{ begin: [], end: [{}] }] });
     expect(decode.outstanding()["requests"]).toBe(1);
     decode.received("r");
     expect(rest(decode)).toEqual([0, 0, false]);
@@ -199,8 +199,8 @@ describe("decode scheduler", () => {
     );
     decode.queued(request("c", { ...PARAMS, remote_engine_id: "other", remote_request_id: "cmpl-o" }));
     expect(decode.takeStep().heartbeats).toMatchObject([
-      { engineId: "p-engine", remoteRequestIds: ["cmpl-p", "cmpl-q"] },
-      { engineId: "other", remoteRequestIds: ["cmpl-o"] },
+      { engineId: "p-engine", begin: [{ requestId: "cmpl-p" }, { requestId: "cmpl-q" }] },
+      { engineId: "other", begin: [{ requestId: "cmpl-o" }] },
     ]);
   });
 });

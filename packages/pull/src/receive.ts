@@ -205,7 +205,7 @@ export class PullReceiver {
       leaseMs,
       extensionMs,
       marginMs: leaseMarginMs,
-      heartbeatsAtMs: this.#heartbeats.takenAtMs(order.remote, order.remote.requestId),
+      heartbeatsAtMs: this.#heartbeats.takenAtMs(order.remote),
     });
   }
 

@@ -5,6 +5,7 @@ import {
   type DecodeOrdersContext,
   type FetchOrder,
   Generations,
+  OldestFirst,
   type RemoteRequest,
   readRemoteRequest,
 } from "@kv/connector/building-blocks";
@@ -50,8 +51,8 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
   readonly #context: DecodeOrdersContext;
   readonly #secrets = new RegistrationSecrets();
   readonly #generations: Generations;
-  /** Generations whose blocks a WRITE may still reach, in ascending order. */
-  readonly #openGenerations = new Set<number>();
+  /** Generations whose blocks a WRITE may still reach. */
+  readonly #openGenerations = new OldestFirst<number, true>();
   #registrations: RegistrationOrder[] = [];
   #withdrawals: string[] = [];
 
@@ -132,8 +133,8 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
     >,
   ): void {
     const { wireId, generation } = this.#generations.begin(requestId);
-    this.#openGenerations.add(generation);
-    const [oldestOpen = generation] = this.#openGenerations;
+    this.#openGenerations.set(generation, true);
+    const oldestOpen = this.#openGenerations.oldest?.key ?? generation;
     const { host, port } = this.#context.address();
     const secret = this.#secrets.of(remote);
     this.#registrations.push({

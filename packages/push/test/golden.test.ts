@@ -198,7 +198,7 @@ describe.each(RECORDINGS)("as recorded from vLLM in %s", (recording) => {
       const takeStep = () => pushStepMetadata(decode.buildStepMetadata());
       const request = { requestId: req, numPromptTokens: ret[0], kvTransferParams: { ...params } };
       decode.requestQueued(request);
-      expect(takeStep().heartbeats).toMatchObject([{ remoteRequestIds: [params.remote_request_id] }]);
+      expect(takeStep().heartbeats).toMatchObject([{ begin: [{ requestId: params.remote_request_id }] }]);
       expect(decode.matchedTokens(request, 0)).toEqual({ tokens: ret[0], async: true });
       decode.afterAllocation(request, registered.local_block_ids, ret[0]);
       expect(takeStep().registrations).toMatchObject([

@@ -24,6 +24,11 @@ export function engineKey({ engineId, host, port, tpSize, dcpSize, ppSize }: Eng
   return JSON.stringify([engineId, host, port, tpSize, dcpSize, ppSize]);
 }
 
+/** The address alone, without the registration of the engine's cache and without what a message has besides. */
+export function addressOf({ engineId, host, port, tpSize, dcpSize, ppSize }: EngineAddress): EngineAddress {
+  return { engineId, host, port, tpSize, dcpSize, ppSize };
+}
+
 /** The engine's name in error messages and logs. */
 export function describeEngine({ engineId, host, port }: EngineAddress): string {
   return `engine ${engineId} at ${host}:${port}`;

@@ -7,14 +7,19 @@ import { NotificationSender } from "./notification-sender.js";
 import type { PeerRef } from "./peer.js";
 import type { RemoteEngine } from "./remote-engine.js";
 
-const engineAt = (engineId: string, remoteRequestIds: readonly string[]) => ({
+const engineAt = (engineId: string) => ({
   engineId,
   host: "p",
   port: 5600,
   tpSize: 1,
   dcpSize: 1,
   ppSize: 1,
-  remoteRequestIds,
+});
+const named = (ids: readonly string[]) => ids.map((requestId) => ({ requestId }));
+const change = (engineId: string, begin: readonly string[], end: readonly string[] = []) => ({
+  ...engineAt(engineId),
+  begin: named(begin),
+  end: named(end),
 });
 
 function setUp({ notify = async () => {} }: { notify?: () => Promise<void> } = {}) {
@@ -46,9 +51,9 @@ function setUp({ notify = async () => {} }: { notify?: () => Promise<void> } = {
 }
 
 describe("heartbeats", () => {
-  it("are sent to every engine of the set at once, then once per interval", () => {
+  it("are sent to every engine at once, then once per interval", () => {
     const { clock, beats, heartbeats } = setUp();
-    heartbeats.replace([engineAt("p0", ["a", "b"]), engineAt("p1", ["c"])]);
+    heartbeats.change([change("p0", ["a", "b"]), change("p1", ["c"])]);
     clock.advance(10_000);
     expect(beats).toEqual([
       [0, "p0", "a,b"],
@@ -62,12 +67,12 @@ describe("heartbeats", () => {
 
   it("are not sent more often when the set changes often", () => {
     const { clock, beats, heartbeats } = setUp();
-    heartbeats.replace([engineAt("p", ["a"])]);
+    heartbeats.change([change("p", ["a"])]);
     clock.advance(1000);
-    heartbeats.replace([engineAt("p", ["a", "b"])]);
-    heartbeats.replace([]);
+    heartbeats.change([change("p", ["b"])]);
+    heartbeats.change([change("p", [], ["a", "b"])]);
     clock.advance(1000);
-    heartbeats.replace([engineAt("p", ["b"])]);
+    heartbeats.change([change("p", ["b"])]);
     clock.advance(3000);
     expect(beats).toEqual([
       [0, "p", "a"],
@@ -77,12 +82,12 @@ describe("heartbeats", () => {
 
   it("leave no timer after an empty set or close", () => {
     const { clock, beats, heartbeats } = setUp();
-    heartbeats.replace([engineAt("p", ["a"])]);
+    heartbeats.change([change("p", ["a"])]);
     expect(clock.pending()).toBe(1);
-    heartbeats.replace([engineAt("p", [])]);
+    heartbeats.change([change("p", [], ["a"])]);
     expect(clock.pending()).toBe(0);
     clock.advance(60_000);
-    heartbeats.replace([engineAt("p", ["a"])]);
+    heartbeats.change([change("p", ["a"])]);
     heartbeats.close();
     clock.advance(60_000);
     expect(beats).toEqual([
@@ -95,20 +100,18 @@ describe("heartbeats", () => {
 
   it("leave out a request id that a peer would misparse, and do not record it as sent", async () => {
     const { beats, heartbeats, tasks } = setUp();
-    const order = engineAt("p", ["a,b", "HB:x", "ok"]);
-    heartbeats.replace([order]);
+    heartbeats.change([change("p", ["a,b", "HB:x", "ok"])]);
     await tasks.idle();
     expect(beats).toEqual([[0, "p", "ok"]]);
-    expect(heartbeats.takenAtMs(order, "ok")).toEqual([0]);
-    expect(heartbeats.takenAtMs(order, "a,b")).toEqual([]);
-    expect(heartbeats.takenAtMs(order, "HB:x")).toEqual([]);
+    expect(heartbeats.takenAtMs({ ...engineAt("p"), requestId: "ok" })).toEqual([0]);
+    expect(heartbeats.takenAtMs({ ...engineAt("p"), requestId: "a,b" })).toEqual([]);
+    expect(heartbeats.takenAtMs({ ...engineAt("p"), requestId: "HB:x" })).toEqual([]);
   });
 
   it("are not recorded as sent when the transport rejects them", async () => {
     const { heartbeats, tasks } = setUp({ notify: () => Promise.reject(new Error("gone")) });
-    const order = engineAt("p", ["a"]);
-    heartbeats.replace([order]);
+    heartbeats.change([change("p", ["a"])]);
     await tasks.idle();
-    expect(heartbeats.takenAtMs(order, "a")).toEqual([]);
+    expect(heartbeats.takenAtMs({ ...engineAt("p"), requestId: "a" })).toEqual([]);
   });
 });

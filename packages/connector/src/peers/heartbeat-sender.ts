@@ -1,7 +1,8 @@
 import type { Clock, Timer } from "@kv/interface";
-import type { HeartbeatOrder } from "../scheduler/step-types.js";
+import { heartbeatKey, heartbeatRequest } from "../scheduler/heartbeat-set.js";
+import type { HeartbeatChange, HeartbeatRequest, RemoteRequest } from "../scheduler/step-types.js";
 import type { TaskTracker } from "../worker/task-tracker.js";
-import { type EngineAddress, engineKey } from "./engine-address.js";
+import { addressOf, type EngineAddress, engineKey } from "./engine-address.js";
 import type { NotificationSender } from "./notification-sender.js";
 import type { PeerTable } from "./peer-table.js";
 import type { RemoteEngine } from "./remote-engine.js";
@@ -19,62 +20,59 @@ export interface HeartbeatSenderOptions {
   /** Tracks the sending, so that the worker can wait for it when it closes. */
   readonly tasks: Pick<TaskTracker, "track">;
   /** Called after each heartbeat to an engine. `isDelivered`: the transport accepted it for all ranks. */
-  readonly onSent?: ((order: HeartbeatOrder, isDelivered: boolean) => void) | undefined;
+  readonly onSent?: ((engine: EngineAddress, isDelivered: boolean) => void) | undefined;
+}
+
+/** A request whose lease is extended. */
+interface Extended extends HeartbeatRequest {
+  /** When the transport got heartbeats that name the request, ascending. */
+  readonly takenAtMs: number[];
+}
+
+/** The requests of one engine, by `heartbeatKey`. */
+interface Engine {
+  readonly address: EngineAddress;
+  readonly requests: Map<string, Extended>;
 }
 
 /**
  * Extends the leases of the requests that wait or transfer on D: at each interval, it sends every engine the ids of its
- * requests. The scheduler side sends the whole set whenever it changes. The timer runs between engine steps, so that an idle engine does not
+ * requests. The scheduler side sends what changes. The timer runs between engine steps, so that an idle engine does not
  * lose its leases. Records which heartbeats the transport accepted, for the lease deadlines of P's that answer no lease queries.
  */
 export class HeartbeatSender {
   readonly #options: HeartbeatSenderOptions;
-  #orders: readonly HeartbeatOrder[] = [];
+  readonly #engines = new Map<string, Engine>();
   #timer: Timer | undefined;
   #lastMs = Number.NEGATIVE_INFINITY;
-  /** By engine and request: when the transport got heartbeats that name the request, ascending. */
-  readonly #takenAtMs = new Map<string, number[]>();
 
   constructor(options: HeartbeatSenderOptions) {
     this.#options = options;
   }
 
-  /** Replaces the set. New requests get a heartbeat at once when the last one is an interval old, otherwise with the next. */
-  replace(orders: readonly HeartbeatOrder[]): void {
-    const kept = new Set(
-      orders.flatMap((order) => order.remoteRequestIds.map((id) => requestKey(order, id))),
-    );
-    for (const known of this.#takenAtMs.keys()) if (!kept.has(known)) this.#takenAtMs.delete(known);
-    for (const added of kept) if (!this.#takenAtMs.has(added)) this.#takenAtMs.set(added, []);
-    this.#orders = orders.filter(({ remoteRequestIds }) => remoteRequestIds.length > 0);
-    if (this.#orders.length === 0) {
-      this.#cancelTimer();
-      return;
-    }
-    const { clock, intervalMs } = this.#options;
-    const dueInMs = this.#lastMs + intervalMs - clock.now();
-    if (dueInMs <= 0) {
-      this.#cancelTimer();
-      this.#sendAll();
-    } else {
-      this.#timer ??= clock.setTimer(() => this.#sendAll(), dueInMs);
-    }
+  /** Changes the set. New requests get a heartbeat at once when the last one is an interval old, otherwise with the next. */
+  change(changes: readonly HeartbeatChange[]): void {
+    for (const change of changes) this.#changeEngine(change);
+    if (changes.length > 0) this.#arm();
   }
 
   /** When the transport got heartbeats that name the request and accepted them for all of the engine's ranks; in ms, ascending. */
-  takenAtMs(engine: EngineAddress, remoteRequestId: string): readonly number[] {
-    return this.#takenAtMs.get(requestKey(engine, remoteRequestId)) ?? [];
+  takenAtMs(remote: RemoteRequest): readonly number[] {
+    const engine = this.#engines.get(engineKey(remote));
+    return engine?.requests.get(heartbeatKey(heartbeatRequest(remote)))?.takenAtMs ?? [];
   }
 
   /** Requests whose leases are extended. */
   get size(): number {
-    return this.#orders.reduce((sum, { remoteRequestIds }) => sum + remoteRequestIds.length, 0);
+    let size = 0;
+    for (const { requests } of this.#engines.values()) size += requests.size;
+    return size;
   }
 
   /** Sends no more heartbeats. */
   close(): void {
-    this.#orders = [];
-    this.#cancelTimer();
+    this.#engines.clear();
+    this.#arm();
   }
 
   /** As `close`. */
@@ -82,22 +80,39 @@ export class HeartbeatSender {
     this.close();
   }
 
-  #sendAll(): void {
-    this.#timer = undefined;
-    if (this.#orders.length === 0) return;
+  #changeEngine(change: HeartbeatChange): void {
+    const key = engineKey(change);
+    const engine = this.#engines.get(key) ?? { address: addressOf(change), requests: new Map() };
+    for (const request of change.begin)
+      engine.requests.set(heartbeatKey(request), { ...request, takenAtMs: [] });
+    for (const request of change.end) engine.requests.delete(heartbeatKey(request));
+    if (engine.requests.size === 0) this.#engines.delete(key);
+    else this.#engines.set(key, engine);
+  }
+
+  #arm(): void {
     const { clock, intervalMs } = this.#options;
+    const dueInMs = this.#lastMs + intervalMs - clock.now();
+    if (this.#engines.size === 0) this.#cancelTimer();
+    else if (dueInMs > 0) this.#timer ??= clock.setTimer(() => this.#sendAll(), dueInMs);
+    else this.#sendAll();
+  }
+
+  #sendAll(): void {
+    const { clock, intervalMs } = this.#options;
+    this.#cancelTimer();
     this.#lastMs = clock.now();
-    for (const order of this.#orders) this.#send(order);
+    for (const engine of this.#engines.values()) this.#send(engine);
     this.#timer = clock.setTimer(() => this.#sendAll(), intervalMs);
   }
 
-  #send(order: HeartbeatOrder): void {
+  #send({ address, requests }: Engine): void {
     const { clock, engines, notifications, tasks, onSent } = this.#options;
-    const engine = engines.peek(order);
+    const engine = engines.peek(address);
     if (engine === undefined) {
       // The request may still be queued. A handshake now makes the next heartbeat possible, and saves time when the request's transfer starts.
       tasks.track(
-        engines.acquire(order).then(
+        engines.acquire(address).then(
           (reference) => reference.release(),
           () => {},
         ),
@@ -105,10 +120,12 @@ export class HeartbeatSender {
       return;
     }
     const atMs = clock.now();
+    const named = [...requests.values()];
     tasks.track(
-      notifications.sendHeartbeat(engine, order).then(({ takenIds, isDelivered }) => {
-        onSent?.(order, isDelivered);
-        for (const id of takenIds) this.#takenAtMs.get(requestKey(order, id))?.push(atMs);
+      notifications.sendHeartbeat(engine, named).then(({ takenIds, isDelivered }) => {
+        onSent?.(address, isDelivered);
+        const taken = new Set(takenIds);
+        for (const { requestId, takenAtMs } of named) if (taken.has(requestId)) takenAtMs.push(atMs);
       }),
     );
   }
@@ -117,8 +134,4 @@ export class HeartbeatSender {
     this.#timer?.cancel();
     this.#timer = undefined;
   }
-}
-
-function requestKey(engine: EngineAddress, remoteRequestId: string): string {
-  return `${engineKey(engine)} ${remoteRequestId}`;
 }

@@ -7,7 +7,7 @@ import {
   type KvNotification,
   REQUEST_CONTROL,
 } from "@kv/protocol";
-import type { HeartbeatOrder } from "../scheduler/step-types.js";
+import type { HeartbeatRequest } from "../scheduler/step-types.js";
 import type { RemoteEngine } from "./remote-engine.js";
 
 /** Ids per heartbeat, far below any transport's limit for one notification. */
@@ -55,11 +55,16 @@ export class NotificationSender {
    */
   async sendHeartbeat(
     engine: Pick<RemoteEngine, "agents" | "features">,
-    { remoteRequestIds, proofs = [] }: Pick<HeartbeatOrder, "remoteRequestIds" | "proofs">,
+    named: readonly HeartbeatRequest[],
   ): Promise<HeartbeatResult> {
-    const proven = engine.features.has(REQUEST_CONTROL) ? proofs : [];
+    const proven = engine.features.has(REQUEST_CONTROL)
+      ? named.flatMap(({ requestId, capability }) =>
+          capability === undefined ? [] : [{ requestId, capability }],
+        )
+      : [];
     const provenIds = new Set(proven.map(({ requestId }) => requestId));
-    const plain = remoteRequestIds.filter((id) => !provenIds.has(id) && isWireSafeRequestId(id));
+    const plainIds = new Set(named.map(({ requestId }) => requestId));
+    const plain = [...plainIds].filter((id) => !provenIds.has(id) && isWireSafeRequestId(id));
     const agents = [...new Set(engine.agents.values())];
     const messages = [
       ...inChunks(plain).map((requestIds) => ({

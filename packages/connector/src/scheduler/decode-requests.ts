@@ -10,7 +10,7 @@ import {
 } from "@kv/interface";
 import { exchangedBlocks } from "@kv/plan";
 import { HeartbeatSet } from "./heartbeat-set.js";
-import type { HeartbeatOrder, RemoteRequest } from "./step-types.js";
+import type { HeartbeatChange, RemoteRequest } from "./step-types.js";
 
 /** The P of a request, and how much of the prompt it has. */
 export interface PromptSource {
@@ -85,7 +85,7 @@ export class DecodeRequests<Source extends PromptSource> {
   readonly #config: KvCacheConfig;
   readonly #orders: DecodeOrders<Source, object>;
   readonly #states = new Map<string, RequestState<Source>>();
-  readonly #heartbeats = new HeartbeatSet(() => this.#leasesToExtend());
+  readonly #heartbeats = new HeartbeatSet();
 
   constructor(options: {
     readonly clock: Clock;
@@ -157,7 +157,7 @@ export class DecodeRequests<Source extends PromptSource> {
       case "ended":
         break;
     }
-    this.#forget(requestId);
+    this.#forget(requestId, state);
     return { keepBlocks: false };
   }
 
@@ -170,16 +170,16 @@ export class DecodeRequests<Source extends PromptSource> {
       return;
     }
     this.#orders.ended?.(requestId);
-    if (state.phase === "leaving") this.#forget(requestId);
+    if (state.phase === "leaving") this.#forget(requestId, state);
     else if (state.phase !== "queued") this.#enter(state, "ended");
   }
 
-  /** The leases to extend; null when the workers have them already. */
-  takeHeartbeats(): readonly HeartbeatOrder[] | null {
+  /** Which leases are to be extended, and which no longer, since the last call. */
+  takeHeartbeats(): readonly HeartbeatChange[] {
     return this.#heartbeats.take();
   }
 
-  /** Whether `takeHeartbeats` has a new set. */
+  /** Whether `takeHeartbeats` has changes. */
   get hasHeartbeats(): boolean {
     return this.#heartbeats.hasChanged;
   }
@@ -198,12 +198,6 @@ export class DecodeRequests<Source extends PromptSource> {
   close(): void {
     this.#states.clear();
     this.#heartbeats.clear();
-  }
-
-  *#leasesToExtend(): Iterable<RemoteRequest> {
-    for (const { phase, source } of this.#states.values()) {
-      if (source !== undefined && (phase === "queued" || phase === "fetching")) yield source.remote;
-    }
   }
 
   #see(request: ConnectorRequest): RequestState<Source> {
@@ -228,7 +222,7 @@ export class DecodeRequests<Source extends PromptSource> {
       numComputedTokens: 0,
     };
     this.#states.set(request.requestId, state);
-    if (source !== undefined) this.#heartbeats.touch();
+    if (source !== undefined) this.#heartbeats.add(source.remote);
     return state;
   }
 
@@ -236,14 +230,20 @@ export class DecodeRequests<Source extends PromptSource> {
     if (remote !== undefined) this.#orders.release(request, remote);
   }
 
-  #enter(state: RequestState<Source>, phase: Phase): void {
+  #enter(state: RequestState<Source>, phase: Exclude<Phase, "queued" | "fetching">): void {
+    this.#endHeartbeats(state);
     state.phase = phase;
-    this.#heartbeats.touch();
   }
 
-  #forget(requestId: string): void {
+  #forget(requestId: string, state: RequestState<Source>): void {
+    this.#endHeartbeats(state);
     this.#states.delete(requestId);
-    this.#heartbeats.touch();
+  }
+
+  /** Only the lease of a request that waits or transfers is extended. */
+  #endHeartbeats({ phase, source }: RequestState<Source>): void {
+    if (source !== undefined && (phase === "queued" || phase === "fetching"))
+      this.#heartbeats.remove(source.remote);
   }
 }
 

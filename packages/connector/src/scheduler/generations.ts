@@ -1,5 +1,6 @@
 import type { Clock } from "@kv/interface";
 import { isWireSafeRequestId, newCapability } from "@kv/protocol";
+import { OldestFirst } from "./oldest-first.js";
 
 /** One use of a request's blocks. */
 export interface Generation {
@@ -36,8 +37,8 @@ export class Generations {
   readonly #rememberMs: number;
   readonly #byRequestId = new Map<string, Generation>();
   readonly #byWireId = new Map<string, Generation>();
-  /** Ended request ids, the oldest first. */
-  readonly #endedAtMs = new Map<string, number>();
+  /** When request ids ended. */
+  readonly #endedAtMs = new OldestFirst<string, number>();
   #last = 0;
 
   constructor({ clock, rememberMs = 600_000 }: GenerationsOptions) {
@@ -72,7 +73,6 @@ export class Generations {
     if (current === undefined) return;
     this.#byRequestId.delete(requestId);
     this.#byWireId.delete(current.wireId);
-    this.#endedAtMs.delete(requestId);
     this.#endedAtMs.set(requestId, this.#clock.now());
   }
 
@@ -109,9 +109,9 @@ export class Generations {
 
   #forgetOld(): void {
     const horizonMs = this.#clock.now() - this.#rememberMs;
-    for (const [id, atMs] of this.#endedAtMs) {
-      if (atMs > horizonMs) break;
-      this.#endedAtMs.delete(id);
+    for (let { oldest } = this.#endedAtMs; oldest !== undefined; { oldest } = this.#endedAtMs) {
+      if (oldest.value > horizonMs) break;
+      this.#endedAtMs.delete(oldest.key);
     }
   }
 }

@@ -1,5 +1,5 @@
 import { type BlockIds, KvError, type StepMetadata } from "@kv/interface";
-import type { RemoteLease, RequestProof } from "@kv/protocol";
+import type { RemoteLease } from "@kv/protocol";
 import type { EngineAddress } from "../peers/engine-address.js";
 
 // All types here are plain data: the scheduler side and the workers may live in different processes.
@@ -46,12 +46,20 @@ export interface RemoteRequest extends EngineAddress {
   readonly blocks?: string | undefined;
 }
 
-/** Orders D's workers to extend the leases of its requests at one engine. */
-export interface HeartbeatOrder extends EngineAddress {
-  /** P's ids of the requests. */
-  readonly remoteRequestIds: readonly string[];
-  /** The same requests with their capabilities, where the parameters have one. One id may come with several: only one of them is right. */
-  readonly proofs?: readonly RequestProof[] | undefined;
+/** A request as heartbeats name it. */
+export interface HeartbeatRequest {
+  /** P's id of the request. */
+  readonly requestId: string;
+  /** The request's capability; undefined where P is vLLM. */
+  readonly capability?: string | undefined;
+}
+
+/** Orders D's workers to begin or end extending the leases of requests at one engine. */
+export interface HeartbeatChange extends EngineAddress {
+  /** Requests whose leases are extended from now on. */
+  readonly begin: readonly HeartbeatRequest[];
+  /** Requests whose leases are no longer extended. */
+  readonly end: readonly HeartbeatRequest[];
 }
 
 /** The orders of the scheduler side to every worker in one step. Connectors add their own. */
@@ -66,8 +74,8 @@ export interface ConnectorStepMetadata extends StepMetadata {
   readonly notSent: readonly string[];
   /** P: requests that finished, and whose blocks wait for readers. */
   readonly leases: readonly LeaseOrder[];
-  /** D: all leases to extend; null when nothing has changed since the last step. */
-  readonly heartbeats: readonly HeartbeatOrder[] | null;
+  /** D: which leases are extended from this step on, and which no longer; one entry per engine. */
+  readonly heartbeats: readonly HeartbeatChange[];
 }
 
 /**
@@ -79,13 +87,12 @@ export function connectorStepMetadata<Step extends ConnectorStepMetadata>(
   connector: string,
   lists: readonly (keyof Step & string)[],
 ): Step {
-  const { schedulerClockMs, incarnation, heartbeats } = step;
+  const { schedulerClockMs, incarnation } = step;
   if (
     step.connector !== connector ||
-    !["inBatch", "notSent", "leases", ...lists].every((name) => Array.isArray(step[name])) ||
+    !["inBatch", "notSent", "leases", "heartbeats", ...lists].every((name) => Array.isArray(step[name])) ||
     typeof schedulerClockMs !== "number" ||
-    typeof incarnation !== "string" ||
-    !(heartbeats === null || Array.isArray(heartbeats))
+    typeof incarnation !== "string"
   ) {
     throw new KvError(
       "KV_INTERNAL",

@@ -11,11 +11,11 @@ function setUp(extensionMs = 20_000) {
 }
 
 describe("leases", () => {
-  it("expire at their deadlines, with one timer for all leases", () => {
+  it("expire at their deadlines, each by a timer of its own", () => {
     const { clock, expired, leases } = setUp();
     leases.grant("b", { expiresAtMs: 31_000 });
     leases.grant("a", { expiresAtMs: 11_000 });
-    expect(clock.pending()).toBe(1);
+    expect(clock.pending()).toBe(2);
     clock.advance(9999);
     expect(expired).toEqual([]);
     clock.advance(1);
@@ -85,6 +85,20 @@ describe("leases", () => {
     }
     base.advance(100);
     expect(expired.length).toBe(2000);
+  });
+
+  it("that are granted again or attended keep one timer each", () => {
+    const { clock, expired, leases } = setUp();
+    leases.grant("a", { expiresAtMs: 2000 });
+    leases.grant("a", { expiresAtMs: 31_000, unattendedExpiresAtMs: 121_000 });
+    leases.extend(["a"]);
+    leases.extend(["a"]);
+    expect(clock.pending()).toBe(1);
+    clock.advance(29_999);
+    expect(expired).toEqual([]);
+    clock.advance(1);
+    expect(expired).toEqual(["a"]);
+    expect(clock.pending()).toBe(0);
   });
 
   it("can be granted again by onExpired", () => {

@@ -22,7 +22,7 @@ export interface LeasesOptions {
   readonly extensionMs: number;
   /** Gets a span for each lease, with an event for each extension. */
   readonly tracer?: Tracer | undefined;
-  /** Called from the timer for each lease that has ended. `close` does not call it. */
+  /** Called from a timer for each lease that has ended. `close` does not call it. */
   onExpired(id: string): void;
 }
 
@@ -31,6 +31,8 @@ interface Lease {
   readonly unattendedMs: number;
   isAttended: boolean;
   readonly span: Span | undefined;
+  timer: Timer | undefined;
+  timerAtMs: number;
 }
 
 /**
@@ -40,8 +42,6 @@ interface Lease {
 export class Leases {
   readonly #options: LeasesOptions;
   readonly #leases = new Map<string, Lease>();
-  #timer: Timer | undefined;
-  #timerAtMs = Number.POSITIVE_INFINITY;
 
   constructor(options: LeasesOptions) {
     this.#options = options;
@@ -54,37 +54,39 @@ export class Leases {
       parent: traceparent,
       attributes: { "kv.wire_id": id, "kv.lease.granted_ms": expiresAtMs - clock.now() },
     });
-    this.#leases.set(id, {
+    this.#leases.get(id)?.timer?.cancel();
+    const lease: Lease = {
       attendedMs: expiresAtMs,
       unattendedMs: unattendedExpiresAtMs ?? expiresAtMs,
       isAttended: false,
       span,
-    });
-    this.#armTimer();
+      timer: undefined,
+      timerAtMs: Number.POSITIVE_INFINITY,
+    };
+    this.#leases.set(id, lease);
+    this.#arm(id, lease);
   }
 
   /** Extends the leases that a heartbeat names. Ids without a lease are ignored: it has ended, or its step has not arrived yet. */
   extend(ids: Iterable<string>): void {
     const extendedMs = this.#options.clock.now() + this.#options.extensionMs;
-    let isEarlier = false;
     for (const id of ids) {
       const lease = this.#leases.get(id);
       if (lease === undefined) continue;
       lease.isAttended = true;
       lease.attendedMs = Math.max(lease.attendedMs, extendedMs);
       lease.span?.event("extended", { "kv.lease.extension_ms": this.#options.extensionMs });
-      isEarlier ||= lease.attendedMs < this.#timerAtMs;
+      // A timer that fires too early checks again, which is cheaper than moving it at each heartbeat. Only a timer that is too late must move.
+      if (lease.attendedMs < lease.timerAtMs) this.#arm(id, lease);
     }
-    // A timer that fires too early checks again, which is cheaper than moving it at each heartbeat. Only a timer that is too late must move.
-    if (isEarlier) this.#armTimer();
   }
 
   /** Ends a lease early. Returns whether there was one. */
   release(id: string): boolean {
-    this.#leases.get(id)?.span?.end();
-    const existed = this.#leases.delete(id);
-    if (this.#leases.size === 0) this.#armTimer();
-    return existed;
+    const lease = this.#leases.get(id);
+    lease?.timer?.cancel();
+    lease?.span?.end();
+    return this.#leases.delete(id);
   }
 
   /** Whether the id has a lease. */
@@ -103,10 +105,10 @@ export class Leases {
     return this.#leases.size;
   }
 
-  /** Ends all leases without calling `onExpired`, and cancels the timer. */
+  /** Ends all leases without calling `onExpired`. */
   close(): void {
+    for (const { timer } of this.#leases.values()) timer?.cancel();
     this.#leases.clear();
-    this.#armTimer();
   }
 
   /** As `close`. */
@@ -114,33 +116,24 @@ export class Leases {
     this.close();
   }
 
-  #armTimer(): void {
+  /** Each lease has a timer of its own: setting one costs the same with any number of leases. */
+  #arm(id: string, lease: Lease): void {
     const { clock } = this.#options;
-    let earliestMs = Number.POSITIVE_INFINITY;
-    for (const lease of this.#leases.values()) earliestMs = Math.min(earliestMs, end(lease));
-    if (earliestMs === this.#timerAtMs) return;
-    this.#timer?.cancel();
-    this.#timer = undefined;
-    this.#timerAtMs = earliestMs;
-    if (earliestMs !== Number.POSITIVE_INFINITY) {
-      // Whole milliseconds: with a remainder below the clock's resolution, the timer would fire again and again.
-      const delayMs = Math.max(0, Math.ceil(earliestMs - clock.now()));
-      this.#timer = clock.setTimer(() => this.#expire(), delayMs);
-    }
+    lease.timer?.cancel();
+    lease.timerAtMs = end(lease);
+    // Whole milliseconds: with a remainder below the clock's resolution, the timer would fire again and again.
+    const delayMs = Math.max(0, Math.ceil(lease.timerAtMs - clock.now()));
+    lease.timer = clock.setTimer(() => this.#check(id, lease), delayMs);
   }
 
-  #expire(): void {
-    this.#timer = undefined;
-    this.#timerAtMs = Number.POSITIVE_INFINITY;
-    const nowMs = this.#options.clock.now();
-    // Heartbeats move single leases, so the map is not ordered by time: check all leases.
-    const expired = [...this.#leases].filter(([, lease]) => nowMs >= end(lease));
-    for (const [id, { span }] of expired) {
-      this.#leases.delete(id);
-      span?.end(new KvError("KV_LEASE_EXPIRED", "the lease ended before every reader was done"));
+  #check(id: string, lease: Lease): void {
+    if (this.#options.clock.now() < end(lease)) {
+      this.#arm(id, lease);
+      return;
     }
-    this.#armTimer();
-    for (const [id] of expired) this.#options.onExpired(id);
+    this.#leases.delete(id);
+    lease.span?.end(new KvError("KV_LEASE_EXPIRED", "the lease ended before every reader was done"));
+    this.#options.onExpired(id);
   }
 }
 

@@ -93,9 +93,9 @@ export class DecodeWorker {
       engines: this.engines.table,
       notifications,
       tasks: this.#sending,
-      onSent: (order, isDelivered) => {
-        if (isDelivered) this.#liveness.heartbeatDelivered(order);
-        else this.#sending.track(this.#liveness.heartbeatFailed(order));
+      onSent: (engine, isDelivered) => {
+        if (isDelivered) this.#liveness.heartbeatDelivered(engine);
+        else this.#sending.track(this.#liveness.heartbeatFailed(engine));
       },
     });
   }
@@ -110,7 +110,7 @@ export class DecodeWorker {
     for (const requestId of withdrawals) {
       this.#receives.abort(requestId, new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted`));
     }
-    if (heartbeats !== null) this.#heartbeats.replace(heartbeats);
+    this.#heartbeats.change(heartbeats);
   }
 
   /** Takes a notice with the registration's secret: P's rank with the agent `from` has written its share. */

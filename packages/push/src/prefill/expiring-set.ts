@@ -1,3 +1,4 @@
+import { OldestFirst } from "@kv/connector/building-blocks";
 import type { Clock } from "@kv/interface";
 
 /** The bounds of an expiring set. */
@@ -12,8 +13,8 @@ export interface ExpiringSetOptions {
 /** A set of keys that expire, bounded in time and in number. It recognises messages that arrive late or twice. */
 export class ExpiringSet {
   readonly #options: ExpiringSetOptions;
-  /** When each key was last added. The order of the map is the order of these times. */
-  readonly #addedAtMs = new Map<string, number>();
+  /** When each key was last added. */
+  readonly #addedAtMs = new OldestFirst<string, number>();
 
   constructor(options: ExpiringSetOptions) {
     this.#options = options;
@@ -21,11 +22,10 @@ export class ExpiringSet {
 
   /** Adds a key, or renews it, and removes the keys that have expired or are too many. */
   add(key: string): void {
-    this.#addedAtMs.delete(key);
     this.#addedAtMs.set(key, this.#options.clock.now());
-    for (const [oldest, atMs] of this.#addedAtMs) {
-      if (this.#addedAtMs.size <= this.#options.maxSize && this.#isLive(atMs)) break;
-      this.#addedAtMs.delete(oldest);
+    for (let { oldest } = this.#addedAtMs; oldest !== undefined; { oldest } = this.#addedAtMs) {
+      if (this.#addedAtMs.size <= this.#options.maxSize && this.#isLive(oldest.value)) break;
+      this.#addedAtMs.delete(oldest.key);
     }
   }
 

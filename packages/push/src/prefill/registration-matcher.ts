@@ -1,3 +1,4 @@
+import { OldestFirst } from "@kv/connector/building-blocks";
 import type { Clock, Timer } from "@kv/interface";
 import { baseRequestId, type Registration, type RemoteLease, sameCapability } from "@kv/protocol";
 import type { ProducedRequest, ProducedRequests } from "./produced-requests.js";
@@ -46,8 +47,10 @@ export function registrationKey(registration: Registration): string {
 export class RegistrationMatcher {
   readonly #options: RegistrationMatcherOptions;
   readonly #requests: ProducedRequests;
-  /** In order of arrival. */
-  readonly #waiting = new Map<string, { readonly registration: Registration; readonly sinceMs: number }>();
+  readonly #waiting = new OldestFirst<
+    string,
+    { readonly registration: Registration; readonly sinceMs: number }
+  >();
   readonly #keysByName = new AliasIndex<string>();
   #timer: Timer | undefined;
 
@@ -173,24 +176,25 @@ export class RegistrationMatcher {
 
   /** Keeps one timer running while registrations wait. It fires for the registration that was oldest when it was set. */
   #arm(): void {
-    const [oldest] = this.#waiting.values();
+    const { oldest } = this.#waiting;
     if (oldest === undefined) {
       this.#timer?.cancel();
       this.#timer = undefined;
       return;
     }
     const { clock, waitMs } = this.#options;
-    const leftMs = Math.ceil(oldest.sinceMs + waitMs - clock.now());
+    const leftMs = Math.ceil(oldest.value.sinceMs + waitMs - clock.now());
     this.#timer ??= clock.setTimer(() => this.#expire(), Math.max(1, leftMs));
   }
 
   #expire(): void {
     const { clock, waitMs, onExpired } = this.#options;
     this.#timer = undefined;
-    for (const [key, { registration, sinceMs }] of this.#waiting) {
+    for (let { oldest } = this.#waiting; oldest !== undefined; { oldest } = this.#waiting) {
+      const { registration, sinceMs } = oldest.value;
       if (clock.now() < sinceMs + waitMs) break;
-      this.#remove(key);
-      onExpired(key, registration);
+      this.#remove(oldest.key);
+      onExpired(oldest.key, registration);
     }
     this.#arm();
   }

@@ -1,0 +1,65 @@
+interface Entry<Key, Value> {
+  readonly key: Key;
+  readonly value: Value;
+  older: Entry<Key, Value> | undefined;
+  newer: Entry<Key, Value> | undefined;
+}
+
+/**
+ * A map that finds its oldest entry at once. In a `Map` from which the oldest entries leave, the first step of an iteration passes all holes that
+ * they left.
+ */
+export class OldestFirst<Key, Value> {
+  readonly #entries = new Map<Key, Entry<Key, Value>>();
+  #oldest: Entry<Key, Value> | undefined;
+  #newest: Entry<Key, Value> | undefined;
+
+  /** Adds an entry as the newest one. An entry with this key is replaced. */
+  set(key: Key, value: Value): void {
+    this.delete(key);
+    const entry: Entry<Key, Value> = { key, value, older: this.#newest, newer: undefined };
+    if (this.#newest === undefined) this.#oldest = entry;
+    else this.#newest.newer = entry;
+    this.#newest = entry;
+    this.#entries.set(key, entry);
+  }
+
+  /** The value of a key; undefined when there is none. */
+  get(key: Key): Value | undefined {
+    return this.#entries.get(key)?.value;
+  }
+
+  /** Whether there is an entry with this key. */
+  has(key: Key): boolean {
+    return this.#entries.has(key);
+  }
+
+  /** Removes an entry. Returns whether there was one. */
+  delete(key: Key): boolean {
+    const entry = this.#entries.get(key);
+    if (entry === undefined) return false;
+    const { older, newer } = entry;
+    if (older === undefined) this.#oldest = newer;
+    else older.newer = newer;
+    if (newer === undefined) this.#newest = older;
+    else newer.older = older;
+    return this.#entries.delete(key);
+  }
+
+  /** The entry that was set first of those that are left. */
+  get oldest(): { readonly key: Key; readonly value: Value } | undefined {
+    return this.#oldest;
+  }
+
+  /** Number of entries. */
+  get size(): number {
+    return this.#entries.size;
+  }
+
+  /** Removes all entries. */
+  clear(): void {
+    this.#entries.clear();
+    this.#oldest = undefined;
+    this.#newest = undefined;
+  }
+}
