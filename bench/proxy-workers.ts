@@ -116,7 +116,7 @@ function server(answer: Buffer): Promise<number> {
       socket.on("error", () => {});
       let text = "";
       socket.on("data", (bytes) => {
-        text += bytes.latin1Slice();
+        text += bytes.toString("latin1");
         const headEnd = text.indexOf("\r\n\r\n");
         if (headEnd === -1) return;
         const length = Number(/content-length: (\d+)/i.exec(text)?.[1] ?? 0);
@@ -164,7 +164,7 @@ async function load(port: number, durationMs: number): Promise<number> {
     socket.on("connect", () => socket.write(REQUEST));
     let text = "";
     socket.on("data", (bytes) => {
-      text += bytes.latin1Slice();
+      text += bytes.toString("latin1");
       if (!isComplete(text)) return;
       if (!text.startsWith("HTTP/1.1 200 ")) throw new Error(`the proxy answered ${text.slice(0, 1000)}`);
       text = "";

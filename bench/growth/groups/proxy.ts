@@ -2,7 +2,7 @@ import { createServer, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
 import { createProxy } from "@kv/proxy";
 import { Agent } from "undici";
-import { collectGarbage, processorTimeOf } from "../costs.js";
+import { heldBytes, processorTimeOf } from "../costs.js";
 import type { Group, Quantity } from "../quantity.js";
 
 const PREFILLED = JSON.stringify({
@@ -153,16 +153,16 @@ const quantities: Quantity[] = [
       }),
   },
   {
-    name: "memory that is held after requests have ended",
-    unit: "KiB",
-    ...{ sizeOf: "requests since the start", sizes: [500, 2000, 8000, 32_000], exponent: 0 },
+    name: "memory that a request leaves behind when it has ended",
+    unit: "bytes per request",
+    ...{ sizeOf: "requests", sizes: [1000, 4000, 16_000, 64_000], exponent: -0.5 },
     measure: (size) =>
-      withProxy(async (running) => {
-        for (let at = 0; at < size; at += 50)
-          await Promise.all(Array.from({ length: 50 }, (_, one) => ask(running, `prompt ${at + one}`)));
-        collectGarbage();
-        return process.memoryUsage().heapUsed / 1024;
-      }),
+      withProxy((running) =>
+        heldBytes(size, async () => {
+          for (let at = 0; at < size; at += 50)
+            await Promise.all(Array.from({ length: 50 }, (_, one) => ask(running, `prompt ${at + one}`)));
+        }),
+      ),
   },
 ];
 

@@ -35,7 +35,8 @@ test("an instance that is added at one replica is not known to the other; the lo
   const held: Parameters<typeof decodeOk>[0][] = [];
   const d = await upstream((seen) => void held.push(seen));
   const added = await upstream(decodeOk);
-  const settings = { prefillers: [p.url], decoders: [d.url], routing: { decode: "least-load" } } as const;
+  const routing = { decode: "least-load" } as const;
+  const settings = { prefillers: [p.url], decoders: [d.url], routing };
   const [one, two] = [await runProxy(settings), await runProxy(settings)];
   one.proxy.instances.decode.add({ url: added.url });
   const first = post(`${one.url}/v1/completions`, { prompt: "a" });

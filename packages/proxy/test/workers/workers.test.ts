@@ -28,7 +28,7 @@ function ask(url: string, body?: unknown, path = "/v1/completions"): Promise<{ s
 }
 
 const eventually = <T>(value: () => T) => expect.poll(value, { timeout: 20_000 });
-const parsed = (text: string): Json => (/^[[{]/.test(text) ? JSON.parse(text) : text);
+const parsed = (text: string): Json => (/^[[{]/.test(text) ? JSON.parse(text) : (text as Json));
 const completion = (url: string) => ask(url, { prompt: "a" });
 const workersOf = (pid: number | undefined) =>
   readFileSync(`/proc/${pid}/task/${pid}/children`, "utf8").trim().split(/\s+/).map(Number).sort();
