@@ -10,6 +10,7 @@ import { nixl } from "./nixl/index.js";
 import { plan } from "./plan.js";
 import { prepare } from "./prepare.js";
 import { proxy } from "./proxy.js";
+import { proxyWorkers } from "./proxy-workers.js";
 import { pullHops } from "./pull-hops/index.js";
 import { pushVsPull } from "./push-vs-pull/index.js";
 import { pushVsPullLinks } from "./push-vs-pull-links/index.js";
@@ -26,6 +27,7 @@ const BENCHMARKS: Readonly<Record<string, (only: readonly string[] | undefined) 
     mapping,
     proxy,
     epp,
+    "proxy-workers": proxyWorkers,
     plan,
     nixl,
     metadata,

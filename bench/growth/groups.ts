@@ -6,5 +6,7 @@ export const GROUPS: Readonly<Record<string, () => Promise<Group>>> = {
   worker: async () => (await import("./groups/worker.js")).worker,
   plan: async () => (await import("./groups/plan.js")).plan,
   "reference-engine": async () => (await import("./groups/reference-engine.js")).referenceEngine,
+  nixl: async () => (await import("./groups/nixl.js")).nixl,
+  proxy: async () => (await import("./groups/proxy.js")).proxy,
   fleet: async () => (await import("./groups/fleet.js")).fleet,
 };

@@ -23,6 +23,7 @@ struct Thread {
   PollBackoff backoff;
   PollBackoff::Clock::time_point now{seconds(1000)};
   bool reachable = true;
+  int agents = 1;
 
   Thread() {
     backoff.worked(now);
@@ -34,7 +35,7 @@ struct Thread {
     const auto start = now + nanoseconds(200);
     now = start + takes;
     backoff.polled(start, now, reachable);
-    return backoff.pause(now, reachable, false);
+    return backoff.pause(now, reachable, false, agents);
   }
   // Makes empty polls, with the pauses between them, for this time. Returns their number.
   int idle(nanoseconds length) {
@@ -51,6 +52,10 @@ void an_idle_agent_sleeps_longer_and_longer() {
   const int polls = thread.idle(seconds(1));
   // It wakes 500 times and polls twice each: the duration of a poll right after a sleep says nothing.
   expect(polls > 900 && polls < 1100, "an idle agent wakes every 2 ms");
+  thread.agents = 64;
+  thread.idle(seconds(1));
+  expect(thread.idle(seconds(1)) < 130, "with 64 agents in the process it wakes every 16 ms");
+  thread.agents = 1;
   thread.reachable = false;
   thread.idle(seconds(1));
   expect(thread.idle(seconds(1)) < 250, "if peers can reach nothing, it wakes every 5 ms and polls once");

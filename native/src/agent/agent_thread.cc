@@ -2,6 +2,7 @@
 
 #include <sys/prctl.h>
 
+#include <atomic>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -18,6 +19,16 @@ using std::chrono::milliseconds;
 constexpr auto kPeerCheckInterval = milliseconds(50);
 // How long transfers in flight are waited for when the environment ends.
 constexpr auto kStopTimeout = milliseconds(1000);
+
+// The agents of this process whose threads poll.
+std::atomic<int> polling_agents = 0;
+
+struct CountedAsPolling {
+  CountedAsPolling() { ++polling_agents; }
+  ~CountedAsPolling() { --polling_agents; }
+  CountedAsPolling(const CountedAsPolling&) = delete;
+  CountedAsPolling& operator=(const CountedAsPolling&) = delete;
+};
 
 }  // namespace
 
@@ -203,6 +214,7 @@ void AgentThread::main(uint64_t ticket) {
     events_->send(Event::failed(Event::Kind::settled, ticket, Failure("KV_INTERNAL", error.what())));
     return;
   }
+  const CountedAsPolling counted;
   backoff_.worked(Clock::now());
   while (!ending()) {
     bool worked = commands_.run_all();
@@ -325,7 +337,7 @@ bool AgentThread::ending() {
 }
 
 void AgentThread::sleep() {
-  const auto pause = backoff_.pause(Clock::now(), agent_->reachable(), !transfers_.empty());
+  const auto pause = backoff_.pause(Clock::now(), agent_->reachable(), !transfers_.empty(), polling_agents.load(std::memory_order_relaxed));
   if (pause > pause.zero()) commands_.sleep(pause);
 }
 

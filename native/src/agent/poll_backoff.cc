@@ -14,6 +14,8 @@ constexpr auto kShortestPause = microseconds(20);
 constexpr auto kLongestPause = microseconds(2000);
 // The longest pause if peers cannot reach anything here.
 constexpr auto kLongestPauseUnreachable = microseconds(5000);
+// All idle agents of a process together poll at most 4,000 times a second: more agents make longer pauses.
+constexpr auto kLongestPausePerAgent = microseconds(250);
 constexpr auto kLongestPauseInFlight = microseconds(50);
 // Polls count as consecutive if they are less than this apart. After a sleep, caches are cold and the duration of a poll says nothing.
 constexpr auto kConsecutive = microseconds(5);
@@ -61,10 +63,11 @@ void PollBackoff::record_duration(Clock::time_point end, Clock::duration poll) {
 
 bool PollBackoff::due(Clock::time_point now) const { return now - last_poll_ > kPollWhilePosting; }
 
-microseconds PollBackoff::pause(Clock::time_point now, bool reachable, bool in_flight) const {
+microseconds PollBackoff::pause(Clock::time_point now, bool reachable, bool in_flight, int agents) const {
   if (immediate_polls_ > 0) return microseconds::zero();
   const auto idle = std::chrono::duration_cast<microseconds>(now - last_work_);
   auto longest = reachable ? kLongestPause : kLongestPauseUnreachable;
+  longest = std::max<microseconds>(longest, kLongestPausePerAgent * agents);
   if (in_flight) longest = kLongestPauseInFlight;
   // Sleeping right after work is faster than another poll: JavaScript needs a core to take the event, and with few cores it is this one.
   return std::clamp(idle / kIdlePerPause, kShortestPause, longest);

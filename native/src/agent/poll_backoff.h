@@ -19,8 +19,8 @@ class PollBackoff {
   bool due(Clock::time_point now) const;
   // When the last poll ended.
   Clock::time_point last_poll() const { return last_poll_; }
-  // How long to sleep before the next poll; zero for not at all. `in_flight`: the agent has transfers.
-  std::chrono::microseconds pause(Clock::time_point now, bool reachable, bool in_flight) const;
+  // How long to sleep before the next poll; zero for not at all. `in_flight`: the agent has transfers. `agents`: how many of this process poll.
+  std::chrono::microseconds pause(Clock::time_point now, bool reachable, bool in_flight, int agents) const;
 
  private:
   void record_duration(Clock::time_point end, Clock::duration poll);

@@ -1,3 +1,4 @@
+import { setMaxListeners } from "node:events";
 import { type Clock, KvError, type Log } from "@kv/interface";
 import { type Instance, instanceName, type PairingStatus, type Role } from "../instances/instance.js";
 import { hashesDifferUnexplained, type PairCheck } from "./check-pair.js";
@@ -63,6 +64,8 @@ export class Pairing {
   /** Reads nothing until pools have instances. */
   constructor(options: PairingOptions) {
     this.#options = options;
+    // Each reading listens, and all instances are read at the start.
+    setMaxListeners(0, this.#closing.signal);
   }
 
   /** Called by pools with all instances of a role after each change. */

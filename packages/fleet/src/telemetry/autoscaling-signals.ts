@@ -144,7 +144,9 @@ export interface MeasuredSignals {
 
 /** The load of an instance. */
 export interface InstanceLoad {
+  /** Visits under way. */
   readonly inFlight: number;
+  /** Whether it takes requests. */
   readonly available: boolean;
 }
 
