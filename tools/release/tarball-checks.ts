@@ -11,7 +11,7 @@ const MIB = 1 << 20;
 const MACHINES: Readonly<Record<string, RegExp>> = { x64: /X86-64/, arm64: /AArch64/ };
 
 /** What `npm run build:platforms` and `npm run build:libs` make. */
-const BUILT_SEPARATELY = /\.node$|^\.\/dist\/nixl-|^dist\/nixl-/;
+const BUILT_SEPARATELY = /\.node$|^(\.\/)?dist\/(nixl|libfabric)-/;
 
 /** The most bytes that a tarball may have. */
 export function tarballLimitBytes({ name, cpu }: PackageManifest): number {
