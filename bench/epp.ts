@@ -5,8 +5,8 @@ import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 import type { Agent } from "undici";
-import { envoyConfig } from "../tools/envoy/support/envoy-config.js";
-import { findEnvoy } from "../tools/envoy/support/find-envoy.js";
+import { envoyConfig } from "../apps/demo/src/envoy/envoy-config.js";
+import { installEnvoy } from "../apps/demo/src/envoy/install-envoy.js";
 import { cpuMs, firstLine, freePort, residentBytes, startOnCore } from "./child-processes.js";
 import { connections, type LoadResult, load } from "./proxy-load.js";
 import { median, type Row, spread } from "./report.js";
@@ -55,12 +55,12 @@ export async function epp(only: readonly string[] = ["latency", "picks", "memory
     const pickerPort = Number(/ready 127\.0\.0\.1:(\d+)/.exec(await firstLine(picker))?.[1]);
 
     const envoy = async (way: Exclude<Way, "direct">) => {
-      const [port, adminPort] = [await freePort(), await freePort()];
-      const config = envoyConfig({ port, adminPort, pickerPort, endpoints: [decode], failOpen: false });
+      const port = await freePort();
+      const config = envoyConfig({ port, pickerPort, endpoints: [decode], failOpen: false });
       const file = join(folder, `${way}.json`);
       writeFileSync(file, JSON.stringify(way === "static" ? withoutPicker(config) : config));
       const flags = ["-c", file, "--concurrency", "1", "--log-level", "error", "--disable-hot-restart"];
-      start(OTHER_CORE, await findEnvoy(), flags);
+      start(OTHER_CORE, await installEnvoy(), flags);
       return `http://127.0.0.1:${port}`;
     };
     const urls: Record<Way, string> = {
