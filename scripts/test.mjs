@@ -92,7 +92,7 @@ if (only.length === 0) {
     console.log("SKIPPED  workflows (actionlint): npm run lint:deploy fetches it");
   else await check("workflows (actionlint)", () => run(workflowLinter, ["-no-color", ...workflows]));
   const proseLinter = await fetchLinter(vale).catch((error) => {
-    console.log(`SKIPPED  prose (vale): ${error.message}`);
+    console.log(`SKIPPED  prose (vale): ${error.message.split("\n")[0]}`);
   });
   if (proseLinter !== undefined)
     await check("prose (vale)", () => run(proseLinter, ["--output=line", ...pages()]));
