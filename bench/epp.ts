@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 import type { Agent } from "undici";
-import { envoyConfig } from "../apps/demo/src/envoy/envoy-config.js";
+import { type EnvoyOptions, envoyConfig } from "../apps/demo/src/envoy/envoy-config.js";
 import { installEnvoy } from "../apps/demo/src/envoy/install-envoy.js";
 import { cpuMs, firstLine, freePort, residentBytes, startOnCore } from "./child-processes.js";
 import { connections, type LoadResult, load } from "./proxy-load.js";
@@ -16,6 +16,7 @@ const ALONE_MS = 600;
 const BUSY_MS = 2_000;
 const CLIENTS = 32;
 const REQUESTS = 100_000;
+const WARM_UP = 5_000;
 const PICKER_CORE = "0";
 const OTHER_CORE = "1";
 
@@ -56,9 +57,9 @@ export async function epp(only: readonly string[] = ["latency", "picks", "memory
 
     const envoy = async (way: Exclude<Way, "direct">) => {
       const port = await freePort();
-      const config = envoyConfig({ port, pickerPort, endpoints: [decode], failOpen: false });
+      const config = configFor(way, { port, pickerPort, endpoints: [decode] });
       const file = join(folder, `${way}.json`);
-      writeFileSync(file, JSON.stringify(way === "static" ? withoutPicker(config) : config));
+      writeFileSync(file, JSON.stringify(config));
       const flags = ["-c", file, "--concurrency", "1", "--log-level", "error", "--disable-hot-restart"];
       start(OTHER_CORE, await installEnvoy(), flags);
       return `http://127.0.0.1:${port}`;
@@ -68,7 +69,7 @@ export async function epp(only: readonly string[] = ["latency", "picks", "memory
       static: await envoy("static"),
       picked: await envoy("picked"),
     };
-    for (const way of WAYS) await answered(agent, urls[way]);
+    for (const way of WAYS) await warmedUp(agent, urls[way]);
     const pid = picker.pid ?? 0;
     return [
       ...(only.includes("latency") ? await addedLatency(agent, urls) : []),
@@ -82,26 +83,41 @@ export async function epp(only: readonly string[] = ["latency", "picks", "memory
   }
 }
 
-/** The same listener and route in front of a cluster with one endpoint. */
-function withoutPicker(config: ReturnType<typeof envoyConfig>): object {
-  const copy = structuredClone(config);
-  const { clusters, listeners } = copy.static_resources;
-  copy.static_resources.clusters = clusters
-    .filter(({ name }) => name === "decode")
-    .map(({ load_balancing_policy: _, ...cluster }) => cluster) as unknown as typeof clusters;
-  const connection = listeners[0]?.filter_chains[0]?.filters[0]?.typed_config as unknown as {
-    http_filters: { readonly name: string }[];
+/** Envoy half-closes the streams to the picker in place of resetting them: more than 33 resets a second end the connection. */
+const GRACEFUL = {
+  layers: [
+    { name: "static", static_layer: { "envoy.reloadable_features.ext_proc_graceful_grpc_close": true } },
+  ],
+};
+
+/**
+ * The configuration for one way: without the picker's filter for `static`. Health checks of the picker, which ask five times a second and are for `FailOpen`, are
+ * left out.
+ */
+function configFor(way: Exclude<Way, "direct">, options: Omit<EnvoyOptions, "failOpen">): object {
+  const config = { ...envoyConfig({ ...options, failOpen: false }), layered_runtime: GRACEFUL };
+  const { static_resources: resources } = config;
+  const [picker, decode] = resources.clusters.map(({ health_checks: _, ...cluster }) => cluster);
+  if (way === "picked") return { ...config, static_resources: { ...resources, clusters: [picker, decode] } };
+  const { load_balancing_policy: _, ...cluster } = decode ?? {};
+  const [listener] = resources.listeners;
+  const [filter] = listener?.filter_chains[0]?.filters ?? [];
+  const http = filter?.typed_config as unknown as {
+    readonly http_filters: readonly { readonly name: string }[];
   };
-  connection.http_filters = connection.http_filters.filter(({ name }) => !name.endsWith("ext_proc"));
-  return copy;
+  const http_filters = http.http_filters.filter(({ name }) => !name.endsWith("ext_proc"));
+  const filters = [{ ...filter, typed_config: { ...http, http_filters } }];
+  const listeners = [{ ...listener, filter_chains: [{ filters }] }];
+  return { ...config, static_resources: { listeners, clusters: [cluster] } };
 }
 
-/** Waits until a request is answered, and then warms up. */
-async function answered(agent: Agent, url: string): Promise<void> {
+/** Waits until a request is answered, and then until the code is compiled. */
+async function warmedUp(agent: Agent, url: string): Promise<void> {
   for (let attempt = 0; attempt < 100; attempt += 1) {
     const { tookMs } = await load(agent, url, 1, 1);
     if (tookMs.length > 0) {
-      complete(await load(agent, url, CLIENTS, BUSY_MS));
+      for (let count = 0; count < WARM_UP; )
+        count += complete(await load(agent, url, CLIENTS, BUSY_MS / 4)).tookMs.length;
       return;
     }
     await sleep(100);
