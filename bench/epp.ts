@@ -83,19 +83,12 @@ export async function epp(only: readonly string[] = ["latency", "picks", "memory
   }
 }
 
-/** Envoy half-closes the streams to the picker in place of resetting them: more than 33 resets a second end the connection. */
-const GRACEFUL = {
-  layers: [
-    { name: "static", static_layer: { "envoy.reloadable_features.ext_proc_graceful_grpc_close": true } },
-  ],
-};
-
 /**
  * The configuration for one way: without the picker's filter for `static`. Health checks of the picker, which ask five times a second and are for `FailOpen`, are
  * left out.
  */
 function configFor(way: Exclude<Way, "direct">, options: Omit<EnvoyOptions, "failOpen">): object {
-  const config = { ...envoyConfig({ ...options, failOpen: false }), layered_runtime: GRACEFUL };
+  const config = envoyConfig({ ...options, failOpen: false });
   const { static_resources: resources } = config;
   const [picker, decode] = resources.clusters.map(({ health_checks: _, ...cluster }) => cluster);
   if (way === "picked") return { ...config, static_resources: { ...resources, clusters: [picker, decode] } };

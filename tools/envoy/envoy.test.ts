@@ -229,6 +229,22 @@ describe.skipIf(envoyMissing !== undefined)(
       expect(await second.text).toBe("data: 1\n\ndata: [DONE]\n\n");
     });
 
+    test("5,000 requests on the one connection to the picker: each is answered", async () => {
+      answer = ({ response }) => void response.end("{}");
+      let sent = 0;
+      const statuses = new Set<number>();
+      const client = async () => {
+        while (sent < 5000) {
+          sent += 1;
+          const response = await post(closed.url, '{"prompt":"a"}');
+          statuses.add(response.status);
+          await response.arrayBuffer();
+        }
+      };
+      await Promise.all(Array.from({ length: 32 }, client));
+      expect([...statuses]).toEqual([200]);
+    });
+
     test("a subset hint of the gateway limits the choice", async () => {
       const seen: string[] = [];
       answer = ({ headers, response }) => {
