@@ -14,7 +14,7 @@ if (args.includes("--version")) {
 const { help, error: wrong } = checkArguments(args);
 if (help !== undefined || wrong !== undefined) {
   if (help !== undefined) process.stdout.write(help);
-  else process.stderr.write(`kv-demo: ${wrong}\n`);
+  else process.stderr.write(`kv-demo: ${wrong} [KV_CONFIG_INVALID]\n`);
   process.exit(help === undefined ? 2 : 0);
 }
 // A server by hand runs over NIXL: without it, its own error says what to do.

@@ -1,4 +1,4 @@
-import { packageVersion } from "@kv/interface/program";
+import { commanderOutput, packageVersion } from "@kv/interface/program";
 import { Command, InvalidArgumentError, Option } from "commander";
 import { demoConnectors } from "./instance/connectors.js";
 import table from "./options.json" with { type: "json" };
@@ -84,6 +84,7 @@ export function createCommand(actions: Actions): Command {
   const program = addOptions(new Command("kv-demo"), "demo")
     .version(packageVersion(import.meta.url))
     .exitOverride()
+    .configureOutput(commanderOutput("kv-demo"))
     .allowExcessArguments(false)
     .enablePositionalOptions()
     .action((raw: RawFlags, command: Command) => actions.demo(checkFlags(raw, command)));

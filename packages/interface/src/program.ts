@@ -11,7 +11,7 @@ export const EXIT_CODES = { ok: 0, failed: 1, couldNotRun: 2 } as const;
 
 /**
  * Runs a program's main function. A `KvError` is printed as `program: message [CODE]` with its hint on the next line. The errors and help of
- * commander, which has printed them already, give their exit codes only (commander with `exitOverride`). A reader of the output that goes
+ * commander, which has printed them already (with `commanderOutput`), give their exit codes only (commander with `exitOverride`). A reader of the output that goes
  * away (`| head -1`) ends the program quietly.
  */
 export async function runProgram(name: string, main: () => unknown): Promise<void> {
@@ -35,6 +35,22 @@ export function reportFailure(name: string, thrown: unknown, write: (text: strin
   write(`${name}: ${error.message} [${error.code}]\n`);
   if (error.hint !== undefined) write(`  ${error.hint}\n`);
   return EXIT_CODES.couldNotRun;
+}
+
+/**
+ * For commander's `configureOutput`: its errors (`error: message`, then advice) are printed as `reportFailure` prints a `KvError`, with the code
+ * `KV_CONFIG_INVALID`. `name`: the program's.
+ */
+export function commanderOutput(name: string): {
+  outputError(text: string, write: (text: string) => void): void;
+} {
+  return {
+    outputError(text, write) {
+      const [message = "", ...advice] = text.trimEnd().split("\n");
+      write(`${name}: ${message.replace(/^error: /, "")} [KV_CONFIG_INVALID]\n`);
+      for (const line of advice) write(`  ${line}\n`);
+    },
+  };
 }
 
 /** After Ctrl-C: how long a program may take to close what is open. */

@@ -1,5 +1,5 @@
 import tab from "@bomb.sh/tab/commander";
-import { packageVersion, runProgram } from "@kv/interface/program";
+import { commanderOutput, packageVersion, runProgram } from "@kv/interface/program";
 import { Command, InvalidArgumentError } from "commander";
 import { doctor } from "./doctor/doctor.js";
 import { doctorText } from "./doctor/report.js";
@@ -7,7 +7,8 @@ import { doctorText } from "./doctor/report.js";
 const program = new Command("kv-neuron")
   .description("AWS Neuron for @kv/neuron.")
   .version(packageVersion(import.meta.url))
-  .exitOverride();
+  .exitOverride()
+  .configureOutput(commanderOutput("kv-neuron"));
 
 program
   .command("doctor")

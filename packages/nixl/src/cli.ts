@@ -1,5 +1,5 @@
 import tab from "@bomb.sh/tab/commander";
-import { packageVersion, runProgram } from "@kv/interface/program";
+import { commanderOutput, packageVersion, runProgram } from "@kv/interface/program";
 import { Command, InvalidArgumentError } from "commander";
 import { addBench } from "./bench/command.js";
 import { addDoctor } from "./doctor/command.js";
@@ -21,7 +21,8 @@ const program = new Command("kv-nixl")
   .version(packageVersion(import.meta.url))
   // --version before the command is the program's; after `install` it is NIXL's.
   .enablePositionalOptions()
-  .exitOverride();
+  .exitOverride()
+  .configureOutput(commanderOutput("kv-nixl"));
 
 program
   .command("install")

@@ -1,5 +1,5 @@
 import tab from "@bomb.sh/tab/commander";
-import { packageVersion, runProgram } from "@kv/interface/program";
+import { commanderOutput, packageVersion, runProgram } from "@kv/interface/program";
 import { Command } from "commander";
 import { addDecode } from "./cli/decode-command.js";
 import { addDoctor } from "./cli/doctor-command.js";
@@ -16,7 +16,8 @@ const program = new Command("kv-peer")
   )
   .version(packageVersion(import.meta.url))
   // Subcommands inherit this when they are added. Otherwise commander exits with 1.
-  .exitOverride();
+  .exitOverride()
+  .configureOutput(commanderOutput("kv-peer"));
 for (const add of [
   addDoctor,
   addDecode,

@@ -1,5 +1,5 @@
 import { addFleetOptions, type FleetFlags, port, wholeNumber } from "@kv/fleet/front-end";
-import { packageVersion } from "@kv/interface/program";
+import { commanderOutput, packageVersion } from "@kv/interface/program";
 import { Command, Option } from "commander";
 
 /** The flags as commander parses them. */
@@ -28,6 +28,7 @@ export function createCommand(): Command {
   const command = new Command("kv-epp")
     .version(packageVersion(import.meta.url))
     .exitOverride()
+    .configureOutput(commanderOutput("kv-epp"))
     .description(
       "Chooses a prefill and a decode instance for each request of Envoy: an Endpoint Picker of the Gateway API over ext_proc gRPC.",
     );

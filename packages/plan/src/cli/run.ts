@@ -1,7 +1,7 @@
 import { writeFile } from "node:fs/promises";
 import tab from "@bomb.sh/tab/commander";
 import { KvError } from "@kv/interface";
-import { EXIT_CODES, reportFailure } from "@kv/interface/program";
+import { commanderOutput, EXIT_CODES, reportFailure } from "@kv/interface/program";
 import { planToDocument } from "../data/plan-document.js";
 import type { Pair } from "./input/pair.js";
 import { readPair } from "./input/read-pair.js";
@@ -34,7 +34,11 @@ export async function runKvPlan(args: readonly string[], output: Output): Promis
   }
   const program = command()
     .exitOverride()
-    .configureOutput({ writeOut: (text) => output.stdout(text), writeErr: (text) => output.stderr(text) });
+    .configureOutput({
+      writeOut: (text) => output.stdout(text),
+      writeErr: (text) => output.stderr(text),
+      ...commanderOutput("kv-plan"),
+    });
   try {
     // The completion of a shell. It is no subcommand otherwise, because commander would ask for one.
     if (args[0] === "complete") {

@@ -1,5 +1,5 @@
 import { addFleetOptions, eachPort, type FleetFlags, port, wholeNumber } from "@kv/fleet/front-end";
-import { packageVersion } from "@kv/interface/program";
+import { commanderOutput, packageVersion } from "@kv/interface/program";
 import { Command, Option } from "commander";
 import { MODES, PUSH_LEGS } from "./settings.js";
 
@@ -55,6 +55,7 @@ export function createCommand(): Command {
   const command = new Command("kv-proxy")
     .version(packageVersion(import.meta.url))
     .exitOverride()
+    .configureOutput(commanderOutput("kv-proxy"))
     .description(
       "Routes OpenAI-style HTTP requests through a prefill and a decode instance. The decode instance gets the KV cache from the prefill instance.",
     );
