@@ -196,10 +196,10 @@ describe("npm run demo", () => {
   it.each([
     [["--help"], 0, /--prefill-block-size <n>.*\n[\s\S]*--admin-port <n>[\s\S]*Commands:\n +accuracy/],
     [["prefill", "-h"], 0, /npm run demo -- prefill \[options\][\s\S]*--kv-transfer-config <json>/],
-    [["--prefil-tp", "2"], 1, /^error: unknown option '--prefil-tp'; npm run demo -- --help/],
-    [["--prefill-tp", "17"], 1, /argument '17' is invalid. It must be a whole number from 1 to 16/],
-    [["--transport=tcp"], 1, /Allowed choices are nixl, memory/],
-    [["proxy", "--prefill"], 1, /'--prefill <url...>' argument missing/],
+    [["--prefil-tp", "2"], 2, /^kv-demo: unknown option '--prefil-tp'; npm run demo -- --help/],
+    [["--prefill-tp", "17"], 2, /argument '17' is invalid. It must be a whole number from 1 to 16/],
+    [["--transport=tcp"], 2, /Allowed choices are nixl, memory/],
+    [["proxy", "--prefill"], 2, /'--prefill <url...>' argument missing/],
   ])("answers %j before the set-up", async (args, code, message) => {
     const folder = bareCheckout();
     try {
