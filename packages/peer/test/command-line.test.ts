@@ -11,7 +11,7 @@ test.each([
 ])("kv-peer %s exits with 2, unlike a failed check or an exceeded limit", async (line) => {
   const { code, stdout, stderr } = await runKvPeer(...line.split(" "));
   expect({ code, stdout }).toEqual({ code: 2, stdout: "" });
-  expect(stderr).toMatch(/^error: /);
+  expect(stderr).toMatch(/^kv-peer: .+ \[KV_CONFIG_INVALID\]$/m);
 });
 
 test("--help exits with 0 and shows times in the form in which they are given", async () => {

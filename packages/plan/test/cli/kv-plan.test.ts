@@ -423,7 +423,7 @@ test.each([
 ])("the command line refuses %j by itself", async (...args) => {
   const { code, stderr } = await captured("--config", model("qwen3-0.6b"), ...(args.flat() as string[]));
   expect(code).toBe(EXIT_CODES.couldNotRun);
-  expect(stderr).toMatch(/error: /);
+  expect(stderr).toMatch(/^kv-plan: .+ \[KV_CONFIG_INVALID\]$/m);
 });
 
 describe("forms", () => {
