@@ -36,10 +36,6 @@ async function main(): Promise<void> {
     ...(healthPort === undefined ? [] : [` health ${host}:${healthPort}`]),
     ...(metricsUrl === undefined ? [] : [` metrics ${metricsUrl}`]),
   ].join("");
-  process.stdout.write(
-    `kv-epp ready ${host}:${address.port} prefill ${names("prefill")} decode ${names("decode")}${more}\n`,
-  );
-
   const stop = (signal: NodeJS.Signals) => {
     log.info("closing", { signal, in_flight: picker.status().in_flight });
     // The second signal ends the waits.
@@ -51,6 +47,10 @@ async function main(): Promise<void> {
   };
   process.on("SIGTERM", stop);
   process.on("SIGINT", stop);
+  // Whoever reads the line may send a signal at once.
+  process.stdout.write(
+    `kv-epp ready ${host}:${address.port} prefill ${names("prefill")} decode ${names("decode")}${more}\n`,
+  );
 }
 
 function fail(thrown: unknown): void {
