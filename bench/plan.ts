@@ -1,41 +1,20 @@
 import { performance } from "node:perf_hooks";
 import { fileURLToPath } from "node:url";
-import { buildEngineTransferPlan, type EngineTransferPlan, planRequest, type RankGeometry } from "@kv/plan";
+import { buildEngineTransferPlan, type EngineTransferPlan, planRequest } from "@kv/plan";
 import { proveEnginePlans } from "@kv/plan/prove";
 import { longLists, scalarIdKernel } from "../packages/plan/src/request/id-kernel.js";
 import { mapping } from "./mapping.js";
 import { type LinePeer, linePeer, vllmPython } from "./python-peer.js";
+import { BLOCK_SIZE, ranksOf } from "./ranks.js";
 import { pairRatio, type Row, spread } from "./report.js";
 
 const REGIONS = 64;
-const BLOCK_SIZE = 16;
+const KV_HEADS = 8;
 const TOKENS = [2048, 8192, 32_768, 131_072];
 const ROUNDS = 31;
 /** Time of calls before the measurement, so that V8 has compiled the code. */
 const WARM_MS = 1_000;
 const ORDERS = ["one run", "scattered"] as const;
-
-function ranks(tpSize: number, regions: number, numBlocks: number, numKvHeads: number): RankGeometry[] {
-  const blockLengthBytes = (numKvHeads / tpSize) * BLOCK_SIZE * 512;
-  return Array.from({ length: tpSize }, (_, tpRank) => ({
-    tpRank,
-    tpSize,
-    kernelBlockSize: BLOCK_SIZE,
-    physicalBlocksPerLogical: 1,
-    layout: "LBHNC",
-    attentionBackend: "FLASH_ATTN",
-    deviceId: tpRank,
-    regions: Array.from({ length: regions }, (_, region) => ({
-      name: `layers.${region}`,
-      baseAddress: 2 ** 32 + region * numBlocks * blockLengthBytes,
-      numBlocks,
-      blockLengthBytes,
-      blockStrideBytes: blockLengthBytes,
-      groupId: 0,
-      memoryType: "VRAM",
-    })),
-  }));
-}
 
 function plansOf(
   prefillTp: number,
@@ -43,11 +22,12 @@ function plansOf(
   regions: number,
   numBlocks: number,
 ): EngineTransferPlan[] {
-  const [prefill, decode] = [ranks(prefillTp, regions, numBlocks, 8), ranks(decodeTp, regions, numBlocks, 8)];
+  const ranks = (tpSize: number) => ranksOf({ numKvHeads: KV_HEADS, tpSize, regions, numBlocks });
+  const [prefill, decode] = [ranks(prefillTp), ranks(decodeTp)];
   const each = prefillTp / decodeTp;
   return decode.map((local) => {
     const remotes = prefill.slice(local.tpRank * each, (local.tpRank + 1) * each);
-    const plan = buildEngineTransferPlan({ local, remotes, numKvHeads: 8, groups: ["full"] });
+    const plan = buildEngineTransferPlan({ local, remotes, numKvHeads: KV_HEADS, groups: ["full"] });
     // Tables are built at first use, which is in the handshake.
     for (const source of plan.sources) void (source.localTable.rows.length + source.remoteTable.rows.length);
     return plan;
@@ -134,14 +114,14 @@ function idKernel(): Row[] {
 
 function idKernelRow(tokens: number, numGroups: number, order: (typeof ORDERS)[number]): Row {
   const numBlocks = (2 * tokens) / BLOCK_SIZE + 16;
-  const [rank] = ranks(1, REGIONS, numBlocks, 8);
+  const [rank] = ranksOf({ numKvHeads: KV_HEADS, regions: REGIONS, numBlocks });
   if (rank === undefined) throw new Error("no rank");
   const local = {
     ...rank,
     regions: rank.regions.map((region, index) => ({ ...region, groupId: index % numGroups })),
   };
   const groups = Array.from({ length: numGroups }, () => "full" as const);
-  const plan = buildEngineTransferPlan({ local, remotes: [local], numKvHeads: 8, groups });
+  const plan = buildEngineTransferPlan({ local, remotes: [local], numKvHeads: KV_HEADS, groups });
   const blocks = {
     localBlockIds: groups.map(() => idsOf(tokens / BLOCK_SIZE, order, 1)),
     remoteBlockIds: groups.map(() => idsOf(tokens / BLOCK_SIZE, order, 3)),
@@ -189,7 +169,10 @@ function heldBytes(work: () => unknown): number {
 function large(): Row[] {
   const build = (numBlocks: number) => plansOf(8, 4, 80, numBlocks);
   const prove = (plans: readonly EngineTransferPlan[], numBlocks: number) => {
-    const verdict = proveEnginePlans(plans, { remotes: ranks(8, 80, numBlocks, 8), numKvHeads: 8 });
+    const verdict = proveEnginePlans(plans, {
+      remotes: ranksOf({ numKvHeads: KV_HEADS, tpSize: 8, regions: 80, numBlocks }),
+      numKvHeads: KV_HEADS,
+    });
     if (!verdict.proven) throw new Error(verdict.fault.message);
   };
   build(1000);

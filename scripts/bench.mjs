@@ -1,10 +1,15 @@
 // npm run bench [-- NAME…] [--json]
 import { spawn } from "node:child_process";
 import { join } from "node:path";
+import { parseArgs } from "node:util";
 import { root, setup } from "./setup.mjs";
 
 const { nixl } = await setup();
-const names = process.argv.slice(2).filter((word) => !word.startsWith("--"));
+const { positionals: names } = parseArgs({
+  strict: false,
+  allowPositionals: true,
+  options: { only: { type: "string" } },
+});
 if (!nixl.ready && !["proxy", "epp", "push-vs-pull-links", "growth"].includes(names.join())) {
   console.error(`the benchmarks compare with NIXL's Python API and need NIXL: ${nixl.why}`);
   process.exit(1);

@@ -2,10 +2,10 @@ import { fileURLToPath } from "node:url";
 import { buildEngineTransferPlan, type EngineTransferPlan, planRequest, type RankGeometry } from "@kv/plan";
 import { proveEnginePlans } from "@kv/plan/prove";
 import { runKvPlan } from "../../../packages/plan/src/cli/run.js";
+import { BLOCK_SIZE, type RanksOptions, ranksOf } from "../../ranks.js";
 import { processorTime } from "../costs.js";
 import type { Group, Quantity } from "../quantity.js";
 
-const BLOCK_SIZE = 16;
 const KV_HEADS = 64;
 const MODEL = fileURLToPath(
   new URL("../../../packages/plan/fixtures/models/llama-3.1-70b.json", import.meta.url),
@@ -13,34 +13,8 @@ const MODEL = fileURLToPath(
 /** A proof is part of a deployment's check, not of a request. */
 const PROOF_SECONDS = 5;
 
-interface Shape {
-  readonly tpSize?: number;
-  readonly regions?: number;
-  readonly groups?: number;
-  readonly numBlocks?: number;
-}
-
-function ranks({ tpSize = 1, regions = 32, groups = 1, numBlocks = 1000 }: Shape): RankGeometry[] {
-  const blockLengthBytes = (KV_HEADS / tpSize) * BLOCK_SIZE * 512;
-  return Array.from({ length: tpSize }, (_, tpRank) => ({
-    tpRank,
-    tpSize,
-    kernelBlockSize: BLOCK_SIZE,
-    physicalBlocksPerLogical: 1,
-    layout: "LBHNC",
-    attentionBackend: "FLASH_ATTN",
-    deviceId: tpRank,
-    regions: Array.from({ length: regions }, (_, region) => ({
-      name: `layers.${region}`,
-      baseAddress: 2 ** 32 + region * numBlocks * blockLengthBytes,
-      numBlocks,
-      blockLengthBytes,
-      blockStrideBytes: blockLengthBytes,
-      groupId: region % groups,
-      memoryType: "VRAM",
-    })),
-  }));
-}
+type Shape = Omit<RanksOptions, "numKvHeads">;
+const ranks = (shape: Shape) => ranksOf({ numKvHeads: KV_HEADS, ...shape });
 
 /** The plan of one local rank that exchanges with all of the remotes. Tables are built at first use, which is in the handshake. */
 function build(

@@ -1,4 +1,3 @@
-import { experimental, ServerCredentials } from "@grpc/grpc-js";
 import {
   type Discovery,
   type InstancePool,
@@ -38,8 +37,7 @@ import {
   type ProcessedRequestOptions,
 } from "./ext-proc/processed-request.js";
 import { EndpointPicker, hasAddress } from "./pick/endpoint-picker.js";
-import { certificateProvider } from "./server/certificate-provider.js";
-import { EXT_PROC, GrpcListener, HEALTH, serviceOf } from "./server/grpc-server.js";
+import { EXT_PROC, GrpcListener, HEALTH, serverCredentials, serviceOf } from "./server/grpc-server.js";
 import { healthService } from "./server/health-service.js";
 import { MetricsServer } from "./server/metrics-server.js";
 
@@ -180,14 +178,14 @@ class ExtProcPicker implements Picker {
       }),
       inFlight: () => this.#inFlight,
     };
-    this.#listener = new GrpcListener(this.#credentials(), settings);
+    this.#listener = new GrpcListener(serverCredentials(this.#certificate), settings);
     this.#listener.server.addService(serviceOf(EXT_PROC), {
       Process: (call: ProcessCall) => void this.#process(call, process),
     });
     const health = healthService(async () => (await this.#health()).ok, own.clock);
     this.#listener.server.addService(serviceOf(HEALTH), health);
     if (settings.healthPort !== undefined) {
-      this.#healthListener = new GrpcListener(ServerCredentials.createInsecure(), settings);
+      this.#healthListener = new GrpcListener(serverCredentials(undefined), settings);
       this.#healthListener.server.addService(serviceOf(HEALTH), health);
     }
     if (settings.metricsServer !== undefined)
@@ -245,13 +243,6 @@ class ExtProcPicker implements Picker {
 
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
-  }
-
-  #credentials(): ServerCredentials {
-    if (this.#certificate === undefined) return ServerCredentials.createInsecure();
-    // Its first parameter is the server's own certificate, whatever its name in the declaration is.
-    const provider = certificateProvider(this.#certificate);
-    return experimental.createCertificateProviderServerCredentials(provider, null, false);
   }
 
   async #process(call: ProcessCall, options: ProcessedRequestOptions): Promise<void> {

@@ -14,8 +14,6 @@ import { type ClusterOptions, type PlannedInstance, planInstances } from "./clus
 import { startFront } from "./front.js";
 import type { ClusterMember, StartOptions } from "./members.js";
 
-export type { ClusterMember } from "./members.js";
-
 /** Prefill and decode instances and what is in front of them, all running. */
 export class Cluster {
   /** What clients send requests to: `kv-proxy`, or Envoy. */

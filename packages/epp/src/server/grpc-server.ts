@@ -1,8 +1,15 @@
 import { once } from "node:events";
 import { type AddressInfo, createServer, type Server as NetServer, type Socket } from "node:net";
 import { fileURLToPath } from "node:url";
-import { loadPackageDefinition, Server, type ServerCredentials, type ServiceDefinition } from "@grpc/grpc-js";
+import {
+  experimental,
+  loadPackageDefinition,
+  Server,
+  ServerCredentials,
+  type ServiceDefinition,
+} from "@grpc/grpc-js";
 import { loadSync } from "@grpc/proto-loader";
+import type { Certificate, CertificatePair } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
 
@@ -21,6 +28,31 @@ export function serviceOf(name: typeof EXT_PROC | typeof HEALTH): ServiceDefinit
   let found: unknown = loadPackageDefinition(definition);
   for (const part of name.split(".")) found = (found as Record<string, unknown>)[part];
   return (found as { readonly service: ServiceDefinition }).service;
+}
+
+/** Credentials of a server: TLS, where each new certificate is used for the connections that follow; or none, without a certificate. */
+export function serverCredentials(certificate: Certificate | undefined): ServerCredentials {
+  if (certificate === undefined) return ServerCredentials.createInsecure();
+  type Listener = (pair: CertificatePair | null) => void;
+  const ends = new Map<Listener, () => void>();
+  // The first parameter is the server's own certificate, whatever its name in the declaration is.
+  return experimental.createCertificateProviderServerCredentials(
+    {
+      addIdentityCertificateListener(listener: Listener) {
+        ends.set(listener, certificate.onChange(listener));
+        // The server takes updates only after this call.
+        queueMicrotask(() => listener(certificate.pair));
+      },
+      removeIdentityCertificateListener(listener: Listener) {
+        ends.get(listener)?.();
+        ends.delete(listener);
+      },
+      addCaCertificateListener() {},
+      removeCaCertificateListener() {},
+    },
+    null,
+    false,
+  );
 }
 
 /** A gRPC server behind a listener that bounds its connections, which `@grpc/grpc-js` does not. */
