@@ -1,5 +1,5 @@
 import { once } from "node:events";
-import { status as GrpcStatus, type ServerDuplexStream } from "@grpc/grpc-js";
+import type { ServerDuplexStream } from "@grpc/grpc-js";
 import type { FailureStage, Instance, Visit } from "@kv/fleet";
 import {
   type BodyBudget,
@@ -16,16 +16,13 @@ import {
   type PromptRenderer,
   parseGenerationRequest,
   requestIdOf,
-  statusOf,
   traceparentOf,
 } from "@kv/fleet/front-end";
 import { type Ambient, KvError, type Span } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
 import { type Choice, type EndpointPicker, endpointOf } from "../pick/endpoint-picker.js";
 import {
-  bodyModeName,
   bodyResponses,
-  FULL_DUPLEX_STREAMED,
   headerMutation,
   headersOf,
   metadataTexts,
@@ -33,6 +30,16 @@ import {
   type ProcessingResponse,
   upstreamAddress,
 } from "./messages.js";
+import {
+  endpointLabel,
+  grpcError,
+  isGeneration,
+  refusalStatus,
+  requireFullDuplex,
+  requireServed,
+  tooLarge,
+  tooSlow,
+} from "./refusals.js";
 
 /** Where the gateway sends the request: `ip:port`, several separated by commas, in order. */
 const DESTINATION_HEADER = "x-gateway-destination-endpoint";
@@ -40,13 +47,6 @@ const DESTINATION_NAMESPACE = "envoy.lb";
 const SERVED_KEY = "x-gateway-destination-endpoint-served";
 const SUBSET_NAMESPACE = "envoy.lb.subset_hint";
 const SUBSET_KEY = "x-gateway-destination-endpoint-subset";
-
-const GENERATION: ReadonlySet<string> = new Set<Endpoint>([
-  "/v1/completions",
-  "/v1/chat/completions",
-  "/v1/responses",
-  "/v1/messages",
-]);
 
 export interface ProcessedRequestOptions {
   readonly ambient: Ambient;
@@ -372,70 +372,4 @@ export class ProcessedRequest {
 function withRank(instance: Instance): string {
   const { dataParallelRank: rank } = instance;
   return rank === undefined ? endpointOf(instance) : `${endpointOf(instance)}@${rank}`;
-}
-
-function isGeneration(path: string): path is Endpoint {
-  return GENERATION.has(path);
-}
-
-/** Overload is 429, also where it is of all clients together: a gateway takes 503 for a picker without instances. */
-function refusalStatus(error: KvError): number {
-  return error.code === "KV_PROXY_OVERLOADED" ? 429 : statusOf(error);
-}
-
-/** The gateway is configured in a way that the picker cannot serve. */
-class WrongUse extends Error {}
-
-/** Errors: `WrongUse` for a gateway that would not send the whole body, or would not take it back. */
-function requireFullDuplex(message: ProcessingRequest): void {
-  const { request_headers: headers, protocol_config: config, observability_mode: observes } = message;
-  if (observes === true) throw new WrongUse("observability_mode is set: the picker cannot answer then");
-  const { request_body_mode: request = 0, response_body_mode: response = 0 } = config ?? {};
-  // Of a request without a body nothing else is needed.
-  const isRequestRight =
-    config === undefined || request === FULL_DUPLEX_STREAMED || headers?.end_of_stream === true;
-  if (isRequestRight && (response === 0 || response === FULL_DUPLEX_STREAMED)) return;
-  const wrong = isRequestRight ? "response" : "request";
-  const mode = bodyModeName(isRequestRight ? response : request);
-  throw new WrongUse(
-    `${wrong}_body_mode is ${mode}; set processing_mode.${wrong}_body_mode to FULL_DUPLEX_STREAMED`,
-  );
-}
-
-function grpcError(thrown: unknown): object {
-  const isWrongUse = thrown instanceof WrongUse;
-  return {
-    code: isWrongUse ? GrpcStatus.FAILED_PRECONDITION : GrpcStatus.INTERNAL,
-    details: isWrongUse ? thrown.message : KvError.from(thrown, "KV_INTERNAL", "the picker failed").message,
-  };
-}
-
-/** Only these reach instances: vLLM has further routes, of which some take `kv_transfer_params`. Errors: `KV_REQUEST_INVALID` (404, 405). */
-function requireServed(method: string, path: string): void {
-  const isModels = path === "/v1/models" || path.startsWith("/v1/models/");
-  if (isGeneration(path) ? method === "POST" : isModels && (method === "GET" || method === "HEAD")) return;
-  const known = isGeneration(path) || isModels;
-  const message = known ? `${method} is not served at this path` : "this path is not served";
-  throw new KvError("KV_REQUEST_INVALID", message, {
-    hint: known ? undefined : `served are ${[...GENERATION].join(", ")} and /v1/models`,
-    details: { httpStatus: known ? 405 : 404 },
-  });
-}
-
-function endpointLabel(path: string): string {
-  if (isGeneration(path)) return path;
-  return path.startsWith("/v1/models") ? "/v1/models" : "other";
-}
-
-function tooLarge(limitBytes: number): KvError {
-  return new KvError("KV_REQUEST_INVALID", `the body is larger than ${limitBytes} bytes`, {
-    hint: "the limit is set by limits.bodyLengthBytes, or --body-limit-bytes",
-    details: { httpStatus: 413, limit: "limits.bodyLengthBytes" },
-  });
-}
-
-function tooSlow(receiveMs: number): KvError {
-  return new KvError("KV_REQUEST_TIMEOUT", `the body did not arrive within ${receiveMs} ms`, {
-    details: { httpStatus: 408, limit: "timeouts.receiveMs" },
-  });
 }
