@@ -219,10 +219,13 @@ function larger(column: Uint32Array, capacity: number): Uint32Array<ArrayBuffer>
 let low = 0;
 let high = 0;
 
+/** Differs in each process: a publisher of events cannot choose hashes and tokens that all fall on one entry, and so make each look-up long. */
+const [SEED = 0, OTHER_SEED = 0] = crypto.getRandomValues(new Uint32Array(2));
+
 /** Sets `low` and `high` to 64 bits of a hash's text. */
 function fingerprint(hash: string): void {
-  let a = 0x811c9dc5;
-  let b = 0x9e3779b9;
+  let a = 0x811c9dc5 ^ SEED;
+  let b = 0x9e3779b9 ^ OTHER_SEED;
   for (let at = 0; at < hash.length; at += 1) {
     const character = hash.charCodeAt(at);
     a = Math.imul(a ^ character, 0x01000193);
@@ -240,5 +243,5 @@ export function mixed(value: number): number {
 }
 
 function placeHash(parent: number, tokens: number): number {
-  return mixed(Math.imul(parent, 0x9e3779b1) ^ tokens);
+  return mixed(Math.imul(parent, 0x9e3779b1) ^ tokens ^ SEED);
 }
