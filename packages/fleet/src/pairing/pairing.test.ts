@@ -385,7 +385,8 @@ test.each([
     "10000 characters",
   ],
 ])("a side channel that answers %s is refused with the reason", async (_, frames, reason) => {
-  const router = new Router({ linger: 0 });
+  // Not 0: libzmq 4.3.5 aborts the process if a peer leaves in the middle of a message while such a socket closes (session_base.cpp:233).
+  const router = new Router({ linger: 1000 });
   await router.bind("tcp://127.0.0.1:*");
   open.push(() => router.close());
   void (async () => {
