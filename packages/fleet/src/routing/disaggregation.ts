@@ -30,7 +30,7 @@ export type DisaggregationReason =
 /** Of a prompt, the share that is nearly the whole. */
 const NEARLY_ALL = 0.95;
 /** The largest share of its time that a decode instance with requests in flight computes prompts: its tokens come later by about as much. */
-const MOST_PROMPT_SHARE = 0.14;
+const MOST_PROMPT_SHARE = 0.2;
 
 /**
  * Whether a prefill instance is to compute the prompt. `aboveTokens`: from how many uncached tokens on two legs pay.
