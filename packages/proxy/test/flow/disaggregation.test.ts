@@ -91,12 +91,12 @@ test("a decode instance with requests in flight computes few prompts a second, a
     return prompts(p);
   };
   expect(await send(ids(300))).toBe(1);
-  // Each takes the instance 40 ms.
-  const held = send(ids(12), "held");
+  // Each takes the instance 60 ms.
+  const held = send(ids(18), "held");
   await expect.poll(() => prompts(d)).toBe(2);
-  expect(await send(ids(12))).toBe(2);
+  expect(await send(ids(18))).toBe(2);
   clock.advance(3000);
-  expect(await send(ids(12))).toBe(2);
+  expect(await send(ids(18))).toBe(2);
   decoding();
   expect(await held).toBe(2);
 });
