@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { BlockTable, ROOT } from "./block-table.js";
+import { BlockTable, placeHash, ROOT } from "./block-table.js";
 
 test("blocks that come, go and share entries of the table are found as in a plain map", () => {
   const table = new BlockTable();
@@ -45,4 +45,10 @@ test("a number that is used again has neither the children nor the copies of the
     false,
     undefined,
   ]);
+});
+
+test("tokens that are chosen to fit the numbers of their parents do not bring all blocks to one entry", () => {
+  const parents = Array.from({ length: 1000 }, (_, at) => at + 1);
+  const fitting = (parent: number) => Math.imul(parent, 0x9e3779b1) >>> 0;
+  expect(new Set(parents.map((parent) => placeHash(parent, fitting(parent)))).size).toBeGreaterThan(990);
 });

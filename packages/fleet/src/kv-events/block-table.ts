@@ -219,7 +219,7 @@ function larger(column: Uint32Array, capacity: number): Uint32Array<ArrayBuffer>
 let low = 0;
 let high = 0;
 
-/** Differs in each process: a publisher of events cannot choose hashes and tokens that all fall on one entry, and so make each look-up long. */
+/** Differ in each process, so that a publisher of events does not know which hashes and tokens fall on one entry and make each look-up long. */
 const [SEED = 0, OTHER_SEED = 0] = crypto.getRandomValues(new Uint32Array(2));
 
 /** Sets `low` and `high` to 64 bits of a hash's text. */
@@ -242,6 +242,8 @@ export function mixed(value: number): number {
   return (mixing ^ (mixing >>> 16)) >>> 0;
 }
 
-function placeHash(parent: number, tokens: number): number {
-  return mixed(Math.imul(parent, 0x9e3779b1) ^ tokens ^ SEED);
+/** Where the search for the block at a place begins. */
+export function placeHash(parent: number, tokens: number): number {
+  // The parent is mixed alone: numbers of blocks are known, so tokens that cancel its part could be chosen otherwise.
+  return mixed(mixed(parent ^ SEED) ^ tokens);
 }
