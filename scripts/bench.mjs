@@ -1,4 +1,4 @@
-// npm run bench [-- NAME…] [--json]
+// npm run bench [-- NAME… [--only PART,…] [--json]]
 import { spawn } from "node:child_process";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
