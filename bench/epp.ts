@@ -4,11 +4,10 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
-import type { Agent } from "undici";
 import { type EnvoyOptions, envoyConfig } from "../apps/demo/src/envoy/envoy-config.js";
 import { installEnvoy } from "../apps/demo/src/envoy/install-envoy.js";
 import { cpuMs, firstLine, freePort, residentBytes, startOnCore } from "./child-processes.js";
-import { connections, type LoadResult, load } from "./proxy-load.js";
+import { LoadGenerator, type LoadResult } from "./proxy-load.js";
 import { median, type Row, spread } from "./report.js";
 
 const ROUNDS = 15;
@@ -33,9 +32,9 @@ export async function epp(only: readonly string[] = ["latency", "picks", "memory
   };
   const folder = mkdtempSync(join(tmpdir(), "kv-bench-epp-"));
   spawn("taskset", ["-a", "-p", "-c", OTHER_CORE, String(process.pid)], { stdio: "ignore" });
-  const agent = connections(CLIENTS);
+  const generator = await LoadGenerator.start(OTHER_CORE);
   try {
-    const script = fileURLToPath(new URL("./proxy-upstream.ts", import.meta.url));
+    const script = fileURLToPath(new URL("./fast-upstream.ts", import.meta.url));
     const upstream = start(OTHER_CORE, process.execPath, ["--import", "tsx", script]);
     const ports = JSON.parse(await firstLine(upstream)) as Record<
       "prefill" | "decode" | "sideChannel",
@@ -69,15 +68,15 @@ export async function epp(only: readonly string[] = ["latency", "picks", "memory
       static: await envoy("static"),
       picked: await envoy("picked"),
     };
-    for (const way of WAYS) await warmedUp(agent, urls[way]);
+    for (const way of WAYS) await warmedUp(generator, urls[way]);
     const pid = picker.pid ?? 0;
     return [
-      ...(only.includes("latency") ? await addedLatency(agent, urls) : []),
-      ...(only.includes("picks") ? [await picks(agent, urls.picked, pid)] : []),
-      ...(only.includes("memory") ? [await memory(agent, urls.picked, pid)] : []),
+      ...(only.includes("latency") ? await addedLatency(generator, urls) : []),
+      ...(only.includes("picks") ? [await picks(generator, urls.picked, pid)] : []),
+      ...(only.includes("memory") ? [await memory(generator, urls.picked, pid)] : []),
     ];
   } finally {
-    await agent.close();
+    generator.stop();
     for (const child of children) child.kill("SIGKILL");
     rmSync(folder, { recursive: true });
   }
@@ -105,12 +104,12 @@ function configFor(way: Exclude<Way, "direct">, options: Omit<EnvoyOptions, "fai
 }
 
 /** Waits until a request is answered, and then until the code is compiled. */
-async function warmedUp(agent: Agent, url: string): Promise<void> {
+async function warmedUp(generator: LoadGenerator, url: string): Promise<void> {
   for (let attempt = 0; attempt < 100; attempt += 1) {
-    const { tookMs } = await load(agent, url, 1, 1);
+    const { tookMs } = await generator.busy(url, 1, 1);
     if (tookMs.length > 0) {
       for (let count = 0; count < WARM_UP; )
-        count += complete(await load(agent, url, CLIENTS, BUSY_MS / 4)).tookMs.length;
+        count += complete(await generator.busy(url, CLIENTS, BUSY_MS / 4)).tookMs.length;
       return;
     }
     await sleep(100);
@@ -123,12 +122,12 @@ function complete(result: LoadResult): LoadResult {
   return result;
 }
 
-async function addedLatency(agent: Agent, urls: Readonly<Record<Way, string>>): Promise<Row[]> {
+async function addedLatency(generator: LoadGenerator, urls: Readonly<Record<Way, string>>): Promise<Row[]> {
   const p50: Record<Way, number[]> = { direct: [], static: [], picked: [] };
   for (let round = 0; round < ROUNDS; round += 1) {
     const order = round % 2 === 0 ? WAYS : [...WAYS].reverse();
     for (const way of order)
-      p50[way].push(median(complete(await load(agent, urls[way], 1, ALONE_MS)).tookMs));
+      p50[way].push(median(complete(await generator.busy(urls[way], 1, ALONE_MS)).tookMs));
   }
   const added = (way: Way, over: Way) =>
     p50[way].map((value, round) => value - (p50[over][round] ?? Number.NaN));
@@ -154,12 +153,12 @@ async function addedLatency(agent: Agent, urls: Readonly<Record<Way, string>>): 
 }
 
 /** Of the picker's processor time, as Envoy and the clients on the other core are the limit. */
-async function picks(agent: Agent, url: string, pid: number): Promise<Row> {
+async function picks(generator: LoadGenerator, url: string, pid: number): Promise<Row> {
   const perSecond: number[] = [];
   const rates: number[] = [];
   for (let round = 0; round < ROUNDS; round += 1) {
     const before = cpuMs(pid);
-    const { tookMs, perSecond: rate } = complete(await load(agent, url, CLIENTS, BUSY_MS));
+    const { tookMs, perSecond: rate } = complete(await generator.busy(url, CLIENTS, BUSY_MS));
     perSecond.push(1000 / ((cpuMs(pid) - before) / tookMs.length));
     rates.push(rate);
   }
@@ -174,10 +173,10 @@ async function picks(agent: Agent, url: string, pid: number): Promise<Row> {
 }
 
 /** The heap grows until its first full collections, so the first fifth of the requests does not count. */
-async function memory(agent: Agent, url: string, pid: number): Promise<Row> {
+async function memory(generator: LoadGenerator, url: string, pid: number): Promise<Row> {
   const samples: { readonly at: number; readonly mebibytes: number }[] = [];
   for (let at = 0; at < REQUESTS; ) {
-    at += complete(await load(agent, url, CLIENTS, BUSY_MS / 4)).tookMs.length;
+    at += complete(await generator.busy(url, CLIENTS, BUSY_MS / 4)).tookMs.length;
     samples.push({ at, mebibytes: residentBytes(pid) / 2 ** 20 });
   }
   const within = (from: number, to: number) =>

@@ -1,17 +1,17 @@
-import { performance } from "node:perf_hooks";
-import { Agent } from "undici";
+import { type ChildProcess, spawn } from "node:child_process";
+import { rmSync, writeFileSync } from "node:fs";
+import { dirname } from "node:path";
+import { createInterface, type Interface } from "node:readline";
+import { compileC } from "./c-program.js";
 
 export interface LoadResult {
   readonly perSecond: number;
   /** The duration of each complete request, in ms. */
   readonly tookMs: readonly number[];
   readonly failed: number;
+  /** How late the load generator itself sent a request at most, in ms. */
+  readonly lateMs: number;
 }
-
-/** A pool of connections to one server. Several loads can use it. */
-export const connections = (most: number): Agent => new Agent({ connections: most, pipelining: 1 });
-
-const END = "data: [DONE]\n\n";
 
 const BODY = JSON.stringify({
   model: "m",
@@ -19,90 +19,63 @@ const BODY = JSON.stringify({
   max_tokens: 16,
   stream: true,
 });
+const REQUEST = `POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ${BODY.length}\r\n\r\n${BODY}`;
 
-/** Sends one request. Resolves with whether its answer was complete. */
-function ask(agent: Agent, url: string, stream: boolean): Promise<boolean> {
-  return new Promise((resolve) => {
-    let tail = "";
-    agent.dispatch(
-      {
-        origin: url,
-        path: "/v1/completions",
-        method: "POST",
-        headers: { "content-type": "application/json" },
-        body: BODY,
-      },
-      {
-        onRequestStart() {},
-        onResponseStart() {},
-        onResponseData(_controller, chunk) {
-          tail = chunk.toString("latin1", Math.max(0, chunk.length - END.length));
-        },
-        onResponseEnd: () => resolve(!stream || tail === END),
-        onResponseError: () => resolve(false),
-      },
-    );
-  });
-}
+/** `bench/c/http-load.c`, on one core: a load generator in JavaScript would pause for its own garbage and take the upstream's core. */
+export class LoadGenerator {
+  private readonly child: ChildProcess;
+  private readonly lines: AsyncIterableIterator<string>;
 
-const result = (tookMs: number[], failed: number, begun: number): LoadResult => ({
-  perSecond: tookMs.length / ((performance.now() - begun) / 1000),
-  tookMs,
-  failed,
-});
-
-/**
- * An open loop: sends requests at a fixed rate without waiting for answers, and times each from the moment when it was due. At the same rate
- * two routers can be compared by latency; a closed loop would measure their throughput again.
- */
-export async function pacedLoad(
-  agent: Agent,
-  url: string,
-  perSecond: number,
-  durationMs: number,
-): Promise<LoadResult> {
-  const took: number[] = [];
-  const pending: Promise<void>[] = [];
-  let failed = 0;
-  const begun = performance.now();
-  const count = Math.floor((perSecond * durationMs) / 1000);
-  for (let at = 0; at < count; ) {
-    const due = Math.min(count, Math.ceil(((performance.now() - begun) * perSecond) / 1000));
-    for (; at < due; at += 1) {
-      const from = begun + (at * 1000) / perSecond;
-      pending.push(
-        ask(agent, url, true).then((complete) => {
-          if (complete) took.push(performance.now() - from);
-          else failed += 1;
-        }),
-      );
-    }
-    await new Promise((resolve) => setTimeout(resolve, 1));
+  private constructor(
+    private readonly program: string,
+    core: string,
+  ) {
+    const request = `${program}.request`;
+    writeFileSync(request, REQUEST);
+    this.child = spawn("taskset", ["-c", core, program, request], { stdio: ["pipe", "pipe", "inherit"] });
+    const lines: Interface = createInterface({
+      input: this.child.stdout as NonNullable<ChildProcess["stdout"]>,
+    });
+    this.lines = lines[Symbol.asyncIterator]();
   }
-  await Promise.all(pending);
-  return result(took, failed, begun);
-}
 
-/** A closed loop: each of `concurrency` clients sends its next request when the last answer is complete. */
-export async function load(
-  agent: Agent,
-  url: string,
-  concurrency: number,
-  durationMs: number,
-  { stream = true } = {},
-): Promise<LoadResult> {
-  const took: number[] = [];
-  let failed = 0;
-  const begun = performance.now();
-
-  async function client(): Promise<void> {
-    for (;;) {
-      const from = performance.now();
-      if (from - begun >= durationMs) return;
-      if (await ask(agent, url, stream)) took.push(performance.now() - from);
-      else failed += 1;
-    }
+  static async start(core: string): Promise<LoadGenerator> {
+    return new LoadGenerator(await compileC("http-load"), core);
   }
-  await Promise.all(Array.from({ length: concurrency }, client));
-  return result(took, failed, begun);
+
+  /** A closed loop: each client sends its next request when its last answer is complete. */
+  busy(url: string, clients: number, durationMs: number): Promise<LoadResult> {
+    return this.run(url, clients, 0, durationMs);
+  }
+
+  /**
+   * An open loop: requests are sent at a fixed rate, and each is timed from the moment when it was due. At the same rate two routers can be compared
+   * by latency; a closed loop would measure their throughput again.
+   */
+  paced(url: string, clients: number, perSecond: number, durationMs: number): Promise<LoadResult> {
+    return this.run(url, clients, perSecond, durationMs);
+  }
+
+  private async run(
+    url: string,
+    clients: number,
+    perSecond: number,
+    durationMs: number,
+  ): Promise<LoadResult> {
+    this.child.stdin?.write(`${new URL(url).port} ${clients} ${perSecond} ${durationMs}\n`);
+    const { value, done } = await this.lines.next();
+    if (done === true) throw new Error("the load generator ended");
+    const [elapsedUs = 0, failed = 0, lateUs = 0, ...tookUs] = value.split(" ").map(Number);
+    return {
+      perSecond: (tookUs.length * 1e6) / elapsedUs,
+      tookMs: tookUs.map((us) => us / 1000),
+      failed,
+      lateMs: lateUs / 1000,
+    };
+  }
+
+  stop(): void {
+    this.child.kill("SIGKILL");
+    rmSync(dirname(this.program), { recursive: true });
+  }
 }

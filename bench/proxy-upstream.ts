@@ -1,50 +1,17 @@
 // A prefill and a decode server that answer at once: `/v1/completions` only. Prints {"prefill": port, "decode": port, "sideChannel": port}.
 // Optional arguments: the two ports and that of the side channel, 0 takes a free one, and vLLM's version. Both engines answer handshakes at the one
 // side channel, render prompts, and publish KV events, many times a second. The decode server refuses KV of an engine of another version.
-// The stream of the prompt "hold" stays open after its first event until {"do":"release"} arrives on stdin.
 import { createServer, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
-import { startEventPublisher } from "../packages/fleet/test/support/event-publisher.js";
 import { startSideChannel } from "../packages/proxy/test/support/side-channel.js";
+import { MODELS, prefillAnswer, publishEvents, RENDERED, STREAM } from "./upstream-answers.js";
 
-const EVENTS = 16;
-const PROMPT_TOKENS = 160;
-const BLOCK_TOKENS = 16;
-/** Between two batches of KV events; each stores a block and removes one. */
-const BATCH_INTERVAL_MS = 20;
 const [prefillPort = 0, decodePort = 0, sidePort = 0] = process.argv.slice(2, 5).map(Number);
 const vllmVersion = process.argv[5] ?? "0.33.0";
 const engineId = `engine-${vllmVersion}-${process.pid}`;
 const { port: sideChannel } = await startSideChannel(() => ({ engineId, vllmVersion }), sidePort);
-const params =
-  `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2,3,4]],"remote_engine_id":"${engineId}","remote_request_id":"r",` +
-  `"remote_host":"127.0.0.1","remote_port":${sideChannel},"tp_size":1,"remote_num_tokens":64,"transfer_mode":"pull"}`;
-const prefillAnswer = Buffer.from(
-  `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"x","finish_reason":"length"}],"kv_transfer_params":${params}}`,
-);
-const event =
-  'data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" word"}]}\n\n';
-const stream = Buffer.from(`${event.repeat(EVENTS)}data: [DONE]\n\n`);
-const ids = Array.from({ length: PROMPT_TOKENS }, (_, at) => 3 + at);
-const rendered = JSON.stringify([{ token_ids: ids }]);
-
-/** Publishes blocks that come and go. Returns the answer of `GET /kv_event_sources`. */
-async function publishEvents(): Promise<string> {
-  const { endpoint, replayEndpoint, publish } = await startEventPublisher({ bufferSteps: 100 });
-  const stored = (hash: number, tokens: readonly number[]) => ({
-    ...{ type: "BlockStored", block_hashes: [hash], parent_block_hash: null, token_ids: tokens },
-    ...{ block_size: tokens.length, lora_id: null, medium: "GPU", lora_name: null, group_idx: 0 },
-  });
-  let hash = 0;
-  setInterval(() => {
-    hash += 1;
-    const removed = { type: "BlockRemoved", block_hashes: [hash - 100], medium: "GPU", group_idx: 0 };
-    void publish([stored(hash, Array(BLOCK_TOKENS).fill(1000 + hash)), removed]).catch(() => {});
-  }, BATCH_INTERVAL_MS).unref();
-  return JSON.stringify({ 0: { publisher: "zmq", endpoint, replay_endpoint: replayEndpoint } });
-}
-
-const held = new Set<ServerResponse>();
+const prefilled = Buffer.from(prefillAnswer(engineId, sideChannel));
+const stream = Buffer.from(STREAM);
 
 async function serve(
   port: number,
@@ -57,14 +24,10 @@ async function serve(
     request.on("end", () => {
       if (request.method === "GET") {
         response.writeHead(200, { "content-type": "application/json" });
-        response.end(
-          request.url === "/kv_event_sources"
-            ? events
-            : '{"object":"list","data":[{"id":"m","object":"model"}]}',
-        );
+        response.end(request.url === "/kv_event_sources" ? events : MODELS);
       } else if (request.url?.endsWith("/render") === true) {
         response.writeHead(200, { "content-type": "application/json" });
-        response.end(rendered);
+        response.end(RENDERED);
       } else answer(Buffer.concat(chunks).toString("latin1"), response);
     });
   });
@@ -74,8 +37,8 @@ async function serve(
 }
 
 const prefill = await serve(prefillPort, await publishEvents(), (_body, response) => {
-  response.writeHead(200, { "content-type": "application/json", "content-length": prefillAnswer.length });
-  response.end(prefillAnswer);
+  response.writeHead(200, { "content-type": "application/json", "content-length": prefilled.length });
+  response.end(prefilled);
 });
 const decode = await serve(decodePort, await publishEvents(), (body, response) => {
   const [, other] = /"remote_engine_id":"engine-([^-]*)-/.exec(body) ?? [];
@@ -84,16 +47,7 @@ const decode = await serve(decodePort, await publishEvents(), (body, response) =
     return;
   }
   response.writeHead(200, { "content-type": "text/event-stream; charset=utf-8" });
-  if (!body.includes('"hold"')) {
-    response.end(stream);
-    return;
-  }
-  held.add(response);
-  response.once("close", () => held.delete(response));
-  response.write(event);
+  response.end(stream);
 });
 process.stdout.write(`${JSON.stringify({ prefill, decode, sideChannel })}\n`);
-process.stdin.on("data", () => {
-  for (const response of held) response.end("data: [DONE]\n\n");
-});
-process.stdin.on("end", () => process.exit(0));
+process.stdin.on("end", () => process.exit(0)).resume();

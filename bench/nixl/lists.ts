@@ -1,11 +1,10 @@
 import { execFile } from "node:child_process";
-import { existsSync, mkdtempSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { rmSync } from "node:fs";
+import { dirname } from "node:path";
 import { performance } from "node:perf_hooks";
-import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { findLibrary } from "@kv/nixl";
+import { compileC, compiler } from "../c-program.js";
 import { bestRatio, median, pairRatio, type Row, spread } from "../report.js";
 import { type BenchFixture, LENGTH_BYTES, ROUNDS, startTarget } from "./fixture.js";
 import { onThread, peakGrowthMib } from "./process-costs.js";
@@ -24,19 +23,13 @@ const WANTED_GROWTH_MIB = 64;
 /** Lists of a million descriptors against a C loop over the same NIXL calls. */
 export async function bigList(fixture: BenchFixture): Promise<Row[]> {
   const what = "list of 1M descriptors";
-  const folder = mkdtempSync(join(tmpdir(), "kv-bench-"));
+  if (compiler() === undefined) {
+    return [
+      { what, ours: "-", theirs: "no C compiler", ratio: undefined, wanted: "<= 1.15", met: undefined },
+    ];
+  }
+  const program = await compileC("list-loop", ["-ldl"]);
   try {
-    const program = join(folder, "list-loop");
-    const source = fileURLToPath(new URL("../c/list-loop.c", import.meta.url));
-    const compiler = ["cc", "gcc", "clang"].find((name) =>
-      (process.env["PATH"] ?? "").split(":").some((place) => existsSync(join(place, name))),
-    );
-    if (compiler === undefined) {
-      return [
-        { what, ours: "-", theirs: "no C compiler", ratio: undefined, wanted: "<= 1.15", met: undefined },
-      ];
-    }
-    await run(compiler, ["-O2", "-o", program, source, "-ldl"]);
     const command = [await findLibrary(), String(MILLION), String(MILLION_BLOCK)];
     const loopMs = async () => {
       const { stdout } = await run(program, command, {
@@ -58,7 +51,7 @@ export async function bigList(fixture: BenchFixture): Promise<Row[]> {
       ...(await listRows({ ...scattered, what: `${own}, copied` })).map(reported),
     ];
   } finally {
-    rmSync(folder, { recursive: true, force: true });
+    rmSync(dirname(program), { recursive: true });
   }
 }
 

@@ -1,5 +1,8 @@
 import { overloaded } from "@kv/fleet/front-end";
 
+/** Clients without a request that are kept: a table whose entries come and go with each request is built anew all the time, and ends in the old heap. */
+const KEPT_CLIENTS = 1024;
+
 export interface RequestsInFlightOptions {
   /** Requests of all clients together. */
   readonly all: number;
@@ -29,7 +32,7 @@ export class RequestsInFlight {
     if (by > 0 && own > perClient) throw tooMany("limits.requestsPerClient", perClient, true);
     if (by > 0 && this.#count + by > all) throw tooMany("limits.requestsInFlight", all, false);
     this.#count += by;
-    if (own === 0) this.#byClient.delete(client);
+    if (own === 0 && this.#byClient.size > KEPT_CLIENTS) this.#byClient.delete(client);
     else this.#byClient.set(client, own);
   }
 }
