@@ -24,6 +24,7 @@ export {
   wholeNumber,
 } from "./program/fleet-flags.js";
 export { BodyBudget, type BodyShare } from "./request/body-budget.js";
+export { ByteCollector } from "./request/byte-collector.js";
 export {
   type ErrorForm,
   errorBody,
@@ -33,11 +34,16 @@ export {
 } from "./request/client-error.js";
 export { Deadline } from "./request/deadline.js";
 export {
+  bodyLength,
   type Endpoint,
   type GenerationRequest,
   type PromptFields,
   parseGenerationRequest,
+  parseRequestInTurns,
+  type RequestBody,
+  withLongMembers,
 } from "./request/generation-request.js";
+export { parseJsonPieces } from "./request/json-pieces.js";
 export { type JsonLimits, JsonScan, TOP_LEVEL_MEMBERS } from "./request/json-scan.js";
 export { LazyAbort } from "./request/lazy-abort.js";
 export { type Overload, overloaded } from "./request/overloaded.js";

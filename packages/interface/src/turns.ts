@@ -27,6 +27,22 @@ export class Turns {
     if (!this.#isBusy) this.#begin();
   }
 
+  /** Runs each step of `work` in a later turn, in turns with the other parts. Resolves with what it returns. */
+  run<T>(work: Iterator<unknown, T>): Promise<T> {
+    return new Promise((resolve, reject) => {
+      const step = () => {
+        try {
+          const { done, value } = work.next();
+          if (done === true) resolve(value);
+          else this.later(step);
+        } catch (error) {
+          reject(error);
+        }
+      };
+      this.later(step);
+    });
+  }
+
   #begin(): void {
     this.#isBusy = true;
     let begunMs = 0;

@@ -3,7 +3,10 @@ import {
   completionSchema,
   validateBody as validateInstanceBody,
 } from "../../../apps/demo/src/http/request-body.js";
-import { parseGenerationRequest } from "../../../packages/fleet/src/request/generation-request.js";
+import {
+  parseGenerationRequest,
+  type RequestBody,
+} from "../../../packages/fleet/src/request/generation-request.js";
 import { checkRemotePrefillParams, parseTransferParams } from "../../../packages/protocol/src/index.js";
 import {
   decodeBody,
@@ -85,6 +88,11 @@ const chat = {
   response_format: { type: "text" },
 };
 
+function parsedBody(body: RequestBody): Record<string, unknown> {
+  const text = typeof body === "string" ? body : Buffer.concat(body).toString();
+  return JSON.parse(text) as Record<string, unknown>;
+}
+
 /** Clients' bodies at the proxy: what is accepted gives legs whose bodies are JSON again. */
 export const requestBody: FuzzTarget = {
   seeds: [
@@ -101,9 +109,9 @@ export const requestBody: FuzzTarget = {
     for (const part of splitRequest(request, 16)) {
       const { fields, text } = part.request;
       const own = JSON.parse(text) as Record<string, unknown>;
-      const prefill = JSON.parse(prefillBody(part.request, KV_REQUEST_PULL, "id")) as Record<string, unknown>;
-      const decode = JSON.parse(decodeBody(part.request, KV_REQUEST_PULL, "id")) as Record<string, unknown>;
-      const single = JSON.parse(singleInstanceBody(part.request)) as Record<string, unknown>;
+      const prefill = parsedBody(prefillBody(part.request, KV_REQUEST_PULL, "id"));
+      const decode = parsedBody(decodeBody(part.request, KV_REQUEST_PULL, "id"));
+      const single = parsedBody(singleInstanceBody(part.request));
       for (const key of ["prompt", "messages", "input", "model"]) {
         for (const body of [prefill, decode, single, fields]) {
           if (JSON.stringify(body[key]) !== JSON.stringify(own[key])) throw new Error(`${key} was changed`);

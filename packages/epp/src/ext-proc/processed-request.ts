@@ -14,11 +14,11 @@ import {
   overloaded,
   PREFILLER_HEADER,
   type PromptRenderer,
-  parseGenerationRequest,
+  parseRequestInTurns,
   requestIdOf,
   traceparentOf,
 } from "@kv/fleet/front-end";
-import { type Ambient, KvError, type Span } from "@kv/interface";
+import { type Ambient, KvError, type Span, Turns } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
 import { type Choice, type EndpointPicker, endpointOf } from "../pick/endpoint-picker.js";
 import {
@@ -47,6 +47,9 @@ const DESTINATION_NAMESPACE = "envoy.lb";
 const SERVED_KEY = "x-gateway-destination-endpoint-served";
 const SUBSET_NAMESPACE = "envoy.lb.subset_hint";
 const SUBSET_KEY = "x-gateway-destination-endpoint-subset";
+
+/** Pieces of long bodies. */
+const PARSES = new Turns(1);
 
 export interface ProcessedRequestOptions {
   readonly ambient: Ambient;
@@ -242,7 +245,7 @@ export class ProcessedRequest {
   /** The request, with the token ids of its prompt where the routing reads them and an instance renders them. */
   async #parse(endpoint: Endpoint): Promise<GenerationRequest> {
     const { fleet, renderer } = this.#options;
-    const request = parseGenerationRequest(endpoint, Buffer.concat(this.#chunks));
+    const request = await parseRequestInTurns(endpoint, Buffer.concat(this.#chunks), PARSES);
     const { prefill, decode } = fleet.pools;
     if (!prefill.readsTokenIds() && !decode.readsTokenIds()) return request;
     request.tokenIds = await renderer.tokenIds(request, this.#headers);

@@ -1,6 +1,12 @@
-import { KvError } from "@kv/interface";
+import { KvError, Turns } from "@kv/interface";
 import { expect, test } from "vitest";
-import { type Endpoint, parseGenerationRequest } from "./generation-request.js";
+import {
+  bodyLength,
+  bodyOf,
+  type Endpoint,
+  parseGenerationRequest,
+  parseRequestInTurns,
+} from "./generation-request.js";
 
 const read = (fields: unknown, endpoint: Endpoint = "/v1/completions") =>
   parseGenerationRequest(endpoint, Buffer.from(JSON.stringify(fields)));
@@ -69,4 +75,40 @@ test.each([
   expect(
     read({ input: "a", tools: [{ type: "function" }] }, "/v1/responses").disaggregationLimit,
   ).toBeUndefined();
+});
+
+test("a long body is parsed in several turns; its long members are sent as they were written", async () => {
+  const ids = Array.from({ length: 200_000 }, (_, at) => at);
+  const text = `{"seed":9007199254740993,"prompt":[${ids.join(", ")}],"max_tokens":5}`;
+  const turns = new Turns(1);
+  let others = 0;
+  let ended = false;
+  const other = () => {
+    others += 1;
+    if (!ended) turns.later(other);
+  };
+  turns.later(other);
+  const request = await parseRequestInTurns("/v1/completions", Buffer.from(text), turns);
+  ended = true;
+  expect(others).toBeGreaterThan(text.length / 300_000);
+  expect(request.fields).toEqual(JSON.parse(text));
+  expect(request.text).toBe('{"seed":9007199254740993,"max_tokens":5}');
+  expect(request.long.map(({ key }) => key)).toEqual(["prompt"]);
+  expect(bodyLength(request)).toBeGreaterThan(0.99 * text.length);
+  const body = bodyOf(request) as Uint8Array[];
+  expect(Buffer.concat(body).toString()).toBe(
+    `{"seed":9007199254740993,"max_tokens":5,"prompt":[${ids.join(", ")}]}`,
+  );
+});
+
+test.each([
+  ["{", "not JSON"],
+  ['"kv_transfer_params":{"remote_host":"x"}', "the proxy sets it"],
+  ['"kv_transfer_params":{},"kv\\u005ftransfer_params":["x"]', "the proxy sets it"],
+])("refuses a long body with %s", async (member, message) => {
+  const body = Buffer.from(`{"prompt":"${"a".repeat(300_000)}",${member}}`);
+  await expect(parseRequestInTurns("/v1/completions", body, new Turns(1))).rejects.toMatchObject({
+    code: "KV_REQUEST_INVALID",
+    message: expect.stringContaining(message) as string,
+  });
 });

@@ -1,5 +1,6 @@
-import { KvError } from "@kv/interface";
+import { KvError, type Turns } from "@kv/interface";
 import { disaggregationLimit } from "./disaggregation-limits.js";
+import { type LongMember, parseJsonPieces } from "./json-pieces.js";
 import { validateBody } from "./validate-body.js";
 
 /** A path at which clients ask for generated text. The instances serve it under the same path. */
@@ -17,8 +18,10 @@ export type PromptFields = "none" | "prompt-logprobs" | "echo" | "prompt-only";
 export interface GenerationRequest {
   /** The path. */
   readonly endpoint: Endpoint;
-  /** The body as the client wrote it. */
+  /** The body as the client wrote it, without the members of `long`. */
   readonly text: string;
+  /** Of a long body, the members that are long. */
+  readonly long: readonly LongMember[];
   /** The body's top-level members. */
   readonly fields: Readonly<Record<string, unknown>>;
   /** What an answer contains about the prompt itself. */
@@ -28,6 +31,9 @@ export interface GenerationRequest {
   /** Why prefill and decode cannot run on two instances without a wrong answer; undefined where they can. */
   readonly disaggregationLimit: string | undefined;
 }
+
+/** A longer body is parsed in pieces. */
+const LONG_BODY_BYTES = 256 * 1024;
 
 const utf8 = new TextDecoder("utf-8", { fatal: true });
 
@@ -41,9 +47,34 @@ export function parseGenerationRequest(endpoint: Endpoint, body: Uint8Array): Ge
   } catch (cause) {
     // V8's message repeats the begin of the text, which may be a prompt.
     const at = / at position (\d+)/.exec((cause as Error).message)?.[1];
-    const where = at === undefined ? "" : `, from character ${at} on`;
-    throw new KvError("KV_REQUEST_INVALID", `the body is not JSON${where}`);
+    throw notJson(at === undefined ? "" : `, from character ${at} on`);
   }
+  return requestOf(endpoint, parsed, text, []);
+}
+
+/** As `parseGenerationRequest`. A body above 256 KiB is parsed in pieces, each in a turn of its own. It must have passed a `JsonScan`. */
+export async function parseRequestInTurns(
+  endpoint: Endpoint,
+  body: Uint8Array,
+  turns: Turns,
+): Promise<GenerationRequest> {
+  if (body.length <= LONG_BODY_BYTES) return parseGenerationRequest(endpoint, body);
+  const { value, text, long } = await turns.run(parseJsonPieces(body)).catch(() => {
+    throw notJson();
+  });
+  return requestOf(endpoint, value, text, long);
+}
+
+function notJson(where = ""): KvError {
+  return new KvError("KV_REQUEST_INVALID", `the body is not JSON${where}`);
+}
+
+function requestOf(
+  endpoint: Endpoint,
+  parsed: unknown,
+  text: string,
+  long: readonly LongMember[],
+): GenerationRequest {
   if (typeof parsed !== "object" || parsed === null || Array.isArray(parsed)) {
     throw new KvError("KV_REQUEST_INVALID", "the body must be a JSON object");
   }
@@ -53,11 +84,38 @@ export function parseGenerationRequest(endpoint: Endpoint, body: Uint8Array): Ge
   return {
     endpoint,
     text,
+    long,
     fields,
     promptFields: promptFieldsOf(endpoint, fields),
     disaggregationLimit: disaggregationLimit(endpoint, fields),
     tokenIds: undefined,
   };
+}
+
+/** The body as it is sent: its text, or the pieces of a long one. */
+export function bodyOf({ text, long }: GenerationRequest): RequestBody {
+  return withLongMembers(text, long);
+}
+
+/** A body that is sent: text, or the pieces of a long one. */
+export type RequestBody = string | readonly Uint8Array[];
+
+/** The body of an object's text and of further members. The long ones are not copied. */
+export function withLongMembers(text: string, long: readonly LongMember[]): RequestBody {
+  if (long.length === 0) return text;
+  const pieces: Uint8Array[] = [];
+  let before = text.slice(0, -1);
+  for (const { key, value } of long) {
+    pieces.push(Buffer.from(`${before}${before === "{" ? "" : ","}${JSON.stringify(key)}:`), value);
+    before = "";
+  }
+  pieces.push(Buffer.from("}"));
+  return pieces;
+}
+
+/** Characters of the body; of the long members, bytes. */
+export function bodyLength({ text, long }: GenerationRequest): number {
+  return long.reduce((sum, { value }) => sum + value.length, text.length);
 }
 
 /** A client that could name hosts and blocks would read other requests' KV through a decode worker. */

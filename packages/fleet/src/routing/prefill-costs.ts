@@ -1,5 +1,5 @@
 import type { InstancePool } from "../instances/instance-pool.js";
-import type { GenerationRequest } from "../request/generation-request.js";
+import { bodyLength, type GenerationRequest } from "../request/generation-request.js";
 
 /** A prefill leg that has ended with a computed prompt. */
 export interface EndedPrefill {
@@ -42,7 +42,7 @@ export class PrefillCosts {
     const ids = tokenIds(request);
     if (ids !== undefined) return ids.length;
     if (request.fields.prompt_embeds != null) return undefined;
-    return Math.ceil(request.text.length / this.#charactersPerToken);
+    return Math.ceil(bodyLength(request) / this.#charactersPerToken);
   }
 
   /** How long a prompt waits for the least loaded of the prefill instances; undefined before the first measurement. */
@@ -60,7 +60,7 @@ export class PrefillCosts {
     if (wasAlone) this.#msPerLeg = average(this.#msPerLeg, durationMs);
     if (promptTokens === undefined || promptTokens === 0) return;
     if (!Array.isArray(request.fields.prompt))
-      this.#charactersPerToken = average(this.#charactersPerToken, request.text.length / promptTokens);
+      this.#charactersPerToken = average(this.#charactersPerToken, bodyLength(request) / promptTokens);
     const computed = promptTokens - cachedTokens;
     if (wasAlone && computed > 0) this.#fit.add(computed, durationMs);
   }

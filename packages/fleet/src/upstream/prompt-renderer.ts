@@ -4,7 +4,7 @@ import { type Ambient, KvError } from "@kv/interface";
 import type { Instance } from "../instances/instance.js";
 import type { InstancePool } from "../instances/instance-pool.js";
 import { Deadline } from "../request/deadline.js";
-import type { GenerationRequest } from "../request/generation-request.js";
+import { bodyOf, type GenerationRequest } from "../request/generation-request.js";
 import { legHeaders } from "./headers.js";
 import type { Upstream } from "./upstream.js";
 
@@ -123,7 +123,7 @@ export class PromptRenderer {
           url: instance.url,
           method: "POST",
           path,
-          body: request.text,
+          body: bodyOf(request),
           abort: deadline,
         },
         headers: legHeaders({ clientHeaders, forwarded, requestId: random.uuid(), instance }),

@@ -1,6 +1,8 @@
+import { Readable } from "node:stream";
 import { KvError } from "@kv/interface";
 import { Agent, type Dispatcher } from "undici";
 import type { FailureStage, Role } from "../instances/instance.js";
+import type { RequestBody } from "../request/generation-request.js";
 import type { LazyAbort } from "../request/lazy-abort.js";
 import { BodyQueue } from "./body-queue.js";
 
@@ -16,8 +18,8 @@ export interface UpstreamRequest {
   readonly path: string;
   /** Names in lower case. */
   readonly headers: Readonly<Record<string, string | string[]>>;
-  /** Sent as UTF-8. */
-  readonly body?: string | undefined;
+  /** Text is sent as UTF-8. */
+  readonly body?: RequestBody | undefined;
   /** Closes the connection when it aborts. */
   readonly abort: LazyAbort;
   /** Called when the request begins to leave. Before that call, the instance has received nothing. */
@@ -66,9 +68,9 @@ export class Upstream {
         return;
       }
       const { origin, prefix } = this.#target(request.url);
-      const { method, path, headers, body = null } = request;
+      const { method, path, headers, body } = request;
       call.listenForAbort();
-      this.#agent.dispatch({ origin, path: prefix + path, method, headers, body }, call);
+      this.#agent.dispatch({ origin, path: prefix + path, method, ...headersAndBody(headers, body) }, call);
     });
   }
 
@@ -91,6 +93,13 @@ export class Upstream {
     }
     return known;
   }
+}
+
+/** Pieces are sent one after another, and not copied. */
+function headersAndBody(headers: UpstreamRequest["headers"], body: RequestBody | undefined) {
+  if (body === undefined || typeof body === "string") return { headers, body: body ?? null };
+  const length = body.reduce((sum, piece) => sum + piece.length, 0);
+  return { headers: { ...headers, "content-length": String(length) }, body: Readable.from(body) };
 }
 
 /** One request to an instance, from its begin to the last byte of its answer. */

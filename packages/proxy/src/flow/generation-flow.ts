@@ -1,4 +1,4 @@
-import { withoutAddresses } from "@kv/fleet/front-end";
+import { bodyLength, withoutAddresses } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import { splitRequest } from "../request/split-request.js";
 import type { LegAnswer } from "../response/leg-answer.js";
@@ -42,7 +42,7 @@ export class GenerationFlow {
     const parts = splitRequest(request, settings.limits.parts);
     const [part] = parts;
     if (parts.length > 1 || part === undefined) {
-      const lengthBytes = parts.reduce((sum, { request: { text } }) => sum + text.length, 0);
+      const lengthBytes = parts.reduce((sum, { request }) => sum + bodyLength(request), 0);
       client.admission?.add(parts.length - 1, lengthBytes);
       return this.#runParts(client, parts);
     }

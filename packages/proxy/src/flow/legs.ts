@@ -6,7 +6,7 @@ import {
   type Role,
   type Visit,
 } from "@kv/fleet";
-import type { AutoscalingSignals, Upstream, UpstreamAnswer } from "@kv/fleet/front-end";
+import type { AutoscalingSignals, RequestBody, Upstream, UpstreamAnswer } from "@kv/fleet/front-end";
 import {
   forwardedHeaders,
   legHeaders,
@@ -49,7 +49,7 @@ export interface DecodeLegOptions {
 
 interface GenerationLeg extends DecodeLegOptions {
   readonly role: Role;
-  readonly body: string;
+  readonly body: RequestBody;
   /** The request goes to one instance unsplit. It may have several choices, and a failure is tried on one more instance. */
   readonly whole?: boolean | undefined;
   /** No other instance holds anything for the leg, so a failure is tried on one more instance. */
@@ -303,7 +303,7 @@ export class Legs {
     part: Part,
     instance: Instance,
     span: Span | undefined,
-    body: string,
+    body: RequestBody,
     onSent?: () => void,
   ): Promise<UpstreamAnswer> {
     return this.#upstream.send({

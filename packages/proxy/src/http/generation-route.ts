@@ -5,7 +5,7 @@ import {
   type ErrorForm,
   errorForClient,
   forwardedHeaders,
-  parseGenerationRequest,
+  parseRequestInTurns,
   requestIdOf,
   statusOf,
   traceparentOf,
@@ -21,7 +21,7 @@ import { RequestRecord } from "../telemetry/request-record.js";
 import { errorEvent, sendError } from "./error-response.js";
 import type { AbandonedPrefills } from "./limits/abandoned-prefills.js";
 import type { RequestSlot, RequestsInFlight } from "./limits/requests-in-flight.js";
-import type { ReceivedBody } from "./read-body.js";
+import { PARSES, type ReceivedBody } from "./read-body.js";
 
 export interface GenerationRouteOptions {
   readonly ambient: Ambient;
@@ -95,7 +95,7 @@ export class GenerationRoute {
       requestId = requestIdOf(headers, random);
       slot = inFlight.admit(name);
       const prefillers = namedPrefillers?.of(headers, requestId);
-      const request = parseGenerationRequest(endpoint, body.take());
+      const request = await parseRequestInTurns(endpoint, body.take(), PARSES);
       span = tracer?.start("kv_proxy.request", {
         kind: "server",
         parent: traceparentOf(headers),

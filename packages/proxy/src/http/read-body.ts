@@ -1,13 +1,14 @@
 import type { IncomingMessage } from "node:http";
 import type { BodyBudget, BodyShare } from "@kv/fleet/front-end";
-import { type JsonLimits, JsonScan, shortened } from "@kv/fleet/front-end";
+import { ByteCollector, type JsonLimits, JsonScan, parseJsonPieces, shortened } from "@kv/fleet/front-end";
 import { KvError, Turns } from "@kv/interface";
 
 /** A body of at most this many bytes is read and parsed at once; a larger one in turns with the others. */
 const AT_ONCE_BYTES = 64 * 1024;
 /** Node reads pieces of at most 64 KiB. */
 const PIECES = new Turns(4);
-const PARSES = new Turns(1);
+/** Parses of bodies, and the pieces of them. */
+export const PARSES = new Turns(1);
 
 /** Limits of one body. */
 export interface BodyLimits extends JsonLimits {
@@ -47,7 +48,7 @@ export function readJsonBody(
     return Promise.reject(tooLarge(limitBytes));
   onAccepted?.();
   return new Promise((resolve, reject) => {
-    let chunks: Buffer[] = [];
+    const bytes = new ByteCollector();
     let lengthBytes = 0;
     let complete = false;
     let refused = false;
@@ -56,7 +57,7 @@ export function readJsonBody(
       if (complete) return;
       refused = true;
       request.removeAllListeners("data");
-      chunks = [];
+      bytes.take();
       share.end();
       reject(error);
     };
@@ -67,7 +68,7 @@ export function readJsonBody(
         if (lengthBytes > limitBytes) throw tooLarge(limitBytes);
         scan.push(chunk);
         share.add(chunk.length);
-        chunks.push(chunk);
+        bytes.push(chunk);
         if (lengthBytes > AT_ONCE_BYTES) {
           request.pause();
           // The rest of a refused body stays unread.
@@ -82,11 +83,7 @@ export function readJsonBody(
     request.once("end", () => {
       complete = true;
       share.arrived();
-      const take = () => {
-        const bytes = chunks.length === 1 && chunks[0] ? chunks[0] : Buffer.concat(chunks);
-        chunks = [];
-        return bytes;
-      };
+      const take = () => bytes.take();
       if (lengthBytes > AT_ONCE_BYTES) PARSES.later(() => resolve({ take, share }));
       else resolve({ take, share });
     });
@@ -99,9 +96,9 @@ export function readJsonBody(
 }
 
 /** The value of a body. Errors: `KV_REQUEST_INVALID`. */
-export function parseBody(body: ReceivedBody): unknown {
+export async function parseBody(body: ReceivedBody): Promise<unknown> {
   try {
-    return JSON.parse(new TextDecoder().decode(body.take()));
+    return (await PARSES.run(parseJsonPieces(body.take()))).value;
   } catch {
     throw new KvError("KV_REQUEST_INVALID", "the body is not JSON");
   }

@@ -217,7 +217,7 @@ class ClientServer {
   async #passOnWithBody(turn: Turn): Promise<void> {
     const body = await this.#readBody(turn);
     try {
-      await this.#options.decodeRoute.serve({ ...turn, body: JSON.stringify(parseBody(body)) });
+      await this.#options.decodeRoute.serve({ ...turn, body: JSON.stringify(await parseBody(body)) });
     } finally {
       body.share.end();
     }
@@ -235,7 +235,7 @@ class ClientServer {
     }
     const body = await this.#readBody(turn);
     try {
-      sendJson(response, 200, await this.#options.changeInstance(change, parseBody(body)));
+      sendJson(response, 200, await this.#options.changeInstance(change, await parseBody(body)));
     } finally {
       body.share.end();
     }

@@ -1,8 +1,10 @@
 import { readFileSync } from "node:fs";
-import { parseGenerationRequest } from "@kv/fleet/front-end";
+import { parseGenerationRequest, parseRequestInTurns, type RequestBody } from "@kv/fleet/front-end";
+import { Turns } from "@kv/interface";
 import { expect, test } from "vitest";
 import { rawMember } from "./json-members.js";
 import { decodeBody, KV_REQUEST_PULL, prefillBody, singleInstanceBody } from "./leg-bodies.js";
+import { splitRequest } from "./split-request.js";
 
 const recorded = JSON.parse(
   readFileSync(new URL("../../fixtures/vllm-0.33-pull.json", import.meta.url), "utf8"),
@@ -11,19 +13,21 @@ const recorded = JSON.parse(
   Record<string, unknown> & { kv_transfer_params: object }
 >;
 
+/** The text of a body that is sent. */
+const textOf = (body: RequestBody) => (typeof body === "string" ? body : Buffer.concat(body).toString());
 const request = (text: string) => parseGenerationRequest("/v1/completions", Buffer.from(text));
 const prefill = (fields: object) =>
-  JSON.parse(prefillBody(request(JSON.stringify(fields)), KV_REQUEST_PULL, "id")) as object;
+  JSON.parse(textOf(prefillBody(request(JSON.stringify(fields)), KV_REQUEST_PULL, "id"))) as object;
 
 test("both bodies equal those that a real vLLM 0.33 accepted", () => {
   const { kv_transfer_params: _, ...client } = recorded.decode_request;
   const given = request(JSON.stringify(client));
-  expect(JSON.parse(prefillBody(given, KV_REQUEST_PULL, "id"))).toEqual({
+  expect(JSON.parse(textOf(prefillBody(given, KV_REQUEST_PULL, "id")))).toEqual({
     ...recorded.prefill_request,
     stream: false,
   });
   const answered = rawMember(JSON.stringify(recorded.prefill_response), "kv_transfer_params") ?? "";
-  expect(JSON.parse(decodeBody(given, answered, "id"))).toEqual(recorded.decode_request);
+  expect(JSON.parse(textOf(decodeBody(given, answered, "id")))).toEqual(recorded.decode_request);
 });
 
 test("the prefill body requests one token, one copy and no stream, and lowers only the limits that are set", () => {
@@ -67,9 +71,47 @@ test("both legs of a response have one id, which vLLM takes from the body there;
   const ids = (body: string) => {
     const given = parseGenerationRequest("/v1/responses", Buffer.from(body));
     const legs = [prefillBody(given, KV_REQUEST_PULL, "id"), decodeBody(given, "{}", "id")];
-    return legs.map((leg) => (JSON.parse(leg) as { request_id?: unknown }).request_id);
+    return legs.map((leg) => (JSON.parse(textOf(leg)) as { request_id?: unknown }).request_id);
   };
   expect(ids('{"input":"a"}')).toEqual(["resp_id", "resp_id"]);
   expect(ids('{"input":"a","request_id":null}')).toEqual(["resp_id", "resp_id"]);
   expect(ids('{"input":"a","request_id":"own"}')).toEqual(["own", "own"]);
+});
+
+test("the legs of a long body are those of a short one, and its long members are not copied", async () => {
+  const member = `"stop":["${"x".repeat(300_000)}"]`;
+  const text = `{"stream_options":${JSON.stringify({ a: "y".repeat(9000) })},"n":1,${member},"max_tokens":7}`;
+  const sync = { ...request('{"n":1,"max_tokens":7}') };
+  const long = await parseRequestInTurns(
+    "/v1/completions",
+    Buffer.from(text.replace("{", '{"stream":true,')),
+    new Turns(1),
+  );
+  for (const leg of [
+    (given: typeof sync) => prefillBody(given, KV_REQUEST_PULL, "id"),
+    (given: typeof sync) => decodeBody(given, '{"a":1}', "id"),
+    singleInstanceBody,
+  ]) {
+    const body = leg(long);
+    const { stop, stream_options: _, stream: __, ...rest } = JSON.parse(textOf(body));
+    const { stream: ___, ...expected } = JSON.parse(textOf(leg(sync)));
+    expect(rest).toEqual(expected);
+    expect(stop[0]).toHaveLength(300_000);
+    const stopBytes = long.long.find(({ key }) => key === "stop")?.value;
+    expect((body as Uint8Array[]).includes(stopBytes as Uint8Array)).toBe(true);
+  }
+  expect(JSON.parse(textOf(prefillBody(long, KV_REQUEST_PULL, "id")))).not.toHaveProperty("stream_options");
+});
+
+test("parts of a long body have their own prompt, and the other long members", async () => {
+  const prompts = ["a".repeat(200_000), "b".repeat(200_000)];
+  const text = JSON.stringify({ prompt: prompts, stop: ["x".repeat(5000)] });
+  const given = await parseRequestInTurns("/v1/completions", Buffer.from(text), new Turns(1));
+  const parts = splitRequest(given, 4);
+  expect(parts.map((part) => JSON.parse(textOf(singleInstanceBody(part.request))))).toEqual(
+    prompts.map((prompt) => ({ prompt, stop: ["x".repeat(5000)] })),
+  );
+  const seed = Buffer.from(JSON.stringify({ prompt: prompts, n: 2, seed: "5".repeat(5000) }));
+  const seeded = await parseRequestInTurns("/v1/completions", seed, new Turns(1));
+  expect(() => splitRequest(seeded, 4)).toThrow("must be an integer");
 });

@@ -1,5 +1,5 @@
-import type { GenerationRequest } from "@kv/fleet/front-end";
-import { editMembers } from "./json-members.js";
+import { type GenerationRequest, type RequestBody, withLongMembers } from "@kv/fleet/front-end";
+import { editMembers, type MemberEdits } from "./json-members.js";
 
 /** `kv_transfer_params` that make a prefill worker keep the prompt's blocks for a decode worker to read (vLLM 0.33, NixlConnector). */
 export const KV_REQUEST_PULL =
@@ -15,8 +15,12 @@ export const KV_REQUEST_PUSH =
  * The body of the prefill leg: one token, not streamed, with `kvTransferParams` (JSON text) that make the worker keep the KV. `requestId` is that of
  * both legs.
  */
-export function prefillBody(request: GenerationRequest, kvTransferParams: string, requestId: string): string {
-  const { text, fields, endpoint } = request;
+export function prefillBody(
+  request: GenerationRequest,
+  kvTransferParams: string,
+  requestId: string,
+): RequestBody {
+  const { fields, endpoint } = request;
   // With echo and a limit of 0, vLLM answers with the prompt alone. It generates a token all the same, and keeps the blocks.
   const limit = request.promptFields === "echo" ? "0" : "1";
   const set: Record<string, string> = {
@@ -32,11 +36,15 @@ export function prefillBody(request: GenerationRequest, kvTransferParams: string
   }
   // Each further copy would keep blocks that no decode worker reads.
   if (fields.n != null) set.n = "1";
-  return editMembers(text, { remove: ["stream_options"], set });
+  return edited(request, { remove: ["stream_options"], set });
 }
 
 /** The body of the decode leg: the client's, with `kvTransferParams` as the prefill worker wrote them (JSON text). `requestId` is that of both legs. */
-export function decodeBody(request: GenerationRequest, kvTransferParams: string, requestId: string): string {
+export function decodeBody(
+  request: GenerationRequest,
+  kvTransferParams: string,
+  requestId: string,
+): RequestBody {
   const set: Record<string, string> = {
     kv_transfer_params: kvTransferParams,
     ...idMember(request, requestId),
@@ -46,7 +54,7 @@ export function decodeBody(request: GenerationRequest, kvTransferParams: string,
   if (request.promptFields === "echo") remove.push("echo");
   else if (request.endpoint === "/v1/chat/completions" && request.fields.echo === true)
     set.top_logprobs = "null";
-  return editMembers(request.text, { remove, set });
+  return edited(request, { remove, set });
 }
 
 /**
@@ -59,8 +67,14 @@ function idMember({ endpoint, fields }: GenerationRequest, requestId: string): R
 }
 
 /** The body of a leg whose instance computes both prompt and answer. */
-export function singleInstanceBody({ text }: GenerationRequest): string {
-  return editMembers(text, { remove: ["kv_transfer_params"] });
+export function singleInstanceBody(request: GenerationRequest): RequestBody {
+  return edited(request, { remove: ["kv_transfer_params"] });
+}
+
+function edited({ text, long }: GenerationRequest, edits: MemberEdits): RequestBody {
+  const { remove = [], set = {} } = edits;
+  const kept = long.filter(({ key }) => !remove.includes(key) && !Object.hasOwn(set, key));
+  return withLongMembers(editMembers(text, edits), kept);
 }
 
 /**

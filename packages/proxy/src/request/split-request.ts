@@ -38,6 +38,7 @@ export function splitRequest(request: GenerationRequest, limit: number): readonl
   ];
   // Edited once, and not for each part: the text may be long, and the parts many.
   const common = editMembers(request.text, { remove: replaced });
+  const long = request.long.filter(({ key }) => !replaced.includes(key));
   const parts: RequestPart[] = [];
   for (let prompt = 0; prompt < (list?.values.length ?? 1); prompt += 1) {
     const changes: Record<string, unknown> = {};
@@ -53,7 +54,7 @@ export function splitRequest(request: GenerationRequest, limit: number): readonl
     const fields = { ...request.fields, ...changes };
     for (let copy = 0; copy < copies; copy += 1) {
       const own = seed === undefined ? members : [...members, `"seed":${seed + BigInt(copy)}`];
-      parts.push({ request: { ...request, fields, text: withMembers(common, own) }, prompt, copy });
+      parts.push({ request: { ...request, fields, text: withMembers(common, own), long }, prompt, copy });
     }
   }
   return parts;
@@ -70,7 +71,8 @@ function withMembers(text: string, members: readonly string[]): string {
  * copies the same seed.
  */
 function seedOf(request: GenerationRequest): bigint | undefined {
-  const seed = rawMember(request.text, "seed");
+  const isLong = request.long.some(({ key }) => key === "seed");
+  const seed = isLong ? "too long" : rawMember(request.text, "seed");
   if (seed === undefined || seed === "null") return undefined;
   if (/^-?[0-9]{1,40}$/.test(seed)) return BigInt(seed);
   const message = `seed is ${shortened(seed)}; with n above 1 it must be an integer of at most 40 digits`;

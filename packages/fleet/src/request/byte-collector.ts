@@ -1,0 +1,33 @@
+const FIRST_BYTES = 64 * 1024;
+
+/** The bytes of a body that arrives in chunks. Many small chunks take no more memory than a large one, and the end copies nothing. */
+export class ByteCollector {
+  #bytes: Buffer = Buffer.alloc(0);
+  #length = 0;
+
+  /** Adds a chunk. */
+  push(chunk: Buffer): void {
+    const length = this.#length + chunk.length;
+    // The first one is not copied: most bodies are one chunk.
+    if (this.#length === 0) this.#bytes = chunk;
+    else {
+      if (length > this.#bytes.length) this.#grow(length);
+      chunk.copy(this.#bytes, this.#length);
+    }
+    this.#length = length;
+  }
+
+  /** Returns the bytes once, and forgets them. */
+  take(): Buffer {
+    const bytes = this.#bytes.subarray(0, this.#length);
+    this.#bytes = Buffer.alloc(0);
+    this.#length = 0;
+    return bytes;
+  }
+
+  #grow(length: number): void {
+    const grown = Buffer.allocUnsafeSlow(Math.max(FIRST_BYTES, 2 * length));
+    this.#bytes.copy(grown, 0, 0, this.#length);
+    this.#bytes = grown;
+  }
+}
