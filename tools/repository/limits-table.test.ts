@@ -79,7 +79,11 @@ const LISTENERS: readonly Listener[] = [
   },
   {
     heading: "Instance of the reference app",
-    limits: rowsOf(httpLimits(), { ...CONNECTIONS, maxRequestsPerAddress: "half of `maxRequests`" }),
+    limits: rowsOf(httpLimits(), {
+      ...CONNECTIONS,
+      maxRequestsPerAddress: "half of `maxRequests`",
+      maxBodiesBytesPerAddress: "half of `maxBodiesBytes`",
+    }),
     files: ["apps/demo/src/http/limits.test.ts"],
   },
   {

@@ -143,7 +143,11 @@ const tries: { readonly [K in keyof HttpLimits]: () => Promise<void> } = {
     await expectServed(served);
   },
   async maxBodiesBytes() {
-    const served = await serveWith({ maxBodiesBytes: 2500, maxBodyBytes: 1100 });
+    const served = await serveWith({
+      maxBodiesBytes: 2500,
+      maxBodiesBytesPerAddress: 5000,
+      maxBodyBytes: 1100,
+    });
     const slow: RawConnection[] = [];
     for (let i = 0; i < 3; i += 1) {
       const connection = await RawConnection.open(served.url);
@@ -156,6 +160,23 @@ const tries: { readonly [K in keyof HttpLimits]: () => Promise<void> } = {
     await expectServed(served);
     expect(slow.filter(({ text }) => text === "").length).toBeGreaterThan(0);
     for (const connection of slow) connection.close();
+  },
+  async maxBodiesBytesPerAddress() {
+    const served = await serveWith({ maxBodiesBytesPerAddress: 5000 });
+    const open = async (text: string) => (await RawConnection.open(served.url)).write(text);
+    // A declared body counts before its bytes come.
+    const held = await open(postText("", { lengthBytes: 4000 }));
+    await expectServed(served);
+    const second = await open(postText("", { lengthBytes: 1500 }));
+    expect(await second.untilClosed()).toMatch(/^HTTP\/1.1 503 [\s\S]*retry-after: 1\r\n/);
+    const chunked = await open(
+      `POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n5dc\r\n${" ".repeat(1500)}\r\n`,
+    );
+    expect(await chunked.untilClosed()).toMatch(/^HTTP\/1.1 503 /);
+    await expectServed(served);
+    held.close();
+    await expect.poll(async () => (await served.post({ x: "x".repeat(4500) })).status).toBe(400);
+    await expectServed(served);
   },
   async maxBodyDepth() {
     const served = await serve();

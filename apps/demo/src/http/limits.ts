@@ -24,6 +24,8 @@ export interface HttpLimits {
   readonly maxBodyBytes: number;
   /** Bytes of all bodies that are being read. A further body takes the room of the one that is being read longest, which gets 503. */
   readonly maxBodiesBytes: number;
+  /** Bytes of the bodies of one remote address that are being read, as their `Content-Length` declares them; a further body gets 503. */
+  readonly maxBodiesBytesPerAddress: number;
   /** Nesting of arrays and objects in a body; more gets 400. */
   readonly maxBodyDepth: number;
   /** Members of all objects in a body, together; more get 400. */
@@ -39,6 +41,7 @@ export type HttpLimitsInput = { readonly [K in keyof HttpLimits]?: number | unde
 export function httpLimits(given: HttpLimitsInput = {}): HttpLimits {
   const maxConnections = given.maxConnections ?? Math.min(1024, Math.floor(openFilesLimit() / 4));
   const maxRequests = given.maxRequests ?? 1024;
+  const maxBodiesBytes = given.maxBodiesBytes ?? 64 << 20;
   return {
     maxConnections,
     maxConnectionsPerAddress: Math.max(1, Math.floor(maxConnections / 2)),
@@ -50,7 +53,8 @@ export function httpLimits(given: HttpLimitsInput = {}): HttpLimits {
     requestTimeoutMs: 30_000,
     idleTimeoutMs: 72_000,
     maxBodyBytes: 4 << 20,
-    maxBodiesBytes: 64 << 20,
+    maxBodiesBytes,
+    maxBodiesBytesPerAddress: Math.max(1, Math.floor(maxBodiesBytes / 2)),
     maxBodyDepth: 64,
     maxBodyMembers: 20_000,
     maxUnreadBytes: 1 << 20,

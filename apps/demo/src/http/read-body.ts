@@ -3,7 +3,10 @@ import { Turns } from "@kv/interface";
 import { httpError } from "./error-response.js";
 import type { HttpLimits } from "./limits.js";
 
-type BodyLimits = Pick<HttpLimits, "maxBodyBytes" | "maxBodiesBytes" | "maxBodyDepth" | "maxBodyMembers">;
+type BodyLimits = Pick<
+  HttpLimits,
+  "maxBodyBytes" | "maxBodiesBytes" | "maxBodiesBytesPerAddress" | "maxBodyDepth" | "maxBodyMembers"
+>;
 
 /** A body of at most this many bytes is read and parsed at once; a larger one in turns with the others. */
 const AT_ONCE_BYTES = 64 * 1024;
@@ -23,6 +26,8 @@ export class BodyReader {
   /** Oldest first. */
   readonly #pending = new Set<PendingBody>();
   #bytes = 0;
+  /** By remote address, the bytes that the bodies of `#pending` have or declare. */
+  readonly #ofAddress = new Map<string, number>();
 
   constructor(limits: BodyLimits) {
     this.#limits = limits;
@@ -30,7 +35,7 @@ export class BodyReader {
 
   /**
    * Reads and parses a body. Errors, each with its status: 413 for a body that is too large, 503 for one that was read longest when
-   * the memory for bodies was full, 400 for anything that is not JSON within the limits.
+   * the memory for bodies was full or that is above the share of its address, 400 for anything that is not JSON within the limits.
    */
   async read(request: IncomingMessage): Promise<unknown> {
     const bytes = await this.#bytesOf(request);
@@ -46,21 +51,32 @@ export class BodyReader {
   }
 
   #bytesOf(request: IncomingMessage): Promise<Buffer> {
-    const { maxBodyBytes, maxBodiesBytes } = this.#limits;
+    const { maxBodyBytes, maxBodiesBytes, maxBodiesBytesPerAddress } = this.#limits;
+    const address = request.socket.remoteAddress ?? "";
+    const declaredBytes = Number(request.headers["content-length"] ?? 0);
     const tooLarge = () => httpError(413, `the body is larger than the limit of ${maxBodyBytes} bytes`);
+    const tooMany = () =>
+      httpError(
+        503,
+        `the bodies of this address take more than ${maxBodiesBytesPerAddress} bytes, its limit`,
+      );
     return new Promise((resolve, reject) => {
       const chunks: Buffer[] = [];
       const body: PendingBody = { bytes: 0, refuse: (error) => end(() => reject(error)) };
       const end = (settle: () => void) => {
         if (!this.#pending.delete(body)) return;
         this.#bytes -= body.bytes;
+        this.#count(address, -Math.max(declaredBytes, body.bytes));
         request.off("data", onData);
         settle();
       };
       const onData = (chunk: Buffer) => {
+        const undeclared = Math.max(0, body.bytes + chunk.length - Math.max(declaredBytes, body.bytes));
         body.bytes += chunk.length;
         this.#bytes += chunk.length;
+        const ofAddress = this.#count(address, undeclared);
         if (body.bytes > maxBodyBytes) return end(() => reject(tooLarge()));
+        if (undeclared > 0 && ofAddress > maxBodiesBytesPerAddress) return end(() => reject(tooMany()));
         chunks.push(chunk);
         for (const oldest of this.#pending) {
           if (this.#bytes <= maxBodiesBytes) break;
@@ -72,12 +88,22 @@ export class BodyReader {
         }
       };
       this.#pending.add(body);
-      if (Number(request.headers["content-length"] ?? 0) > maxBodyBytes) return end(() => reject(tooLarge()));
+      const ofAddress = this.#count(address, declaredBytes);
+      if (declaredBytes > maxBodyBytes) return end(() => reject(tooLarge()));
+      if (ofAddress > maxBodiesBytesPerAddress) return end(() => reject(tooMany()));
       request.on("data", onData);
       request.once("end", () => end(() => resolve(Buffer.concat(chunks))));
       request.once("error", (error) => end(() => reject(error)));
       request.once("close", () => end(() => reject(httpError(400, "the client closed the connection"))));
     });
+  }
+
+  /** Counts `more` bytes for an address. Returns how many it has. */
+  #count(address: string, more: number): number {
+    const bytes = (this.#ofAddress.get(address) ?? 0) + more;
+    if (bytes > 0) this.#ofAddress.set(address, bytes);
+    else this.#ofAddress.delete(address);
+    return bytes;
   }
 }
 

@@ -31,6 +31,7 @@ const httpLimitsSchema = z.strictObject({
   idleTimeoutMs: count.optional(),
   maxBodyBytes: count.optional(),
   maxBodiesBytes: count.optional(),
+  maxBodiesBytesPerAddress: count.optional(),
   maxBodyDepth: count.optional(),
   maxBodyMembers: count.optional(),
   maxUnreadBytes: count.optional(),
