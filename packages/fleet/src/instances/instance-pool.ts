@@ -1,5 +1,6 @@
 import { type Clock, KvError } from "@kv/interface";
 import type { Pairing, Partner } from "../pairing/pairing.js";
+import { LeastLoaded } from "../routing/least-loaded.js";
 import type { Routing, RoutingContext } from "../routing/routing.js";
 import {
   type Instance,
@@ -37,9 +38,9 @@ export class InstancePool {
   readonly #options: InstancePoolOptions;
   #instances: readonly PooledInstance[] = [];
   readonly #byName = new Map<string, PooledInstance>();
-  /** The instances that take requests, and until when, while none changes. With many instances a search at each request would take longer than the rest. */
-  #admitting: { readonly instances: readonly PooledInstance[]; readonly untilMs: number } | undefined =
-    undefined;
+  readonly #byLoad = new LeastLoaded();
+  /** By a list that is the same at each request: those of it that take requests, while none changes. With many instances a search at each request would take longer than the rest. */
+  #admitting = new WeakMap<readonly PooledInstance[], Admitting>();
 
   /** Errors: `KV_CONFIG_INVALID` for an instance that is named twice. */
   constructor(options: InstancePoolOptions) {
@@ -65,11 +66,18 @@ export class InstancePool {
     const candidates = this.#candidates(named ?? this.#instances, excluding, partner);
     if (candidates.length === 0) return undefined;
     const preferred = this.role === "prefill" ? context.preferredPrefill : context.preferredDecode;
-    const known = preferred && candidates.find((candidate) => candidate === preferred);
-    if (known !== undefined) return known;
+    const isCandidate = (one: Instance | undefined): one is PooledInstance =>
+      one !== undefined && this.#byLoad.has(candidates, one);
+    if (isCandidate(preferred)) return preferred;
     if (named !== undefined) return candidates[0];
     const chosen = this.#routing.choose(candidates, context);
-    return candidates.includes(chosen as PooledInstance) ? (chosen as PooledInstance) : undefined;
+    return isCandidate(chosen) ? chosen : undefined;
+  }
+
+  /** The requests in flight of the least loaded instance that is available; undefined where none is. */
+  fewestInFlight(): number | undefined {
+    const ready = this.#ready(this.#instances, NONE);
+    return ready[0]?.available() === true ? this.#byLoad.fewest(ready) : undefined;
   }
 
   /**
@@ -84,13 +92,11 @@ export class InstancePool {
     const { pairing } = this.#options;
     const nowMs = this.#clock.now();
     const found: PooledInstance[] = [];
-    for (const instance of this.#instances) {
-      const isWorse = found.length >= count && instance.inFlight >= (found.at(-1)?.inFlight ?? 0);
-      if (isWorse || excluding.has(instance) || !instance.available(nowMs)) continue;
-      if (!partners.every((partner) => pairing?.fits(instance, partner) ?? true)) continue;
-      const at = found.findIndex(({ inFlight }) => inFlight > instance.inFlight);
-      found.splice(at === -1 ? found.length : at, 0, instance);
-      if (found.length > count) found.pop();
+    for (const one of this.#byLoad.inOrder(this.#instances)) {
+      const instance = one as PooledInstance;
+      if (found.length >= count) break;
+      if (excluding.has(instance) || !instance.available(nowMs)) continue;
+      if (partners.every((partner) => pairing?.fits(instance, partner) ?? true)) found.push(instance);
     }
     return found;
   }
@@ -160,7 +166,11 @@ export class InstancePool {
     const instance = new PooledInstance(this.role, spec, {
       ...this.#options,
       changed: () => {
-        this.#admitting = undefined;
+        this.#admitting = new WeakMap();
+      },
+      loadChanged: (changed) => {
+        this.#byLoad.loadChanged(changed);
+        this.#routing.loadChanged?.(changed);
       },
     });
     this.#instances = [...this.#instances, instance];
@@ -189,7 +199,7 @@ export class InstancePool {
   }
 
   #instancesChanged(): void {
-    this.#admitting = undefined;
+    this.#admitting = new WeakMap();
     this.#routing.instancesChanged?.(this.#instances);
     this.#options.pairing?.instancesChanged(this.role, this.#instances);
   }
@@ -222,18 +232,26 @@ export class InstancePool {
 
   #ready(instances: readonly PooledInstance[], excluding: ReadonlySet<Instance>): readonly PooledInstance[] {
     const nowMs = this.#clock.now();
-    const isWhole = instances === this.#instances && excluding.size === 0;
-    if (isWhole && this.#admitting !== undefined && nowMs < this.#admitting.untilMs)
-      return this.#admitting.instances;
-    const admitting = instances.filter((instance) => !excluding.has(instance) && instance.admits(nowMs));
-    if (isWhole && admitting.length > 0)
-      this.#admitting = { instances: admitting, untilMs: steadyUntilMs(instances, nowMs) };
+    const known = excluding.size === 0 ? this.#admitting.get(instances) : undefined;
+    if (known !== undefined && nowMs < known.untilMs) return known.instances;
+    const found = instances.filter((instance) => !excluding.has(instance) && instance.admits(nowMs));
+    // The same list as before, where all take requests.
+    const admitting = found.length === instances.length ? instances : found;
+    if (excluding.size === 0 && admitting.length > 0)
+      this.#admitting.set(instances, { instances: admitting, untilMs: steadyUntilMs(instances, nowMs) });
     if (admitting.length > 0) return admitting;
     const left = instances.filter((instance) => !excluding.has(instance) && !instance.draining);
     const available = left.filter((instance) => instance.available());
     return available.length > 0 ? available : left;
   }
 }
+
+interface Admitting {
+  readonly instances: readonly PooledInstance[];
+  readonly untilMs: number;
+}
+
+const NONE: ReadonlySet<never> = new Set();
 
 /** When it has to be looked at again which instances take requests, though none changes until then. */
 function steadyUntilMs(instances: readonly PooledInstance[], nowMs: number): number {

@@ -32,6 +32,8 @@ export interface PooledInstanceOptions {
   readonly pairing?: Pick<Pairing, "failed" | "alive"> | undefined;
   /** Called when it takes requests that it did not take before, or takes them no more, other than by the end of a time. */
   readonly changed?: (() => void) | undefined;
+  /** Called after each change of its `inFlight`. */
+  readonly loadChanged?: ((instance: PooledInstance) => void) | undefined;
 }
 
 /** An instance of a pool: its load, its failures, and whether it takes requests. */
@@ -50,14 +52,14 @@ export class PooledInstance implements Instance {
   readonly kv: InstanceKv | undefined;
   /** Announces which instances it fits. */
   readonly label: string | undefined;
-  /** Visits of other processes under way, as far as this one was told. */
-  inFlightElsewhere = 0;
   readonly #clock: Clock;
   readonly #random: Random;
   readonly #times: InstanceTimes;
   readonly #pairing: PooledInstanceOptions["pairing"];
   readonly #changed: () => void;
+  readonly #loadChanged: (instance: PooledInstance) => void;
   #inFlight = 0;
+  #inFlightElsewhere = 0;
   #requests = 0;
   #failures = 0;
   #consecutiveFailures = 0;
@@ -75,7 +77,7 @@ export class PooledInstance implements Instance {
   constructor(
     role: Role,
     spec: InstanceSpec,
-    { clock, random, times, pairing, changed = () => {} }: PooledInstanceOptions,
+    { clock, random, times, pairing, changed = () => {}, loadChanged = () => {} }: PooledInstanceOptions,
   ) {
     this.role = role;
     this.url = spec.url;
@@ -89,11 +91,19 @@ export class PooledInstance implements Instance {
     this.#times = times;
     this.#pairing = pairing;
     this.#changed = changed;
+    this.#loadChanged = loadChanged;
   }
 
   /** Visits under way, those of other processes that share the instance included. */
   get inFlight(): number {
-    return this.#inFlight + this.inFlightElsewhere;
+    return this.#inFlight + this.#inFlightElsewhere;
+  }
+
+  /** Visits of other processes under way, as far as this one was told. */
+  set inFlightElsewhere(visits: number) {
+    if (visits === this.#inFlightElsewhere) return;
+    this.#inFlightElsewhere = visits;
+    this.#loadChanged(this);
   }
 
   /** Visits of this process under way. */
@@ -133,6 +143,7 @@ export class PooledInstance implements Instance {
   begin(): Visit {
     this.#inFlight += 1;
     this.#requests += 1;
+    this.#loadChanged(this);
     return new OpenVisit(this, (outcome) => this.#visitEnded(outcome));
   }
 
@@ -202,6 +213,7 @@ export class PooledInstance implements Instance {
 
   #visitEnded(outcome: VisitOutcome): void {
     this.#inFlight -= 1;
+    this.#loadChanged(this);
     if (outcome === "succeeded") {
       this.#consecutiveFailures = 0;
       this.#seen();

@@ -48,10 +48,8 @@ export class PrefillCosts {
   /** How long a prompt waits for the least loaded of the prefill instances; undefined before the first measurement. */
   waitMs(prefillers: InstancePool): number | undefined {
     if (this.#msPerLeg === undefined) return undefined;
-    let least = Number.POSITIVE_INFINITY;
-    for (const instance of prefillers.list())
-      if (instance.available()) least = Math.min(least, instance.inFlight);
-    return least === Number.POSITIVE_INFINITY ? undefined : least * this.#msPerLeg;
+    const least = prefillers.fewestInFlight();
+    return least === undefined ? undefined : least * this.#msPerLeg;
   }
 
   /** Takes a leg into the averages. Of an answer without usage only the duration counts. */

@@ -1,12 +1,18 @@
 import { createHash } from "node:crypto";
 import type { Instance } from "../instances/instance.js";
 import type { KvEventStatus } from "../kv-events/kv-event-stream.js";
-import { fewestInFlight, leastLoad, type Routing, type RoutingContext } from "./routing.js";
+import { type Holders, LeastLoaded } from "./least-loaded.js";
+import type { Routing, RoutingContext } from "./routing.js";
 
 /** The prefixes that instances report to have in their caches. */
 export interface CachedPrefixes {
   /** How many tokens of a prompt, from its first, an instance has cached; undefined for an instance that reports nothing. */
   matchedTokens(instance: Instance, tokens: ArrayLike<number>): number | undefined;
+  /**
+   * The instances that may have a begin of the prompt cached, the longest begin first; instances that have a longer one have the shorter ones, too. Each is
+   * asked for its tokens then. Without it, all instances are asked.
+   */
+  holders?(tokens: ArrayLike<number>): Iterable<Holders>;
   /** Called with all instances of the pool after each change. */
   follow(instances: readonly Instance[]): void;
   /** Whether an instance reports its cache, so that token ids are worth having. */
@@ -30,6 +36,9 @@ export interface PrefixAwareOptions {
 }
 
 const MAX_CHUNKS = 256;
+/** Of the instances that may have the same begin of a prompt cached, so many of the least loaded are asked for the tokens. */
+const ASKED_OF_HOLDERS = 4;
+const MAX_ASKED = 16;
 
 /** The part of a prompt that an instance has cached. */
 interface FoundPrefix {
@@ -43,9 +52,10 @@ interface FoundPrefix {
 /** Chooses the instance with the longest part of the prompt in its prefix cache, unless it is much busier than another. */
 export function prefixAware(options: PrefixAwareOptions = {}): Routing {
   const { cached, maxImbalance = 8, chunkLength = 256, maxPrefixes = 50_000 } = options;
-  const byLoad = leastLoad();
+  const byLoad = new LeastLoaded();
   // Instances by prefix, in the order of their last use.
   const seen = new Map<string, Set<Instance>>();
+  let known: readonly Instance[] = [];
 
   function remembered(keys: readonly string[], candidate: Instance): number {
     let count = 0;
@@ -59,10 +69,50 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
       seen.delete(key);
       seen.set(key, there);
     }
+    if (seen.size <= maxPrefixes) return;
+    // Some at once: a search for the first key passes those that were deleted before it.
     for (const key of seen.keys()) {
-      if (seen.size <= maxPrefixes) break;
+      if (seen.size <= 0.9 * maxPrefixes) break;
       seen.delete(key);
     }
+  }
+
+  /** The least loaded of those that got the longest begin of the prompt. */
+  function findRemembered(keys: readonly string[], candidates: readonly Instance[], most: number) {
+    let size = 0;
+    for (let count = keys.length; count > 0; count -= 1) {
+      const holders = seen.get(keys[count - 1] ?? "");
+      // As many as got a longer one: these are the same.
+      if (holders === undefined || holders.size === size) continue;
+      size = holders.size;
+      const [instance] = byLoad.holders(candidates, holders, most, 1);
+      if (instance !== undefined) return { instance, score: count * chunkLength };
+    }
+    return undefined;
+  }
+  /** The least loaded of those that report to have the longest begin of the prompt. */
+  function findReported(ids: ArrayLike<number>, candidates: readonly Instance[], most: number) {
+    if (cached === undefined) return undefined;
+    let best: { readonly instance: Instance; readonly score: number } | undefined;
+    const ask = (instance: Instance) => {
+      const score = cached.matchedTokens(instance, ids) ?? 0;
+      if (score > (best?.score ?? 0)) best = { instance, score };
+    };
+    if (cached.holders === undefined) {
+      for (const one of byLoad.inOrder(candidates)) {
+        if (one.inFlight > most) break;
+        ask(one);
+      }
+      return best;
+    }
+    let asked = 0;
+    for (const holders of cached.holders(ids)) {
+      const found = byLoad.holders(candidates, holders, most, ASKED_OF_HOLDERS);
+      for (const one of found) ask(one);
+      asked += found.length;
+      if (best !== undefined || asked >= MAX_ASKED) break;
+    }
+    return best;
   }
 
   function find(instance: Instance, context: RoutingContext, keys: () => readonly string[]): FoundPrefix {
@@ -77,18 +127,14 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
     name: "prefix-aware",
     choose(candidates, context) {
       const keys = once(() => prefixKeys(context, chunkLength));
-      const most = fewestInFlight(candidates) + maxImbalance;
-      let best = 1;
-      let holders: Instance[] = [];
-      for (const candidate of candidates) {
-        if (candidate.inFlight > most) continue;
-        const { tokens, characters } = find(candidate, context, keys);
-        const score = tokens ?? characters;
-        if (score > best) holders = [];
-        if (score >= best) holders.push(candidate);
-        best = Math.max(best, score);
-      }
-      const chosen = byLoad.choose(holders.length > 0 ? holders : candidates, context);
+      const ids = tokensOf(context);
+      const most = byLoad.fewest(candidates) + maxImbalance;
+      const reported = ids === undefined ? undefined : findReported(ids, candidates, most);
+      // Where all that was ever chosen reports its cache, nothing is remembered.
+      const sent = seen.size === 0 ? undefined : findRemembered(keys(), candidates, most);
+      const best = (sent?.score ?? 0) > (reported?.score ?? 0) ? sent : reported;
+      if (best !== undefined) byLoad.chosen(best.instance);
+      const chosen = best?.instance ?? byLoad.choose(candidates);
       if (chosen === undefined) return undefined;
       const before = find(chosen, context, keys);
       last = { context, found: before };
@@ -108,13 +154,17 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
       );
     },
     instancesChanged(instances) {
-      const left = new Set<Instance>(instances);
-      for (const [key, holders] of seen) {
-        for (const holder of holders) if (!left.has(holder)) holders.delete(holder);
-        if (holders.size === 0) seen.delete(key);
-      }
+      const left = new Set(instances);
+      const gone = known.filter((instance) => !left.has(instance));
+      known = instances;
+      if (gone.length > 0)
+        for (const [key, holders] of seen) {
+          for (const instance of gone) holders.delete(instance);
+          if (holders.size === 0) seen.delete(key);
+        }
       cached?.follow(instances);
     },
+    loadChanged: (instance) => byLoad.loadChanged(instance),
     readsTokenIds: () => cached?.readsTokenIds === true,
     kvEvents: (instance) => cached?.status?.(instance) ?? null,
     close: () => cached?.close(),

@@ -1,6 +1,7 @@
 import type { Instance } from "../instances/instance.js";
 import type { PooledInstance } from "../instances/pooled-instance.js";
 import type { KvEventStatus } from "../kv-events/kv-event-stream.js";
+import { LeastLoaded } from "./least-loaded.js";
 
 /** The part of a client's request that routing strategies read. */
 export interface RoutedRequest {
@@ -43,76 +44,50 @@ export interface Routing {
   kvEvents?(instance: Instance): KvEventStatus | null;
   /** Called with all instances of the pool after each change. */
   instancesChanged?(instances: readonly Instance[]): void;
+  /** Called after each change of an instance's `inFlight`. Without these calls, strategies look at the load of each candidate. */
+  loadChanged?(instance: Instance): void;
   /** Releases the strategy's resources. */
   close?(): void;
 }
 
-/** Whose turn it is: the instance that was not chosen for the longest time, so turns stay even while some are left out. */
-class Turns {
-  readonly #chosenAt = new WeakMap<Instance, number>();
-  #turn = 0;
-  /** The candidates of the last choice. They are the same list while no instance changes: then the next one follows in it. */
-  #candidates: readonly Instance[] = [];
-  #next = 0;
-
-  /** The candidate whose turn it is, of those that are `eligible`. */
-  choose(
-    candidates: readonly Instance[],
-    eligible: (candidate: Instance) => boolean = () => true,
-  ): Instance | undefined {
-    const at =
-      candidates === this.#candidates ? this.#following(eligible) : this.#earliest(candidates, eligible);
-    const chosen = candidates[at];
-    if (chosen !== undefined) this.#chosenAt.set(chosen, ++this.#turn);
-    this.#candidates = candidates;
-    this.#next = at + 1;
-    return chosen;
-  }
-
-  #following(eligible: (candidate: Instance) => boolean): number {
-    const count = this.#candidates.length;
-    for (let step = 0; step < count; step += 1) {
-      const at = (this.#next + step) % count;
-      const candidate = this.#candidates[at];
-      if (candidate !== undefined && eligible(candidate)) return at;
-    }
-    return -1;
-  }
-
-  #earliest(candidates: readonly Instance[], eligible: (candidate: Instance) => boolean): number {
-    let earliest = -1;
-    let earliestTurn = Number.POSITIVE_INFINITY;
-    for (const [at, candidate] of candidates.entries()) {
-      const turn = this.#chosenAt.get(candidate) ?? 0;
-      if (turn >= earliestTurn || !eligible(candidate)) continue;
-      earliest = at;
-      earliestTurn = turn;
-    }
-    return earliest;
-  }
-}
-
 /** Each instance in turn. */
 export function roundRobin(): Routing {
-  const turns = new Turns();
-  return { name: "round-robin", choose: (candidates) => turns.choose(candidates) };
-}
-
-/** The instance with the fewest requests in flight; among equals each in turn. */
-export function leastLoad(): Routing {
-  const turns = new Turns();
+  const chosenAt = new WeakMap<Instance, number>();
+  let turn = 0;
+  /** The candidates of the last choice. They are the same list while no instance changes: then the next one follows in it. */
+  let known: readonly Instance[] = [];
+  let next = 0;
+  // The one that was not chosen for the longest time, so that turns stay even while some are left out.
+  const earliest = (candidates: readonly Instance[]) => {
+    let found = 0;
+    let earliestTurn = Number.POSITIVE_INFINITY;
+    for (const [at, candidate] of candidates.entries()) {
+      const chosenTurn = chosenAt.get(candidate) ?? 0;
+      if (chosenTurn >= earliestTurn) continue;
+      found = at;
+      earliestTurn = chosenTurn;
+    }
+    return found;
+  };
   return {
-    name: "least-load",
+    name: "round-robin",
     choose(candidates) {
-      const fewest = fewestInFlight(candidates);
-      return turns.choose(candidates, ({ inFlight }) => inFlight === fewest);
+      const at = candidates === known ? next % known.length : earliest(candidates);
+      const chosen = candidates[at];
+      if (chosen !== undefined) chosenAt.set(chosen, ++turn);
+      known = candidates;
+      next = at + 1;
+      return chosen;
     },
   };
 }
 
-/** The load of the least loaded instance. */
-export function fewestInFlight(instances: readonly Instance[]): number {
-  let fewest = Number.POSITIVE_INFINITY;
-  for (const { inFlight } of instances) if (inFlight < fewest) fewest = inFlight;
-  return fewest;
+/** The instance with the fewest requests in flight; among equals each in turn. */
+export function leastLoad(): Routing {
+  const byLoad = new LeastLoaded();
+  return {
+    name: "least-load",
+    choose: (candidates) => byLoad.choose(candidates),
+    loadChanged: (instance) => byLoad.loadChanged(instance),
+  };
 }

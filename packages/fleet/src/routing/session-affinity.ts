@@ -2,36 +2,80 @@ import { createHash } from "node:crypto";
 import { type Instance, instanceName } from "../instances/instance.js";
 import { leastLoad, type Routing, type RoutingContext } from "./routing.js";
 
+/** Points of a session on the ring, of which the one nearest to an instance counts: with one, some instances had several times the sessions of others. */
+const PROBES = 21;
+
 /**
- * Sends the requests of a session to one instance by rendezvous hashing: an instance that comes or goes moves only its own sessions. The
+ * Sends the requests of a session to one instance by consistent hashing: an instance that comes or goes moves only its own sessions. The
  * session is the header `X-Session-Id`, else `session_id` or `user` in the body. A request without one goes to the least loaded instance.
  */
 export function sessionAffinity(): Routing {
   const withoutSession = leastLoad();
-  /** The candidates of the last choice, with the hashes of their names. They are the same list while no instance changes. */
-  let known: readonly Instance[] = [];
-  let names = new Uint32Array();
+  const hashes = new WeakMap<Instance, number>();
+  /** Of the candidates of the last choice. They are the same list while no instance changes. */
+  let ring = new Ring([], hashes);
   return {
     name: "session-affinity",
     choose(candidates, context) {
       const session = sessionOf(context);
       if (session === undefined) return withoutSession.choose(candidates, context);
-      if (candidates !== known) {
-        known = candidates;
-        names = Uint32Array.from(candidates, (candidate) => hashOf(instanceName(candidate)));
-      }
-      const own = hashOf(session);
-      let chosen = 0;
-      let highest = -1;
-      for (let at = 0; at < names.length; at += 1) {
-        const score = mixed(own, names[at] ?? 0);
-        if (score <= highest) continue;
-        highest = score;
-        chosen = at;
-      }
-      return candidates[chosen];
+      if (ring.instances !== candidates) ring = new Ring(candidates, hashes);
+      return ring.instanceOf(hashOf(session));
     },
+    loadChanged: (instance) => withoutSession.loadChanged?.(instance),
   };
+}
+
+/** Instances on a ring of 32-bit numbers, each at the hash of its name. */
+class Ring {
+  /** In the order of their places. */
+  readonly #sorted: readonly Instance[];
+  readonly #places: Uint32Array;
+  /** By the first bits of a place, the first instance there or behind. */
+  readonly #starts: Uint32Array;
+  readonly #shift: number;
+
+  constructor(
+    readonly instances: readonly Instance[],
+    hashes: WeakMap<Instance, number>,
+  ) {
+    const placeOf = (instance: Instance) => {
+      let place = hashes.get(instance);
+      if (place === undefined) {
+        place = hashOf(instanceName(instance));
+        hashes.set(instance, place);
+      }
+      return place;
+    };
+    this.#sorted = [...instances].sort((one, other) => placeOf(one) - placeOf(other));
+    this.#places = Uint32Array.from(this.#sorted, placeOf);
+    const bits = Math.min(24, Math.ceil(Math.log2(instances.length + 1)));
+    this.#shift = 32 - bits;
+    this.#starts = new Uint32Array(2 ** bits);
+    let next = 0;
+    for (let start = 0; start < this.#starts.length; start += 1) {
+      while (next < this.#places.length && (this.#places[next] ?? 0) >>> this.#shift < start) next += 1;
+      this.#starts[start] = next;
+    }
+  }
+
+  /** The instance that follows one of the session's points most closely. */
+  instanceOf(session: number): Instance | undefined {
+    const places = this.#places;
+    let nearest = 0;
+    let distance = Number.POSITIVE_INFINITY;
+    for (let probe = 0; probe < PROBES; probe += 1) {
+      const point = mixed(session, Math.imul(probe, 0x9e3779b9));
+      let at = this.#starts[this.#shift === 32 ? 0 : point >>> this.#shift] ?? 0;
+      while (at < places.length && (places[at] ?? 0) < point) at += 1;
+      if (at === places.length) at = 0;
+      const after = ((places[at] ?? 0) - point) >>> 0;
+      if (after >= distance) continue;
+      distance = after;
+      nearest = at;
+    }
+    return this.#sorted[nearest];
+  }
 }
 
 function hashOf(text: string): number {
