@@ -1,15 +1,20 @@
-import { InstancePool, Pairing, prefixAware, type Role, type Routing } from "@kv/fleet";
+import { type Instance, InstancePool, Pairing, prefixAware, type Role, type Routing } from "@kv/fleet";
 import { PrometheusMetrics } from "@kv/fleet/front-end";
 import { silentLog, systemClock, systemRandom } from "@kv/interface";
 import { HealthChecks } from "../../../packages/fleet/src/health/health-checks.js";
-import { BlockIndex } from "../../../packages/fleet/src/kv-events/block-index.js";
+import { BlockHolders } from "../../../packages/fleet/src/kv-events/block-holders.js";
+import {
+  BlockIndex,
+  holdersOfPrompt,
+  type SharedHolders,
+} from "../../../packages/fleet/src/kv-events/block-index.js";
 import { leastLoad, roundRobin } from "../../../packages/fleet/src/routing/routing.js";
 import { sessionAffinity } from "../../../packages/fleet/src/routing/session-affinity.js";
 import { startSideChannel } from "../../../packages/proxy/test/support/side-channel.js";
 import { heldBytes, processorMs, processorTime } from "../costs.js";
 import type { Group, Quantity } from "../quantity.js";
 
-const INSTANCES = [4, 16, 64, 256, 1024] as const;
+const INSTANCES = [2, 8, 32, 128, 512, 2048] as const;
 const BLOCKS = [10_000, 100_000, 1_000_000, 10_000_000] as const;
 const LOOKED_UP = [1000, 10_000, 100_000, 1_000_000] as const;
 const BLOCK_TOKENS = 16;
@@ -64,25 +69,32 @@ function routing(name: string, create: () => Routing): Quantity {
   };
 }
 
-function routingByEvents(): Quantity {
+/** `everywhere`: each cache has the prompts that are asked for. Else one of them has each. */
+function routingByEvents(name: string, everywhere: boolean): Quantity {
   return {
-    name: "routing, prefix-aware, KV events",
+    name: `routing, prefix-aware, KV events, ${name}`,
     unit: "us per choice",
     ...{ sizeOf: "instances", sizes: INSTANCES, exponent: 0 },
     measure(size) {
-      const indexes = new Map<string, BlockIndex>();
-      for (let at = 0; at < size; at += 1) indexes.set(`http://127.0.0.1:${20_000 + at}`, filled(1000, at));
+      const indexes = new Map<Instance, BlockIndex>();
+      const holders = new BlockHolders();
       const cached = {
-        matchedTokens: ({ url }: { readonly url: string }, tokens: ArrayLike<number>) =>
-          indexes.get(url)?.matchedTokens(tokens),
+        matchedTokens: (instance: Instance, tokens: ArrayLike<number>) =>
+          indexes.get(instance)?.matchedTokens(tokens),
+        holders: (tokens: ArrayLike<number>) => holdersOfPrompt(holders, tokens),
         follow() {},
         close() {},
       };
       const instances = pool("prefill", size, prefixAware({ cached }));
+      for (const [at, instance] of instances.list().entries())
+        indexes.set(instance, filled(1000, everywhere ? 0 : at, { holders, instance }));
+      const prompts = Array.from({ length: 30 * size }, (_, at) =>
+        promptOf(everywhere ? 0 : Math.floor(at / 30), at % 30),
+      ).filter((_, at) => at % size === 0);
       let at = 0;
       return processorTime("us", 1, () => {
         at += 1;
-        const request = { fields: { prompt: promptOf(0, at % 30) } };
+        const request = { fields: { prompt: prompts[at % prompts.length] } };
         instances.visit({ requestId: `${at}`, request }, NONE)?.succeeded();
       });
     },
@@ -90,8 +102,8 @@ function routingByEvents(): Quantity {
 }
 
 /** An index of prompts of 32 blocks each. Another `seed`: other prompts. */
-function filled(blocks: number, seed: number): BlockIndex {
-  const index = new BlockIndex(Number.POSITIVE_INFINITY);
+function filled(blocks: number, seed: number, shared: SharedHolders = ofOne()): BlockIndex {
+  const index = new BlockIndex(Number.POSITIVE_INFINITY, shared);
   for (let prompt = 0; prompt * PROMPT_BLOCKS < blocks; prompt += 1) {
     index.stored({
       hashes: Array.from({ length: PROMPT_BLOCKS }, (_, at) => `${seed}:${prompt}:${at}`),
@@ -102,6 +114,14 @@ function filled(blocks: number, seed: number): BlockIndex {
     });
   }
   return index;
+}
+
+/** A table of holders as a router has it, with one instance. */
+function ofOne(): SharedHolders {
+  return {
+    holders: new BlockHolders(),
+    instance: { role: "prefill", url: "http://127.0.0.1:20000", inFlight: 0 },
+  };
 }
 
 function promptOf(seed: number, prompt: number): number[] {
@@ -155,7 +175,8 @@ async function withPaired(count: number, measure: (fleet: Paired) => Promise<num
 
 const quantities: Quantity[] = [
   ...Object.entries(STRATEGIES).map(([name, create]) => routing(name, create)),
-  routingByEvents(),
+  routingByEvents("one cache has the prompt", false),
+  routingByEvents("all caches have it", true),
   {
     name: "pairing: start, with all side channels read",
     unit: "us per instance",

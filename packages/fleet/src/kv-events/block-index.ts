@@ -1,3 +1,5 @@
+import type { Instance } from "../instances/instance.js";
+import { type BlockGeometry, BlockHolders, chainOf } from "./block-holders.js";
 import { BlockTable, mixed, ROOT } from "./block-table.js";
 import type { CacheGroup } from "./kv-event-batch.js";
 
@@ -34,6 +36,13 @@ interface Group extends CacheGroup {
 
 const MAX_GROUPS = 32;
 
+/** The table of all instances that an index keeps up to date. */
+export interface SharedHolders {
+  readonly holders: BlockHolders;
+  /** The instance of the index. */
+  readonly instance: Instance;
+}
+
 /**
  * The prefix cache of one instance as its KV events describe it: a tree of blocks, placed by the hash of their parent and by their tokens. The hashes are
  * taken from the events and not computed here; that of tokens is this class's own, of 32 bits: a wrong match costs a request its best instance.
@@ -46,10 +55,14 @@ export class BlockIndex {
   #contradictions = 0;
   /** Tokens after a block that its hash covers too. */
   #lookahead = 0;
+  readonly #shared: SharedHolders | undefined;
+  /** The geometries of its blocks, with the chain before the first block. */
+  readonly #geometries = new Map<string, BlockGeometry & { readonly chain: number }>();
 
   /** Blocks above `maxBlocks` are not recorded. */
-  constructor(maxBlocks = 500_000) {
+  constructor(maxBlocks = 500_000, shared?: SharedHolders) {
     this.#maxBlocks = maxBlocks;
+    this.#shared = shared;
   }
 
   /** How many blocks are recorded. */
@@ -86,8 +99,9 @@ export class BlockIndex {
         this.#lookahead = after.length;
         let key = withTokens(NO_TOKENS, tokens, at * blockSize, (at + 1) * blockSize);
         key = withTokens(key, after, 0, after.length);
-        this.#place(block, before, mixed(key));
+        this.#place(block, before, mixed(key), before === ROOT ? this.#firstChain(blockSize) : undefined);
       }
+      this.#shareBlock(block);
       before = block;
     }
     if (first !== ROOT) this.#release(first);
@@ -99,12 +113,20 @@ export class BlockIndex {
       const block = this.#blocks.find(hash);
       if (block === 0) continue;
       this.#blocks.addCopies(block, group, -1);
+      this.#unshareBlock(block);
       this.#release(block);
     }
   }
 
   /** Removes all blocks. */
   cleared(): void {
+    if (this.#shared !== undefined) {
+      const { holders, instance } = this.#shared;
+      for (const block of this.#blocks.chained())
+        if (this.#isRecorded(block)) holders.remove(this.#blocks.chain(block), instance);
+      for (const geometry of this.#geometries.values()) holders.closed(geometry);
+      this.#geometries.clear();
+    }
     this.#blocks = new BlockTable();
     this.#groups.clear();
     this.#refused = 0;
@@ -200,12 +222,50 @@ export class BlockIndex {
     return undefined;
   }
 
-  #place(block: number, parent: number, tokens: number): void {
+  #place(block: number, parent: number, tokens: number, firstChain: number | undefined): void {
     const blocks = this.#blocks;
-    if (blocks.isAt(block, parent, tokens)) return;
-    if (blocks.parentOf(block) !== undefined || block === parent || blocks.at(parent, tokens) !== 0)
-      this.#contradictions += 1;
-    else blocks.place(block, parent, tokens);
+    if (!blocks.isAt(block, parent, tokens)) {
+      if (blocks.parentOf(block) !== undefined || block === parent || blocks.at(parent, tokens) !== 0) {
+        this.#contradictions += 1;
+        return;
+      }
+      blocks.place(block, parent, tokens);
+    }
+    if (this.#shared === undefined || blocks.chain(block) !== 0) return;
+    const before = firstChain ?? blocks.chain(parent);
+    // A block whose parent comes later has none: then its instance is found by a shorter begin of the prompt.
+    if (before !== 0) blocks.setChain(block, chainOf(before, tokens));
+  }
+
+  /** The chain before the first block of a prompt; 0 where it is not followed. */
+  #firstChain(blockSize: number): number {
+    if (this.#shared === undefined) return 0;
+    const lookahead = this.#lookahead;
+    const key = `${blockSize} ${lookahead}`;
+    let known = this.#geometries.get(key);
+    if (known === undefined) {
+      const chain = this.#shared.holders.open({ blockSize, lookahead });
+      if (chain === 0) return 0;
+      known = { blockSize, lookahead, chain };
+      this.#geometries.set(key, known);
+    }
+    return known.chain;
+  }
+
+  #isRecorded(block: number): boolean {
+    return BlockHolders.isRecorded(this.#blocks.chain(block), this.#blocks.parentOf(block) === ROOT);
+  }
+
+  #shareBlock(block: number): void {
+    if (this.#shared === undefined || !this.#isRecorded(block)) return;
+    const { holders, instance } = this.#shared;
+    if (this.#blocks.hasCopies(block)) holders.add(this.#blocks.chain(block), instance);
+  }
+
+  #unshareBlock(block: number): void {
+    if (this.#shared === undefined || !this.#isRecorded(block)) return;
+    const { holders, instance } = this.#shared;
+    if (!this.#blocks.hasCopies(block)) holders.remove(this.#blocks.chain(block), instance);
   }
 
   /** Forgets a block that no group has, and the blocks before it that were kept for it. */
@@ -250,6 +310,14 @@ function keysOf(tokens: ArrayLike<number>, blockSize: number, lookahead: number)
     lastKeys.tokens === tokens && lastKeys.blockSize === blockSize && lastKeys.lookahead === lookahead;
   if (!isLast) lastKeys = new PromptKeys(tokens, blockSize, lookahead);
   return lastKeys;
+}
+
+/** The instances that may have a begin of a prompt, the longest begin first. */
+export function holdersOfPrompt(holders: BlockHolders, tokens: ArrayLike<number>): ReadonlySet<Instance>[] {
+  return holders.longestFirst(({ blockSize, lookahead }) => {
+    const keys = keysOf(tokens, blockSize, lookahead);
+    return (block) => keys.at(block);
+  });
 }
 
 const NO_TOKENS = 0x811c9dc5;

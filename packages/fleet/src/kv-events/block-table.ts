@@ -22,6 +22,8 @@ export class BlockTable {
   #parent = new Uint32Array(FIRST_CAPACITY);
   #tokens = new Uint32Array(FIRST_CAPACITY);
   #children = new Uint32Array(FIRST_CAPACITY);
+  /** See `chain`. */
+  #chains = new Uint32Array(FIRST_CAPACITY);
   /** By group, how many copies it has of each block. */
   readonly #copies = new Map<number, Uint8Array>();
   // Numbers at places that hashes give, or at the next free ones; 0 where there is none.
@@ -52,6 +54,7 @@ export class BlockTable {
     this.#low[block] = low;
     this.#high[block] = high;
     this.#parent[block] = UNPLACED;
+    this.#chains[block] = 0;
     this.#size += 1;
     if (this.#size > this.#byHash.length * FULLEST)
       this.#byHash = rehashed(this.#byHash, (one) => this.#hashEntry(one));
@@ -67,6 +70,7 @@ export class BlockTable {
       this.#placed -= 1;
     }
     this.#parent[block] = this.#firstFree;
+    this.#chains[block] = 0;
     this.#firstFree = block;
     this.#size -= 1;
   }
@@ -100,6 +104,21 @@ export class BlockTable {
   /** Whether a block is at this place. */
   isAt(block: number, parent: number, tokens: number): boolean {
     return this.#parent[block] === parent && this.#tokens[block] === tokens;
+  }
+
+  /** A hash of the tokens of the block and of all before it; 0 while it is not known. */
+  chain(block: number): number {
+    return this.#chains[block] ?? 0;
+  }
+
+  /** Records the chain of a block. */
+  setChain(block: number, chain: number): void {
+    this.#chains[block] = chain;
+  }
+
+  /** The blocks that have a chain. */
+  *chained(): Generator<number> {
+    for (let block = 1; block < this.#next; block += 1) if (this.#chains[block] !== 0) yield block;
   }
 
   /** How many blocks have it as their parent. */
@@ -159,6 +178,7 @@ export class BlockTable {
     this.#parent = larger(this.#parent, capacity);
     this.#tokens = larger(this.#tokens, capacity);
     this.#children = larger(this.#children, capacity);
+    this.#chains = larger(this.#chains, capacity);
     for (const [group, counts] of this.#copies) {
       const grown = new Uint8Array(capacity);
       grown.set(counts);

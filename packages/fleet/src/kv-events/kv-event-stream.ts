@@ -1,6 +1,6 @@
 import type { Clock, Log, LogFields, Timer } from "@kv/interface";
 import { ZmqSubscription } from "../zmq/zmq-subscription.js";
-import { BlockIndex } from "./block-index.js";
+import { BlockIndex, type SharedHolders } from "./block-index.js";
 import { readKvEventBatch } from "./kv-event-batch.js";
 import { readSequence, replayBatches } from "./kv-event-replay.js";
 
@@ -51,7 +51,7 @@ interface Batch {
  * fetched from the replay socket. A publisher that has been restarted is recognized by its last batch being another one.
  */
 export class KvEventStream {
-  readonly index = new BlockIndex();
+  readonly index: BlockIndex;
   readonly #source: KvEventSource;
   readonly #log: Log;
   readonly #clock: Clock;
@@ -76,7 +76,13 @@ export class KvEventStream {
   #suppressed = 0;
 
   /** Connects, and again whenever the connection is lost, until it is closed. */
-  constructor(source: KvEventSource, log: Log, clock: Clock, onLost: () => void = () => {}) {
+  constructor(
+    source: KvEventSource,
+    shared: SharedHolders,
+    { log, clock }: { readonly log: Log; readonly clock: Clock },
+    onLost: () => void = () => {},
+  ) {
+    this.index = new BlockIndex(undefined, shared);
     this.#source = source;
     this.#log = log;
     this.#clock = clock;
@@ -123,6 +129,7 @@ export class KvEventStream {
     this.#closing.abort();
     this.#timer?.cancel();
     this.#socket.close();
+    this.index.cleared();
   }
 
   #received(batch: Batch): void {
@@ -252,6 +259,8 @@ export class KvEventStream {
   }
 
   #apply(batch: Batch): void {
+    // The index of a stream that was closed stays empty.
+    if (this.#closing.signal.aborted) return;
     this.#hasStarted = true;
     if (this.#missed === 0n) this.#reason = null;
     this.#next = batch.sequence + 1n;

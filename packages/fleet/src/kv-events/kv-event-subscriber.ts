@@ -4,6 +4,8 @@ import { type Instance, instanceName } from "../instances/instance.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
 import type { CachedPrefixes } from "../routing/prefix-aware.js";
 import { readTcpEndpoint } from "../zmq/zmq-connection.js";
+import { BlockHolders } from "./block-holders.js";
+import { holdersOfPrompt } from "./block-index.js";
 import { type KvEventSource, type KvEventStatus, KvEventStream } from "./kv-event-stream.js";
 
 /** What `KvEventSubscriber` gets from its user. */
@@ -23,6 +25,9 @@ export interface KvEventSubscriberOptions {
 export class KvEventSubscriber implements CachedPrefixes {
   readonly #options: KvEventSubscriberOptions;
   readonly #followed = new Map<Instance, FollowedInstance>();
+  readonly #holders = new BlockHolders();
+  #readsTokenIds = false;
+  #readsTokenIdsAtMs = Number.NEGATIVE_INFINITY;
 
   constructor(options: KvEventSubscriberOptions) {
     this.#options = options;
@@ -34,10 +39,18 @@ export class KvEventSubscriber implements CachedPrefixes {
     return stream?.hasStarted === true ? stream.index.matchedTokens(tokens) : undefined;
   }
 
-  /** Whether an instance publishes its events. */
+  /** The instances that may have a begin of a prompt cached, the longest begin first. */
+  holders(tokens: ArrayLike<number>): readonly ReadonlySet<Instance>[] {
+    return holdersOfPrompt(this.#holders, tokens);
+  }
+
+  /** Whether an instance publishes its events. Where none does, all are looked at once in a while only. */
   get readsTokenIds(): boolean {
-    for (const { stream } of this.#followed.values()) if (stream?.hasStarted === true) return true;
-    return false;
+    const nowMs = this.#options.clock.now();
+    if (nowMs - this.#readsTokenIdsAtMs < LOOK_AGAIN_MS) return this.#readsTokenIds;
+    this.#readsTokenIdsAtMs = nowMs;
+    this.#readsTokenIds = [...this.#followed.values()].some(({ stream }) => stream?.hasStarted === true);
+    return this.#readsTokenIds;
   }
 
   /** How much is known of an instance's cache; null for an instance that publishes nothing. */
@@ -49,11 +62,13 @@ export class KvEventSubscriber implements CachedPrefixes {
   follow(instances: readonly Instance[]): void {
     for (const instance of instances)
       if (!this.#followed.has(instance))
-        this.#followed.set(instance, new FollowedInstance(instance, this.#options));
+        this.#followed.set(instance, new FollowedInstance(instance, this.#options, this.#holders));
+    const left = new Set(instances);
     for (const [instance, followed] of this.#followed) {
-      if (instances.includes(instance)) continue;
+      if (left.has(instance)) continue;
       followed.close();
       this.#followed.delete(instance);
+      this.#holders.forget(instance);
     }
   }
 
@@ -69,6 +84,7 @@ export class KvEventSubscriber implements CachedPrefixes {
   }
 }
 
+const LOOK_AGAIN_MS = 100;
 const ASK_TIMEOUT_MS = 3000;
 const ASK_AGAIN_MS = 30_000;
 /** By data-parallel rank (vLLM 0.32 and 0.33). */
@@ -88,15 +104,17 @@ class FollowedInstance {
   stream: KvEventStream | undefined;
   readonly #instance: Instance;
   readonly #options: KvEventSubscriberOptions;
+  readonly #holders: BlockHolders;
   #source: KvEventSource | undefined;
   #timer: Timer | undefined;
   #isAsking = false;
   #isClosed = false;
   #warned = false;
 
-  constructor(instance: Instance, options: KvEventSubscriberOptions) {
+  constructor(instance: Instance, options: KvEventSubscriberOptions, holders: BlockHolders) {
     this.#instance = instance;
     this.#options = options;
+    this.#holders = holders;
     const { kvEvents, kvEventsReplay } = instance;
     if (kvEvents !== undefined) this.#open({ endpoint: kvEvents, replayEndpoint: kvEventsReplay });
     else void this.#ask();
@@ -111,8 +129,8 @@ class FollowedInstance {
   #open(source: KvEventSource): void {
     this.stream?.close();
     this.#source = source;
-    const { log, clock } = this.#options;
-    this.stream = new KvEventStream(source, log, clock, () => void this.#ask());
+    const shared = { holders: this.#holders, instance: this.#instance };
+    this.stream = new KvEventStream(source, shared, this.#options, () => void this.#ask());
   }
 
   /** Asks the instance where it publishes, again until it says so, and after its publisher was lost. */

@@ -36,8 +36,8 @@ export interface PrefixAwareOptions {
 }
 
 const MAX_CHUNKS = 256;
-/** Of the instances that may have the same begin of a prompt cached, so many of the least loaded are asked for the tokens. */
-const ASKED_OF_HOLDERS = 4;
+/** So few instances that may have the same begin of a prompt cached are all asked for the tokens; of more, the least loaded is. */
+const ALL_ASKED = 4;
 const MAX_ASKED = 16;
 
 /** The part of a prompt that an instance has cached. */
@@ -107,7 +107,7 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
     }
     let asked = 0;
     for (const holders of cached.holders(ids)) {
-      const found = byLoad.holders(candidates, holders, most, ASKED_OF_HOLDERS);
+      const found = byLoad.holders(candidates, holders, most, holders.size <= ALL_ASKED ? ALL_ASKED : 1);
       for (const one of found) ask(one);
       asked += found.length;
       if (best !== undefined || asked >= MAX_ASKED) break;
@@ -136,7 +136,10 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
       if (best !== undefined) byLoad.chosen(best.instance);
       const chosen = best?.instance ?? byLoad.choose(candidates);
       if (chosen === undefined) return undefined;
-      const before = find(chosen, context, keys);
+      const before =
+        reported !== undefined && best === reported
+          ? { instance: chosen, tokens: reported.score, characters: 0 }
+          : find(chosen, context, keys);
       last = { context, found: before };
       // What an instance reports need not be remembered.
       if (before.tokens === undefined) remember(keys(), chosen);
