@@ -50,12 +50,14 @@ test("each instance that has a begin of a prompt is found, and a begin that was 
         const tokens = tokensOf(blocks);
         const found = holdersOfPrompt(holders, tokens);
         for (const { instance, index } of instances) {
-          const isFound = found.some((set) => set.has(instance));
+          const isFound = found.some(({ instances: set }) => set.has(instance));
           expect(isFound).toBe(index.matchedTokens(tokens) > 0);
         }
         // The longest first: each has all that are in the one before it.
-        for (const [i, set] of found.slice(1).entries())
-          expect(set.size).toBeGreaterThan(found[i]?.size ?? 0);
+        for (const [i, { instances: set, tokens: least }] of found.entries()) {
+          expect(set.size).toBeGreaterThan(found[i - 1]?.instances.size ?? 0);
+          expect(tokens.length).toBeGreaterThan(least ?? 0);
+        }
       }
       for (const { index } of instances) index.cleared();
       expect(holders.size).toBe(0);
@@ -71,7 +73,9 @@ test("a block whose parent comes later does not hide its instance", () => {
   store(one.index, [1, 2, 3, 4], 2);
   expect(holdersOfPrompt(holders, tokensOf([1, 2, 3, 4]))).toEqual([]);
   store(one.index, [1, 2]);
-  expect(holdersOfPrompt(holders, tokensOf([1, 2, 3, 4])).some((set) => set.has(one.instance))).toBe(true);
+  expect(
+    holdersOfPrompt(holders, tokensOf([1, 2, 3, 4])).some(({ instances: set }) => set.has(one.instance)),
+  ).toBe(true);
 });
 
 test("publishers with other sizes of blocks are followed up to a limit", () => {
@@ -86,7 +90,7 @@ test("publishers with other sizes of blocks are followed up to a limit", () => {
     });
   for (const [at, { index }] of instances.entries()) stored(index, at + 1);
   const prompt = Array(100).fill(1);
-  expect(new Set(holdersOfPrompt(holders, prompt).flatMap((set) => [...set])).size).toBe(8);
+  expect(new Set(holdersOfPrompt(holders, prompt).flatMap((found) => [...found.instances])).size).toBe(8);
   for (const { index } of instances) index.cleared();
   const [one] = instances;
   if (one !== undefined) stored(one.index, 50);

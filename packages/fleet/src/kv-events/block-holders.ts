@@ -27,6 +27,13 @@ interface KnownGeometry extends BlockGeometry {
 
 type Group = Instance[] | Set<Instance>;
 
+/** Instances that may have a begin of a prompt. */
+export interface PromptHolders {
+  readonly instances: ReadonlySet<Instance>;
+  /** So many tokens of it they have at least; undefined where a block does not mean that all before it are there. */
+  readonly tokens: number | undefined;
+}
+
 /**
  * Which instances have a block of a prompt, of all instances in one table: a router would ask the index of each otherwise. A block is known by a hash of its
  * own tokens and all before them (its chain). Both are of 32 bits, and one block in four is recorded, so an instance found here is asked for what it has.
@@ -41,6 +48,8 @@ export class BlockHolders {
   readonly #instances: (Instance | undefined)[] = [undefined];
   readonly #groups: (Group | undefined)[] = [];
   readonly #freeGroups: number[] = [];
+  /** Instances with several KV cache groups, or with a window: their blocks alone do not say what a prompt finds. */
+  readonly #withGroups = new Set<Instance>();
 
   /** Blocks that are recorded. */
   get size(): number {
@@ -120,8 +129,14 @@ export class BlockHolders {
     this.#freeGroups.push(holder - GROUP);
   }
 
+  /** An instance has several KV cache groups, or one with a window. */
+  hasGroups(instance: Instance): void {
+    this.#withGroups.add(instance);
+  }
+
   /** Forgets an instance, of which no block is recorded any more. */
   forget(instance: Instance): void {
+    this.#withGroups.delete(instance);
     const number = this.#numbers.get(instance);
     if (number === undefined) return;
     this.#numbers.delete(instance);
@@ -137,7 +152,7 @@ export class BlockHolders {
    * The instances that may have a begin of a prompt, the longest begin first. `keyAt`: the hash of the tokens of a block of the prompt; undefined behind the
    * last.
    */
-  longestFirst(keysOf: (geometry: BlockGeometry) => (block: number) => number | undefined): Set<Instance>[] {
+  longestFirst(keysOf: (geometry: BlockGeometry) => (block: number) => number | undefined): PromptHolders[] {
     const found: { readonly tokens: number; readonly holders: Group }[] = [];
     for (const geometry of this.#geometries.values()) {
       const keyAt = keysOf(geometry);
@@ -157,7 +172,11 @@ export class BlockHolders {
       }
     }
     if (this.#geometries.size > 1) found.sort((one, other) => one.tokens - other.tokens);
-    return found.reverse().map(({ holders }) => (holders instanceof Set ? holders : new Set(holders)));
+    const isExact = this.#withGroups.size === 0;
+    return found.reverse().map(({ tokens, holders }) => ({
+      instances: holders instanceof Set ? holders : new Set(holders),
+      tokens: isExact ? tokens : undefined,
+    }));
   }
 
   #holdersOf(chain: number): Group | undefined {

@@ -1,5 +1,5 @@
 import type { Instance } from "../instances/instance.js";
-import { type BlockGeometry, BlockHolders, chainOf } from "./block-holders.js";
+import { type BlockGeometry, BlockHolders, chainOf, type PromptHolders } from "./block-holders.js";
 import { BlockTable, mixed, ROOT } from "./block-table.js";
 import type { CacheGroup } from "./kv-event-batch.js";
 
@@ -210,6 +210,8 @@ export class BlockIndex {
       // vLLM 0.33 does not tell a group's kind. One that leaves blocks out needs those at the end of a prefix at least.
       needs: needs !== "all" ? needs : isWhole ? (known?.needs ?? "all") : 1,
     });
+    if (this.#groups.size > 1 || this.#groups.get(index)?.needs !== "all")
+      this.#shared?.holders.hasGroups(this.#shared.instance);
     return true;
   }
 
@@ -313,7 +315,7 @@ function keysOf(tokens: ArrayLike<number>, blockSize: number, lookahead: number)
 }
 
 /** The instances that may have a begin of a prompt, the longest begin first. */
-export function holdersOfPrompt(holders: BlockHolders, tokens: ArrayLike<number>): ReadonlySet<Instance>[] {
+export function holdersOfPrompt(holders: BlockHolders, tokens: ArrayLike<number>): PromptHolders[] {
   return holders.longestFirst(({ blockSize, lookahead }) => {
     const keys = keysOf(tokens, blockSize, lookahead);
     return (block) => keys.at(block);

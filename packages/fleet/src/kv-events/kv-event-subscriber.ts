@@ -4,7 +4,7 @@ import { type Instance, instanceName } from "../instances/instance.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
 import type { CachedPrefixes } from "../routing/prefix-aware.js";
 import { readTcpEndpoint } from "../zmq/zmq-connection.js";
-import { BlockHolders } from "./block-holders.js";
+import { BlockHolders, type PromptHolders } from "./block-holders.js";
 import { holdersOfPrompt } from "./block-index.js";
 import { type KvEventSource, type KvEventStatus, KvEventStream } from "./kv-event-stream.js";
 
@@ -40,7 +40,7 @@ export class KvEventSubscriber implements CachedPrefixes {
   }
 
   /** The instances that may have a begin of a prompt cached, the longest begin first. */
-  holders(tokens: ArrayLike<number>): readonly ReadonlySet<Instance>[] {
+  holders(tokens: ArrayLike<number>): readonly PromptHolders[] {
     return holdersOfPrompt(this.#holders, tokens);
   }
 

@@ -1,7 +1,8 @@
 import { createHash } from "node:crypto";
 import type { Instance } from "../instances/instance.js";
+import type { PromptHolders } from "../kv-events/block-holders.js";
 import type { KvEventStatus } from "../kv-events/kv-event-stream.js";
-import { type Holders, LeastLoaded } from "./least-loaded.js";
+import { LeastLoaded } from "./least-loaded.js";
 import type { Routing, RoutingContext } from "./routing.js";
 
 /** The prefixes that instances report to have in their caches. */
@@ -9,10 +10,10 @@ export interface CachedPrefixes {
   /** How many tokens of a prompt, from its first, an instance has cached; undefined for an instance that reports nothing. */
   matchedTokens(instance: Instance, tokens: ArrayLike<number>): number | undefined;
   /**
-   * The instances that may have a begin of the prompt cached, the longest begin first; instances that have a longer one have the shorter ones, too. Each is
-   * asked for its tokens then. Without it, all instances are asked.
+   * The instances that may have a begin of the prompt cached, the longest begin first; instances that have a longer one have the shorter ones, too. Without
+   * it, all instances are asked for their tokens.
    */
-  holders?(tokens: ArrayLike<number>): Iterable<Holders>;
+  holders?(tokens: ArrayLike<number>): Iterable<PromptHolders>;
   /** Called with all instances of the pool after each change. */
   follow(instances: readonly Instance[]): void;
   /** Whether an instance reports its cache, so that token ids are worth having. */
@@ -36,7 +37,7 @@ export interface PrefixAwareOptions {
 }
 
 const MAX_CHUNKS = 256;
-/** So few instances that may have the same begin of a prompt cached are all asked for the tokens; of more, the least loaded is. */
+/** So few instances that may have the same begin of a prompt cached are all asked for the tokens; of more, the least loaded is taken. */
 const ALL_ASKED = 4;
 const MAX_ASKED = 16;
 
@@ -47,6 +48,15 @@ interface FoundPrefix {
   readonly tokens: number | undefined;
   /** By what went there before. */
   readonly characters: number;
+}
+
+/** An instance that reports to have a begin of the prompt. */
+interface Reported {
+  readonly instance: Instance;
+  /** Its tokens. */
+  readonly score: number;
+  /** It has no more. */
+  readonly isExact: boolean;
 }
 
 /** Chooses the instance with the longest part of the prompt in its prefix cache, unless it is much busier than another. */
@@ -91,12 +101,16 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
     return undefined;
   }
   /** The least loaded of those that report to have the longest begin of the prompt. */
-  function findReported(ids: ArrayLike<number>, candidates: readonly Instance[], most: number) {
+  function findReported(
+    ids: ArrayLike<number>,
+    candidates: readonly Instance[],
+    most: number,
+  ): Reported | undefined {
     if (cached === undefined) return undefined;
-    let best: { readonly instance: Instance; readonly score: number } | undefined;
+    let best: Reported | undefined;
     const ask = (instance: Instance) => {
       const score = cached.matchedTokens(instance, ids) ?? 0;
-      if (score > (best?.score ?? 0)) best = { instance, score };
+      if (score > (best?.score ?? 0)) best = { instance, score, isExact: true };
     };
     if (cached.holders === undefined) {
       for (const one of byLoad.inOrder(candidates)) {
@@ -106,8 +120,12 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
       return best;
     }
     let asked = 0;
-    for (const holders of cached.holders(ids)) {
-      const found = byLoad.holders(candidates, holders, most, holders.size <= ALL_ASKED ? ALL_ASKED : 1);
+    for (const { instances, tokens } of cached.holders(ids)) {
+      const areFew = instances.size <= ALL_ASKED;
+      const found = byLoad.holders(candidates, instances, most, areFew ? ALL_ASKED : 1);
+      const [first] = found;
+      if (!areFew && tokens !== undefined && first !== undefined)
+        return { instance: first, score: tokens, isExact: false };
       for (const one of found) ask(one);
       asked += found.length;
       if (best !== undefined || asked >= MAX_ASKED) break;
@@ -136,10 +154,12 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
       if (best !== undefined) byLoad.chosen(best.instance);
       const chosen = best?.instance ?? byLoad.choose(candidates);
       if (chosen === undefined) return undefined;
-      const before =
-        reported !== undefined && best === reported
-          ? { instance: chosen, tokens: reported.score, characters: 0 }
-          : find(chosen, context, keys);
+      if (best !== undefined && best === reported) {
+        const found = { instance: chosen, tokens: reported.score, characters: 0 };
+        last = reported.isExact ? { context, found } : undefined;
+        return chosen;
+      }
+      const before = find(chosen, context, keys);
       last = { context, found: before };
       // What an instance reports need not be remembered.
       if (before.tokens === undefined) remember(keys(), chosen);
