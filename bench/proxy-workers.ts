@@ -1,9 +1,10 @@
 import { type ChildProcess, spawn } from "node:child_process";
-import { readdirSync, readFileSync } from "node:fs";
-import { type AddressInfo, connect, createServer } from "node:net";
+import { readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { dirname } from "node:path";
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
+import { compileC } from "./c-program.js";
 import { pairRatio, type Row, spread } from "./report.js";
 
 const ROUNDS = 5;
@@ -51,15 +52,26 @@ const BODY = JSON.stringify({
 const REQUEST = Buffer.from(
   `POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ${BODY.length}\r\n\r\n${BODY}`,
 );
-const END = "0\r\n\r\n";
 
 /**
- * One worker and two on the same two cores, with the load generator and the servers on them too. These speak HTTP by plain sockets, with answers made
- * before: what they take of the cores is not there for the proxy.
+ * One worker and two on the same two cores, with the load generator and the servers on them too. These are in C, with answers made before: what they take
+ * of the cores is not there for the proxy.
  */
 export async function proxyWorkers(): Promise<readonly Row[]> {
   spawn("taskset", ["-a", "-p", "-c", CORES, String(process.pid)], { stdio: "ignore" });
-  const [p, d] = [await server(ANSWERS.prefill), await server(ANSWERS.decode)];
+  const answers = await Helper.start("http-answers", ["2"]);
+  for (const [listener, answer] of [ANSWERS.prefill, ANSWERS.decode].entries())
+    answers.write(`answer ${listener} /v1/completions ${answer.length}\n`, answer);
+  answers.write("listen\n");
+  const [p = 0, d = 0] = (await answers.line()).split(" ").map(Number);
+  const generator = await Helper.start("http-load", [], REQUEST);
+  const helpersMs = () => cpuMs(answers.pid) + cpuMs(generator.pid);
+  const load = async (port: number, durationMs: number) => {
+    generator.write(`${port} ${CONNECTIONS} 0 ${durationMs}\n`);
+    const [, failed, , ...took] = (await generator.line()).split(" ");
+    if (failed !== "0") throw new Error(`${failed} requests failed`);
+    return took.length;
+  };
   const [one, two] = [await start(1, p, d), await start(2, p, d)];
   try {
     const rates: [number[], number[]] = [[], []];
@@ -69,11 +81,11 @@ export async function proxyWorkers(): Promise<readonly Row[]> {
     for (let round = 0; round < ROUNDS; round += 1) {
       for (const at of round % 2 === 0 ? ([0, 1] as const) : ([1, 0] as const)) {
         const target = at === 0 ? one : two;
-        const [beforeMs, ownMs] = [cpuMs(target.pid), ownCpuMs()];
+        const [beforeMs, ownMs] = [cpuMs(target.pid), helpersMs()];
         const count = await load(target.port, WINDOW_MS);
         rates[at].push((count * 1000) / WINDOW_MS);
         cpu[at].push((cpuMs(target.pid) - beforeMs) / count);
-        share[at].push((ownCpuMs() - ownMs) / count);
+        share[at].push((helpersMs() - ownMs) / count);
       }
     }
     const ratio = pairRatio(rates[1], rates[0]);
@@ -105,29 +117,52 @@ export async function proxyWorkers(): Promise<readonly Row[]> {
     ];
   } finally {
     for (const { child } of [one, two]) child.kill("SIGTERM");
+    for (const helper of [answers, generator]) helper.stop();
     await sleep(500);
   }
 }
 
-/** A server that answers each request, which comes whole, with the same bytes. */
-function server(answer: Buffer): Promise<number> {
-  return new Promise((resolve) => {
-    const listening = createServer({ noDelay: true }, (socket) => {
-      socket.on("error", () => {});
-      let text = "";
-      socket.on("data", (bytes) => {
-        text += bytes.toString("latin1");
-        const headEnd = text.indexOf("\r\n\r\n");
-        if (headEnd === -1) return;
-        const length = Number(/content-length: (\d+)/i.exec(text)?.[1] ?? 0);
-        if (text.length < headEnd + 4 + length) return;
-        text = "";
-        socket.write(answer);
-      });
-    });
-    listening.listen(0, "127.0.0.1", () => resolve((listening.address() as AddressInfo).port));
-    listening.unref();
-  });
+/** A program of bench/c on the two cores, which takes commands on stdin and answers in lines. */
+class Helper {
+  readonly #child: ChildProcess;
+  readonly #lines: AsyncIterator<string>;
+
+  private constructor(
+    readonly program: string,
+    flags: readonly string[],
+  ) {
+    this.#child = spawn("taskset", ["-c", CORES, program, ...flags], { stdio: ["pipe", "pipe", "inherit"] });
+    const { stdout } = this.#child;
+    if (stdout === null) throw new Error("no pipe");
+    this.#lines = createInterface({ input: stdout })[Symbol.asyncIterator]();
+  }
+
+  /** `file`: what its first argument names. */
+  static async start(name: string, flags: readonly string[], file?: Buffer): Promise<Helper> {
+    const program = await compileC(name);
+    if (file === undefined) return new Helper(program, flags);
+    writeFileSync(`${program}.request`, file);
+    return new Helper(program, [`${program}.request`, ...flags]);
+  }
+
+  get pid(): number {
+    return this.#child.pid ?? 0;
+  }
+
+  write(...texts: readonly (string | Buffer)[]): void {
+    for (const text of texts) this.#child.stdin?.write(text);
+  }
+
+  async line(): Promise<string> {
+    const { value, done } = await this.#lines.next();
+    if (done === true) throw new Error(`${this.program} has ended`);
+    return value;
+  }
+
+  stop(): void {
+    this.#child.kill("SIGKILL");
+    rmSync(dirname(this.program), { recursive: true });
+  }
 }
 
 interface Target {
@@ -155,41 +190,6 @@ async function start(workers: number, prefill: number, decode: number): Promise<
   throw new Error("kv-proxy ended before it was ready");
 }
 
-/** Each connection sends its next request when the last answer is complete. Resolves with the number of answers. */
-async function load(port: number, durationMs: number): Promise<number> {
-  let count = 0;
-  let over = false;
-  const sockets = Array.from({ length: CONNECTIONS }, () => {
-    const socket = connect({ port, host: "127.0.0.1", noDelay: true });
-    socket.on("connect", () => socket.write(REQUEST));
-    let text = "";
-    socket.on("data", (bytes) => {
-      text += bytes.toString("latin1");
-      if (!isComplete(text)) return;
-      if (!text.startsWith("HTTP/1.1 200 ")) throw new Error(`the proxy answered ${text.slice(0, 1000)}`);
-      text = "";
-      count += 1;
-      if (!over) socket.write(REQUEST);
-    });
-    socket.on("error", (error) => {
-      throw error;
-    });
-    return socket;
-  });
-  await sleep(durationMs);
-  over = true;
-  const all = count;
-  await sleep(200);
-  for (const socket of sockets) socket.destroy();
-  return all;
-}
-
-function isComplete(answer: string): boolean {
-  const headEnd = answer.indexOf("\r\n\r\n") + 4;
-  const length = /content-length: (\d+)/.exec(answer.slice(0, headEnd))?.[1];
-  return length === undefined ? answer.endsWith(END) : answer.length === headEnd + Number(length);
-}
-
 /** Processor time of a process and its children, in ms. */
 function cpuMs(pid: number): number {
   const fields = readFileSync(`/proc/${pid}/stat`, "utf8").split(") ")[1]?.split(" ") ?? [];
@@ -198,9 +198,4 @@ function cpuMs(pid: number): number {
     readFileSync(`/proc/${pid}/task/${task}/children`, "utf8").trim().split(/\s+/).filter(Boolean),
   );
   return children.reduce((sum, child) => sum + cpuMs(Number(child)), own);
-}
-
-function ownCpuMs(): number {
-  const { user, system } = process.cpuUsage();
-  return (user + system) / 1000;
 }
