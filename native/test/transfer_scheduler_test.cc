@@ -97,6 +97,23 @@ void abandoned_transfers_end_when_nothing_is_under_way() {
   expect(scene.scheduler.empty() && scene.world.posts.size() == 1, "a transfer that was abandoned posts, or does not end");
 }
 
+void a_transfer_that_starts_posts_before_those_that_wait() {
+  Scene scene;
+  scene.add(3, 1, 0);
+  const auto start = [&](uint64_t ticket, int slices, int polls) {
+    scene.scheduler.start(std::make_unique<Transfer>(scene.world, ticket, slices, polls));
+  };
+  start(11, 1, 0);
+  expect(scene.ended == std::vector<uint64_t>{11}, "a transfer that is complete when it is posted does not end at once");
+  start(12, 1, 1);
+  expect(scene.ended == std::vector<uint64_t>{11, 12}, "a transfer that has started is not looked at");
+  start(13, 1, 3);
+  start(14, 2, 0);
+  expect(scene.world.posts == std::vector<uint64_t>{11, 12, 13, 14}, "a transfer that starts waits for its turn, or posts more than one slice");
+  scene.run(100);
+  expect(scene.scheduler.empty() && scene.ended.size() == 7 && scene.world.posts.size() == 8, "a transfer that takes longer does not end");
+}
+
 void transfers_can_be_taken() {
   Scene scene;
   scene.add(5, 2, 3);
@@ -114,6 +131,7 @@ int main() {
   transfers_under_way_end_in_time();
   an_aborted_transfer_ends_while_it_waits();
   abandoned_transfers_end_when_nothing_is_under_way();
+  a_transfer_that_starts_posts_before_those_that_wait();
   transfers_can_be_taken();
   return failures;
 }

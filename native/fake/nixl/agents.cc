@@ -19,15 +19,15 @@ API(create_configured_agent)(const char* name, const AgentConfig* config, Agent*
   return kSuccess;
 }
 API(destroy_agent)(Agent agent) {
+  { ALONE(agent); }
   LOCKED;
-  require_agent_thread(agent);
   if (!agent->lists.empty() || agent->requests != 0) rule_broken("an agent destroyed before its lists and requests");
   world.erase(agent->name);
   delete agent;
   return kSuccess;
 }
 API(get_available_plugins)(Agent agent, StringList* out) {
-  require_agent_thread(agent);
+  ALONE(agent);
   *out = new StringListObject;
   return kSuccess;
 }
@@ -44,14 +44,14 @@ API(string_list_get)(StringList list, size_t index, const char** out) {
   return kSuccess;
 }
 API(get_plugin_params)(Agent agent, const char* plugin, MemList* types, Params* out) {
-  require_agent_thread(agent);
+  ALONE(agent);
   if (strcmp(plugin, "UCX") != 0 && strcmp(plugin, "LIBFABRIC") != 0) return kBackendError;
   *types = new MemListObject{{MemoryType::dram, MemoryType::vram}};
   *out = new ParamsObject{.added = {}, .pairs = {{"fake", plugin}}};
   return kSuccess;
 }
 API(get_backend_params)(Agent agent, Backend backend, MemList* types, Params* out) {
-  require_agent_thread(agent);
+  ALONE(agent);
   *types = new MemListObject{memory_types_of(backend->name)};
   *out = new ParamsObject;
   return kSuccess;
@@ -98,7 +98,7 @@ API(params_destroy_iterator)(ParamIter iterator) {
   return kSuccess;
 }
 API(create_backend)(Agent agent, const char* plugin, Params params, Backend* out) {
-  require_agent_thread(agent);
+  ALONE(agent);
   if (!params->added.empty()) setenv("FAKE_NIXL_PARAMETERS", params->added.c_str(), 1);
   std::this_thread::sleep_for(std::chrono::milliseconds(fault("FAKE_NIXL_STALL_BACKEND")));
   if (!agent->backends.insert(plugin).second) rule_broken("a backend created twice");

@@ -11,12 +11,16 @@
 //   FAKE_NIXL_NO_CUDA=1           UCX names VRAM among its memory types, but has no CUDA and refuses to register it
 //   FAKE_NIXL_STALL_METADATA=ms   making local metadata takes this long
 //   FAKE_NIXL_STALL_BACKEND=ms    creating a backend takes this long
+//   FAKE_NIXL_STALL_CALLS=ms      posting a request and sending a notification take this long
 //   FAKE_NIXL_ENDPOINT=port       local metadata is that of LIBFABRIC at this port of 127.0.0.1
-// The fake itself sets FAKE_NIXL_PARAMETERS to the parameters of the last backend that was created with any.
+// The fake itself sets FAKE_NIXL_PARAMETERS to the parameters of the last backend that was created with any, and FAKE_NIXL_VISITS to the number of calls
+// that other threads than an agent's own have made for it.
 #pragma once
 
+#include <chrono>
 #include <cstdlib>
 #include <string>
+#include <thread>
 
 namespace kv::nixl::capi {
 
@@ -40,5 +44,8 @@ inline bool fault_active(const char* name) {
   if (left > 0) setenv(name, std::to_string(left - 1).c_str(), 1);
   return left > 0;
 }
+
+// Sleeps for as many milliseconds as the fault says.
+inline void stall(const char* name) { std::this_thread::sleep_for(std::chrono::milliseconds(fault(name))); }
 
 }  // namespace kv::nixl::capi

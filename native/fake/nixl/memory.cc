@@ -41,8 +41,8 @@ API(reg_dlist_add_desc)(RegDlist list, uintptr_t address, size_t length, uint64_
 }
 // Even keys are known.
 API(query_mem)(Agent agent, RegDlist list, QueryRespList out, OptArgs options) {
+  ALONE(agent);
   LOCKED;
-  require_agent_thread(agent);
   if (options == nullptr || options->backends.size() != 1) rule_broken("a query without a backend");
   for (const std::string& key : list->keys) out->known.push_back(key.size() % 2 == 0);
   return kSuccess;
@@ -70,8 +70,8 @@ API(query_resp_list_get_params)(QueryRespList list, size_t index, Params* out) {
 }
 // As in NIXL: without a choice all backends for this type of memory.
 API(register_mem)(Agent agent, RegDlist list, OptArgs options) {
+  ALONE(agent);
   LOCKED;
-  require_agent_thread(agent);
   const auto chosen = chosen_backends(agent, list->type, options);
   if (chosen.empty()) rule_broken("memory of a type that no backend registers");
   if (list->type == MemoryType::vram && fault("FAKE_NIXL_NO_CUDA") != 0) return kBackendError;
@@ -86,8 +86,8 @@ API(register_mem)(Agent agent, RegDlist list, OptArgs options) {
   return kSuccess;
 }
 API(deregister_mem)(Agent agent, RegDlist list, OptArgs options) {
+  ALONE(agent);
   LOCKED;
-  require_agent_thread(agent);
   for (const PreparedDlist prepared : agent->lists) {
     for (const Descriptor& descriptor : prepared->descriptors) {
       if ((prepared->remote.empty() || prepared->remote == agent->name) && is_within(list->descriptors, descriptor)) {
@@ -120,8 +120,8 @@ API(xfer_dlist_clear)(XferDlist list) {
   return kSuccess;
 }
 API(prep_xfer_dlist)(Agent agent, const char* name, XferDlist list, PreparedDlist* out, OptArgs) {
+  ALONE(agent);
   LOCKED;
-  require_agent_thread(agent);
   const bool own = *name == '\0' || agent->name == name;
   if (!own && !agent->remotes.contains(name)) return kNotFound;
   const Descriptors& memory = own ? agent->memory : agent->remotes[name];
@@ -133,8 +133,8 @@ API(prep_xfer_dlist)(Agent agent, const char* name, XferDlist list, PreparedDlis
   return kSuccess;
 }
 API(release_xfer_dlist_handle)(Agent agent, PreparedDlist list) {
+  ALONE(agent);
   LOCKED;
-  require_agent_thread(agent);
   if (agent->lists.erase(list) == 0) rule_broken("a list released twice");
   delete list;
   return kSuccess;

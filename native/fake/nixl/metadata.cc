@@ -95,18 +95,18 @@ extern "C" {
 API(get_local_md)(Agent agent, void** data, size_t* length) {
   LOCKED;
   std::this_thread::sleep_for(std::chrono::milliseconds(fault("FAKE_NIXL_STALL_METADATA")));
-  require_agent_thread(agent);
+  ALONE(agent);
   return serialize(agent, true, agent->memory, data, length);
 }
 // As in NIXL: connections only where there is no memory.
 API(get_local_partial_md)(Agent agent, RegDlist list, void** data, size_t* length, OptArgs) {
+  ALONE(agent);
   LOCKED;
-  require_agent_thread(agent);
   return serialize(agent, list->descriptors.empty(), list->descriptors, data, length);
 }
 API(load_remote_md)(Agent agent, const void* data, size_t length, char** name) {
+  ALONE(agent);
   LOCKED;
-  require_agent_thread(agent);
   const std::string in(static_cast<const char*>(data), length);
   size_t at = strlen("nixlSerDes|");
   const std::string remote = take(in, at, "Agent");
@@ -136,8 +136,8 @@ API(load_remote_md)(Agent agent, const void* data, size_t length, char** name) {
   return kSuccess;
 }
 API(invalidate_remote_md)(Agent agent, const char* name) {
+  ALONE(agent);
   LOCKED;
-  require_agent_thread(agent);
   for (const PreparedDlist list : agent->lists) {
     if (list->remote == name && !list->dropped) rule_broken("a peer invalidated before its lists were released");
   }

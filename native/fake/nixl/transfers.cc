@@ -27,8 +27,8 @@ API(opt_args_set_has_notif)(OptArgs args, bool has) {
 }
 API(make_xfer_req)(Agent agent, Operation operation, PreparedDlist local, const int* local_ids, size_t count,
                    PreparedDlist remote, const int* remote_ids, size_t remote_count, Request* out, OptArgs) {
+  ALONE(agent);
   LOCKED;
-  require_agent_thread(agent);
   if (!agent->lists.contains(local) || !agent->lists.contains(remote)) rule_broken("a request of lists that were released");
   if (remote->dropped) rule_broken("a request of a list whose peer was dropped");
   if (count == 0 || count != remote_count) rule_broken("a request without descriptors, or with unequal numbers of them");
@@ -46,8 +46,8 @@ API(make_xfer_req)(Agent agent, Operation operation, PreparedDlist local, const 
   return kSuccess;
 }
 API(create_xfer_req)(Agent agent, Operation operation, XferDlist local, XferDlist remote, const char* name, Request* out, OptArgs) {
+  ALONE(agent);
   LOCKED;
-  require_agent_thread(agent);
   const size_t count = local->descriptors.size();
   if (count == 0 || count != remote->descriptors.size()) rule_broken("a request without descriptors, or with unequal numbers of them");
   const bool own = agent->name == name;
@@ -67,8 +67,9 @@ API(create_xfer_req)(Agent agent, Operation operation, XferDlist local, XferDlis
   return kSuccess;
 }
 API(post_xfer_req)(Agent agent, Request request, OptArgs options) {
+  ALONE(agent);
+  stall("FAKE_NIXL_STALL_CALLS");
   LOCKED;
-  require_agent_thread(agent);
   if (request->released) rule_broken("a post of a released request");
   if (request->status == kInProgress) rule_broken("a request posted again while it is under way");
   if (request->posts++ > 0 && request->status != kSuccess) rule_broken("a request posted again after it failed");
@@ -83,16 +84,16 @@ API(post_xfer_req)(Agent agent, Request request, OptArgs options) {
   return complete(agent, request);
 }
 API(estimate_xfer_cost)(Agent agent, Request request, OptArgs, int64_t* duration_us, int64_t* margin_us, CostMethod* method) {
+  ALONE(agent);
   LOCKED;
-  require_agent_thread(agent);
   *duration_us = static_cast<int64_t>(request->copies.size());
   *margin_us = 1;
   *method = CostMethod::analytical;
   return kSuccess;
 }
 API(get_xfer_telemetry)(Agent agent, Request request, XferTelemetry* out) {
+  ALONE(agent);
   LOCKED;
-  require_agent_thread(agent);
   if (!agent->captures_telemetry) return kNoTelemetry;
   if (request->status != kSuccess) return request->status;
   *out = {.start_time_us = 1000, .post_duration_us = 1, .xfer_duration_us = 2, .total_bytes = 0, .desc_count = request->copies.size()};
@@ -100,16 +101,16 @@ API(get_xfer_telemetry)(Agent agent, Request request, XferTelemetry* out) {
   return kSuccess;
 }
 API(get_xfer_status)(Agent agent, Request request) {
+  ALONE(agent);
   LOCKED;
-  require_agent_thread(agent);
   if (request->released) rule_broken("the status of a released request");
   if (request->status == kInProgress && fault_active("FAKE_NIXL_STRAY_ERRORS")) return fail_with_stray_error(agent, request);
   if (request->status == kInProgress && --request->polls <= 0 && fault("FAKE_NIXL_HOLD") <= 0) return complete(agent, request);
   return request->status;
 }
 API(release_xfer_req)(Agent agent, Request request) {
+  ALONE(agent);
   LOCKED;
-  require_agent_thread(agent);
   if (request->released) rule_broken("a request released twice");
   if (fault("FAKE_NIXL_REFUSE_RELEASE") > 0) {
     fault_due_now("FAKE_NIXL_REFUSE_RELEASE");

@@ -16,9 +16,14 @@ void rule_broken(const char* rule) {
   abort();
 }
 
-void require_agent_thread(Agent agent) {
-  if (agent->thread != std::this_thread::get_id()) rule_broken("a call from another thread than the agent's");
+Call::Call(Agent agent) : agent_(agent) {
+  if (agent->in_call.exchange(true)) rule_broken("two calls of one agent at once");
+  if (agent->thread == std::this_thread::get_id()) return;
+  if (agent->backends.contains("LIBFABRIC")) rule_broken("a call of LIBFABRIC from another thread than the agent's");
+  setenv("FAKE_NIXL_VISITS", std::to_string(fault("FAKE_NIXL_VISITS") + 1).c_str(), 1);
 }
+
+Call::~Call() { agent_->in_call = false; }
 
 bool is_within(const Descriptors& memory, const Descriptor& wanted) {
   for (const Descriptor& known : memory) {

@@ -1,7 +1,8 @@
 // A fake libnixl_capi.so for tests. All agents live in one process, and memcpy moves the data. It injects faults (see faults.h), and calls
-// abort() where the addon breaks a rule of NIXL: a call on the wrong thread, a handle used after its release, memory deregistered in use.
+// abort() where the addon breaks a rule of NIXL: two calls of one agent at once, a handle used after its release, memory deregistered in use.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -16,6 +17,7 @@
 
 #define API(name) __attribute__((visibility("default"))) Status nixl_capi_##name
 #define LOCKED const std::lock_guard lock(world_mutex)
+#define ALONE(agent) const Call call(agent)
 
 namespace kv::nixl::capi {
 
@@ -76,6 +78,7 @@ struct AgentObject {
   std::string name;
   bool captures_telemetry = false;
   std::thread::id thread = std::this_thread::get_id();
+  std::atomic<bool> in_call = false;
   std::set<std::string> backends;
   // What each backend has registered, and all of it together.
   std::map<std::string, Descriptors> by_backend;
@@ -105,8 +108,17 @@ extern std::map<std::string, Agent> world;
 
 // Aborts the process, since the addon has broken a rule.
 [[noreturn]] void rule_broken(const char* rule);
-// Aborts the process unless the caller is the agent's thread.
-void require_agent_thread(Agent agent);
+// A call of an agent, until it returns. Aborts the process during another call, and counts those that other threads than the agent's make.
+class Call {
+ public:
+  explicit Call(Agent agent);
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+ private:
+  Agent agent_;
+};
 // Whether a descriptor lies within a single range of memory.
 bool is_within(const Descriptors& memory, const Descriptor& wanted);
 // The memory types that a backend registers. LIBFABRIC has no GPU.

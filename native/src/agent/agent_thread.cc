@@ -13,12 +13,22 @@ namespace kv::nixl {
 
 namespace {
 
+using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 // How often peers are checked while transfers are in flight, for backends that do not report a peer's death.
 constexpr auto kPeerCheckInterval = milliseconds(50);
 // How long transfers in flight are waited for when the environment ends.
 constexpr auto kStopTimeout = milliseconds(1000);
+
+// What the JavaScript thread does itself: posting 64 KiB takes about 20 us, where the bytes are in memory.
+constexpr size_t kBriefBytes = 65'536;
+constexpr uint64_t kBriefDescriptors = 16;
+constexpr size_t kBriefRows = 64;
+// A peer's metadata with a few registrations.
+constexpr size_t kBriefMetadata = 8192;
+// The agent's thread is woken if it would sleep longer than this although there is something to look after.
+constexpr auto kLooksSoon = microseconds(50);
 
 // The agents of this process whose threads poll.
 std::atomic<int> polling_agents = 0;
@@ -30,7 +40,39 @@ struct CountedAsPolling {
   CountedAsPolling& operator=(const CountedAsPolling&) = delete;
 };
 
+// Whether a post of the request takes microseconds. A post between memory of another kind may wait for a device or a store.
+bool is_brief(const TransferRequest& request) {
+  const auto is_memory = [](const PreparedList& list) { return list.type == capi::MemoryType::dram; };
+  return is_memory(*request.local) && is_memory(*request.remote) && request.selection->bytes() <= kBriefBytes &&
+         request.selection->count() <= kBriefDescriptors && (!request.notification || request.notification->size() <= kBriefBytes);
+}
+
 }  // namespace
+
+class AgentThread::Visit {
+ public:
+  // Takes the turn only if no command waits, so that the agent's commands keep their order, and if NIXL's calls are known to be short.
+  explicit Visit(AgentThread& thread) : thread_(thread), taken_(thread.turn_.try_take(Clock::now())) {
+    if (!taken_) return;
+    welcome_ = thread.agent_ != nullptr && thread.agent_->has_brief_calls() && !thread.deadline_ && !thread.commands_.any() && !thread.commands_.stopping();
+    if (welcome_) thread.events_.keep();
+  }
+  ~Visit() {
+    if (!taken_) return;
+    for (Event& event : thread_.events_.take_kept()) thread_.events_.send(std::move(event));
+    thread_.turn_.give_back(Clock::now());
+  }
+  Visit(const Visit&) = delete;
+  Visit& operator=(const Visit&) = delete;
+
+  // Whether NIXL may be called.
+  explicit operator bool() const { return welcome_; }
+
+ private:
+  AgentThread& thread_;
+  const bool taken_;
+  bool welcome_ = false;
+};
 
 AgentThread::AgentThread(AgentConfig config, std::shared_ptr<JsEventQueue> events)
     : config_(std::move(config)), events_(std::move(events)), transfers_([this](const Transfer& transfer) { end_transfer(transfer); }) {}
@@ -56,7 +98,23 @@ std::shared_ptr<AgentThread> AgentThread::start(AgentConfig config, std::shared_
 // --- Called on the JavaScript thread ---
 
 void AgentThread::run(uint64_t ticket, Work work) {
-  commands_.push([this, ticket, work = std::move(work)] { events_->send(attempt(ticket, work)); });
+  commands_.push([this, ticket, work = std::move(work)] { events_.send(attempt(ticket, work)); });
+}
+
+// Runs `work` at once if it is brief and the agent's turn is free.
+std::optional<Event> AgentThread::run_here(uint64_t ticket, bool brief, Work work) {
+  if (brief) {
+    if (const Visit visit(*this); visit) return attempt(ticket, work);
+  }
+  run(ticket, std::move(work));
+  return std::nullopt;
+}
+
+// There is something to look after: the agent's thread shall not sleep for long.
+void AgentThread::rouse() {
+  const auto now = Clock::now();
+  backoff_.worked(now);
+  if (sleeps_until_ - now > kLooksSoon) commands_.wake();
 }
 
 void AgentThread::add_backends(uint64_t ticket, BackendSelection selection) {
@@ -81,15 +139,35 @@ void AgentThread::register_allocated(uint64_t ticket, std::shared_ptr<Pin> pin, 
   });
 }
 
-void AgentThread::add_remote(uint64_t ticket, Bytes metadata) {
+std::optional<Event> AgentThread::add_remote(uint64_t ticket, Bytes metadata) {
+  if (metadata.size() <= kBriefMetadata) {
+    if (const Visit visit(*this); visit) {
+      rouse();
+      pending_peers_[ticket].bytes = std::move(metadata);
+      advance_pending_peers();
+      return events_.take_answer(ticket);
+    }
+  }
   commands_.push([this, ticket, metadata = std::move(metadata)]() mutable {
     pending_peers_[ticket].bytes = std::move(metadata);
     advance_pending_peers();
   });
+  return std::nullopt;
 }
 
-void AgentThread::prepare_list(uint64_t ticket, std::optional<std::string> remote, capi::MemoryType type, DescriptorTable table) {
-  run(ticket, [this, ticket, remote = std::move(remote), type, table = std::move(table)](NixlAgent& agent) {
+std::optional<Event> AgentThread::notify(uint64_t ticket, std::string remote, Bytes payload) {
+  const bool brief = payload.size() <= kBriefBytes;
+  return run_here(ticket, brief, [this, remote = std::move(remote), payload = std::move(payload)](NixlAgent& agent) {
+    agent.peers().notify(remote, payload);
+    // NIXL may still be connecting to the peer, and the peer may answer.
+    rouse();
+    return EventValue();
+  });
+}
+
+std::optional<Event> AgentThread::prepare_list(uint64_t ticket, std::optional<std::string> remote, capi::MemoryType type, DescriptorTable table) {
+  const bool brief = type == capi::MemoryType::dram && table.count() <= kBriefRows * kRowNumbers;
+  return run_here(ticket, brief, [this, ticket, remote = std::move(remote), type, table = std::move(table)](NixlAgent& agent) {
     const auto list = agent.prepare(remote, type, table, commands_.stopping());
     const std::lock_guard lock(mutex_);
     lists_.emplace(ticket, list);
@@ -122,7 +200,7 @@ void AgentThread::close_list(uint64_t ticket, uint64_t id) {
       }
       agent_->release(list);
     }
-    events_->send(Event::settled(ticket));
+    events_.send(Event::settled(ticket));
   });
 }
 
@@ -162,18 +240,30 @@ void AgentThread::close_prepared_transfer(uint64_t ticket, uint64_t id) {
       agent_->release(transfer);
       release_lists(transfer->local, transfer->remote);
     }
-    events_->send(Event::settled(ticket));
+    events_.send(Event::settled(ticket));
   });
 }
 
-void AgentThread::transfer(std::shared_ptr<TransferRequest> request) {
+std::optional<Event> AgentThread::transfer(std::shared_ptr<TransferRequest> request) {
   ++counters_.transfers_posted;
   ++counters_.transfers_in_flight;
   {
     const std::lock_guard lock(mutex_);
     requests_.emplace(request->ticket, request);
   }
-  commands_.push([this, request = std::move(request)] { begin_transfer(request); });
+  if (is_brief(*request)) {
+    if (const Visit visit(*this); visit) return transfer_here(request);
+  }
+  commands_.push([this, request = std::move(request)] { begin_transfer(request, false); });
+  return std::nullopt;
+}
+
+// Posts a small transfer and looks at it once. The agent's thread goes on with it if it takes longer.
+std::optional<Event> AgentThread::transfer_here(const std::shared_ptr<TransferRequest>& request) {
+  begin_transfer(request, true);
+  auto answer = events_.take_answer(request->ticket);
+  if (!answer && !transfers_.empty()) rouse();
+  return answer;
 }
 
 bool AgentThread::abort(uint64_t transfer) {
@@ -189,7 +279,7 @@ bool AgentThread::abort(uint64_t transfer) {
 void AgentThread::close(uint64_t ticket, milliseconds timeout) {
   commands_.push([this, ticket, timeout] {
     if (agent_ == nullptr) {
-      events_->send(Event::settled(ticket));
+      events_.send(Event::settled(ticket));
       return;
     }
     close_ticket_ = ticket;
@@ -203,15 +293,21 @@ void AgentThread::main(uint64_t ticket) {
   // By default the kernel delays wake-ups by up to 50 us, which is longer than the shortest pause.
   prctl(PR_SET_TIMERSLACK, 1000);
   prctl(PR_SET_NAME, "kv_nixl");
+  turn_.take();
+  run_agent(ticket);
+  turn_.give();
+}
+
+void AgentThread::run_agent(uint64_t ticket) {
   try {
     const auto reading = reading_environment();
     agent_ = std::make_unique<NixlAgent>(config_, counters_);
-    events_->send(Event::settled(ticket));
+    events_.send(Event::settled(ticket));
   } catch (const Failure& failure) {
-    events_->send(Event::failed(Event::Kind::settled, ticket, failure));
+    events_.send(Event::failed(Event::Kind::settled, ticket, failure));
     return;
   } catch (const std::exception& error) {
-    events_->send(Event::failed(Event::Kind::settled, ticket, Failure("KV_INTERNAL", error.what())));
+    events_.send(Event::failed(Event::Kind::settled, ticket, Failure("KV_INTERNAL", error.what())));
     return;
   }
   const CountedAsPolling counted;
@@ -245,15 +341,17 @@ Event AgentThread::attempt(uint64_t ticket, const Work& work) {
   return event;
 }
 
-void AgentThread::begin_transfer(const std::shared_ptr<TransferRequest>& request) {
+void AgentThread::begin_transfer(const std::shared_ptr<TransferRequest>& request, bool at_once) {
   Event event;
   try {
     if (agent_ == nullptr || close_ticket_) throw closed();
     if (request->prepared != nullptr && std::exchange(request->prepared->under_way, true)) {
       throw Failure("KV_TRANSFER_INVALID", "the prepared transfer is under way already", "post it again once `released` has resolved");
     }
-    transfers_.add(std::make_unique<Transfer>(*agent_, *events_, request));
+    auto transfer = std::make_unique<Transfer>(*agent_, events_, request);
     for (const auto& list : {request->local, request->remote}) ++list->transfers;
+    if (at_once) transfers_.start(std::move(transfer));
+    else transfers_.add(std::move(transfer));
     return;
   } catch (const Failure& failure) {
     event = Event::failed(Event::Kind::done, request->ticket, failure);
@@ -266,15 +364,15 @@ void AgentThread::begin_transfer(const std::shared_ptr<TransferRequest>& request
   }
   ++counters_.transfers_failed;
   --counters_.transfers_in_flight;
-  events_->send(std::move(event));
-  events_->send(Event::released(request->ticket));
+  events_.send(std::move(event));
+  events_.send(Event::released(request->ticket));
 }
 
 void AgentThread::release_lists(const std::shared_ptr<PreparedList>& local, const std::shared_ptr<PreparedList>& remote) {
   for (const auto& list : {local, remote}) {
     if (--list->transfers > 0 || !list->close_ticket) continue;
     agent_->release(list);
-    events_->send(Event::settled(*std::exchange(list->close_ticket, std::nullopt)));
+    events_.send(Event::settled(*std::exchange(list->close_ticket, std::nullopt)));
   }
 }
 
@@ -285,7 +383,7 @@ void AgentThread::end_transfer(const Transfer& transfer) {
     if (prepared->close_ticket) {
       agent_->release(prepared);
       release_lists(prepared->local, prepared->remote);
-      events_->send(Event::settled(*std::exchange(prepared->close_ticket, std::nullopt)));
+      events_.send(Event::settled(*std::exchange(prepared->close_ticket, std::nullopt)));
     }
   }
   release_lists(request.local, request.remote);
@@ -303,7 +401,7 @@ bool AgentThread::advance_pending_peers() {
       answered = name.has_value();
       return name ? EventValue(*name) : EventValue();
     });
-    if (answered) events_->send(std::move(event));
+    if (answered) events_.send(std::move(event));
     at = answered ? pending_peers_.erase(at) : std::next(at);
     any = any || answered;
   }
@@ -315,9 +413,9 @@ bool AgentThread::poll() {
   const bool received = agent_->poller().poll(
       [this](std::string from, Bytes payload) {
         agent_->peers().mark_connected(from);
-        events_->send(Event::notification(std::move(from), std::move(payload)));
+        events_.send(Event::notification(std::move(from), std::move(payload)));
       },
-      [this](size_t senders) { events_->send(Event::dropped({}, static_cast<double>(senders))); });
+      [this](size_t senders) { events_.send(Event::dropped({}, static_cast<double>(senders))); });
   backoff_.polled(start, Clock::now(), agent_->reachable());
   ++counters_.polls;
   return received;
@@ -338,7 +436,12 @@ bool AgentThread::ending() {
 
 void AgentThread::sleep() {
   const auto pause = backoff_.pause(Clock::now(), agent_->reachable(), !transfers_.empty(), polling_agents.load(std::memory_order_relaxed));
-  if (pause > pause.zero()) commands_.sleep(pause);
+  if (pause <= pause.zero()) return;
+  sleeps_until_ = Clock::now() + pause;
+  turn_.give();
+  commands_.sleep(pause);
+  turn_.take();
+  sleeps_until_ = {};
 }
 
 void AgentThread::shut_down() {
@@ -365,16 +468,16 @@ void AgentThread::shut_down() {
   // A transfer that NIXL did not cancel ends with NIXL's agent, so only now is its memory free.
   for (const uint64_t ticket : unreleased) {
     --counters_.transfers_in_flight;
-    events_->send(Event::released(ticket));
+    events_.send(Event::released(ticket));
   }
-  for (const uint64_t ticket : closing) events_->send(Event::settled(ticket));
+  for (const uint64_t ticket : closing) events_.send(Event::settled(ticket));
   for (const auto& [ticket, pin] : std::exchange(pending_registrations_, {})) {
-    events_->send(Event::failed(Event::Kind::settled, ticket, closed()));
+    events_.send(Event::failed(Event::Kind::settled, ticket, closed()));
   }
   // Commands that came too late fail.
   commands_.run_all();
   advance_pending_peers();
-  if (close_ticket_) events_->send(Event::settled(*close_ticket_));
+  if (close_ticket_) events_.send(Event::settled(*close_ticket_));
 }
 
 Failure AgentThread::closed() const { return Failure("KV_AGENT_CLOSED", "the agent \"" + config_.name + "\" is closed"); }

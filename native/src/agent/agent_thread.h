@@ -11,17 +11,20 @@
 #include <unordered_map>
 #include <vector>
 
+#include "agent/agent_turn.h"
 #include "agent/command_queue.h"
+#include "agent/event_sender.h"
 #include "agent/nixl_agent.h"
 #include "agent/poll_backoff.h"
 #include "library/exit_guard.h"
-#include "node/js_event_queue.h"
 #include "transfer/transfer_scheduler.h"
 
 namespace kv::nixl {
 
-// The native thread of one agent. It alone calls NIXL. JavaScript gives it commands, each with a ticket, and receives events through a
-// JsEventQueue. Unless stated otherwise, public methods are for the JavaScript thread, return at once, and settle their ticket later.
+// The native thread of one agent, which calls NIXL. JavaScript gives it commands, each with a ticket, and receives events through a JsEventQueue.
+// Unless stated otherwise, public methods are for the JavaScript thread, return at once, and settle their ticket later. Those that return an optional
+// event make a short call of NIXL themselves while the thread sleeps and no command waits: they return its answer, and no event follows. Otherwise they
+// return none.
 class AgentThread : public StoppableThread, public std::enable_shared_from_this<AgentThread> {
  public:
   // Starts the thread, which creates the agent. The ticket is settled when the agent and its backends exist, or could not be created. Throws
@@ -39,9 +42,9 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
   // Creates more backends. See NixlAgent::add_backends.
   void add_backends(uint64_t ticket, BackendSelection selection);
   // Adds a peer once its process has answered, see Peers::add.
-  void add_remote(uint64_t ticket, Bytes metadata);
+  std::optional<Event> add_remote(uint64_t ticket, Bytes metadata);
   // Prepares a list, which `list(ticket)` returns from then on. See NixlAgent::prepare.
-  void prepare_list(uint64_t ticket, std::optional<std::string> remote, capi::MemoryType type, DescriptorTable table);
+  std::optional<Event> prepare_list(uint64_t ticket, std::optional<std::string> remote, capi::MemoryType type, DescriptorTable table);
   // Closes a list: `list(id)` no longer returns it, and it is released when the last transfer that uses it has finished.
   void close_list(uint64_t ticket, uint64_t id);
   // A list that was prepared and not closed, or null.
@@ -54,8 +57,11 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
   // A transfer that was prepared and not closed, or null.
   std::shared_ptr<PreparedTransfer> prepared_transfer(uint64_t id) const;
 
-  // Starts a transfer, see Transfer for the events that it sends.
-  void transfer(std::shared_ptr<TransferRequest> request);
+  // Sends a notification, see Peers::notify.
+  std::optional<Event> notify(uint64_t ticket, std::string remote, Bytes payload);
+
+  // Starts a transfer, see Transfer for the events that it sends. Returns `done` only if it has succeeded at once.
+  std::optional<Event> transfer(std::shared_ptr<TransferRequest> request);
   // Aborts a transfer: no more slices are posted, and only `released` is sent. Returns false if its outcome is settled and on its way.
   bool abort(uint64_t transfer);
 
@@ -70,12 +76,21 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
  private:
   using Clock = std::chrono::steady_clock;
 
+  // The agent's turn on the JavaScript thread, if it was free.
+  class Visit;
+
   AgentThread(AgentConfig config, std::shared_ptr<JsEventQueue> events);
 
-  // All of these run on the agent's thread.
+  // These run on the JavaScript thread.
+  std::optional<Event> run_here(uint64_t ticket, bool brief, Work work);
+  std::optional<Event> transfer_here(const std::shared_ptr<TransferRequest>& request);
+  void rouse();
+
+  // All of these run with the agent's turn, most on the agent's thread.
   void main(uint64_t ticket);
+  void run_agent(uint64_t ticket);
   Event attempt(uint64_t ticket, const Work& work);
-  void begin_transfer(const std::shared_ptr<TransferRequest>& request);
+  void begin_transfer(const std::shared_ptr<TransferRequest>& request, bool at_once);
   void end_transfer(const Transfer& transfer);
   void release_lists(const std::shared_ptr<PreparedList>& local, const std::shared_ptr<PreparedList>& remote);
   bool advance_pending_peers();
@@ -86,9 +101,9 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
   Failure closed() const;
 
   const AgentConfig config_;
-  const std::shared_ptr<JsEventQueue> events_;
   Counters counters_;
   CommandQueue commands_;
+  AgentTurn turn_;
 
   // Shared by both threads.
   mutable std::mutex mutex_;
@@ -96,7 +111,8 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
   std::unordered_map<uint64_t, std::shared_ptr<PreparedTransfer>> prepared_transfers_;
   std::unordered_map<uint64_t, std::shared_ptr<TransferRequest>> requests_;
 
-  // For the agent's thread only.
+  // For the thread that has the turn.
+  EventSender events_;
   std::unique_ptr<NixlAgent> agent_;
   // Memory whose pages are being touched, by the ticket of its registration.
   std::map<uint64_t, std::shared_ptr<Pin>> pending_registrations_;
@@ -105,6 +121,8 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
   TransferScheduler transfers_;
   PollBackoff backoff_;
   Clock::time_point last_peer_check_;
+  // When the agent's thread, which sleeps, polls next.
+  Clock::time_point sleeps_until_;
   // Set once the agent is closing: when it no longer waits for transfers.
   std::optional<Clock::time_point> deadline_;
   std::optional<uint64_t> close_ticket_;

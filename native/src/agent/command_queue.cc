@@ -23,8 +23,16 @@ void CommandQueue::stop() {
   wake_.notify_one();
 }
 
+void CommandQueue::wake() {
+  {
+    const std::lock_guard lock(mutex_);
+    woken_ = true;
+  }
+  wake_.notify_one();
+}
+
 bool CommandQueue::run_all() {
-  if (!any_.load(std::memory_order_acquire)) return false;
+  if (!any()) return false;
   std::deque<Command> commands;
   {
     const std::lock_guard lock(mutex_);
@@ -38,8 +46,9 @@ bool CommandQueue::run_all() {
 void CommandQueue::sleep(std::chrono::microseconds longest) {
   std::unique_lock lock(mutex_);
   asleep_ = true;
-  wake_.wait_for(lock, longest, [this] { return !commands_.empty() || stopping_; });
+  wake_.wait_for(lock, longest, [this] { return !commands_.empty() || woken_ || stopping_; });
   asleep_ = false;
+  woken_ = false;
 }
 
 }  // namespace kv::nixl

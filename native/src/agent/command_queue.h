@@ -19,12 +19,16 @@ class CommandQueue {
   void push(Command command);
   // From any thread: sets `stopping` and wakes the running thread.
   void stop();
+  // From any thread: ends a sleep of the running thread, or its next one.
+  void wake();
+  // Whether there are commands that the running thread has not taken.
+  bool any() const { return any_.load(std::memory_order_acquire); }
   // Whether `stop` was called.
   const std::atomic<bool>& stopping() const { return stopping_; }
 
   // On the running thread: runs the commands that are there. Returns whether there were any.
   bool run_all();
-  // On the running thread: sleeps until there is a command, `stop` is called, or the time is over.
+  // On the running thread: sleeps until there is a command, `stop` or `wake` is called, or the time is over.
   void sleep(std::chrono::microseconds longest);
 
  private:
@@ -32,6 +36,7 @@ class CommandQueue {
   MonotonicCondition wake_;
   std::deque<Command> commands_;
   bool asleep_ = false;
+  bool woken_ = false;
   // Whether there are commands. Read without the lock, since the thread checks it in every turn of its loop.
   std::atomic<bool> any_{false};
   std::atomic<bool> stopping_{false};

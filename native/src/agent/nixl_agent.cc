@@ -58,6 +58,7 @@ NixlAgent::~NixlAgent() {
 void NixlAgent::add_backends(const BackendSelection& selection) {
   for (const std::string& path : selection.preload) NixlLibrary::preload(path);
   for (const BackendSpec& spec : selection.backends) backends_.create(spec);
+  has_brief_calls_ = has_brief_calls_ && selection.brief_calls;
   if (selection.notifies) poller_.enable();
   if (selection.watch_peers) safeguards_.watch_peers();
   if (selection.probe_writes) safeguards_.probe_writes();
@@ -143,7 +144,7 @@ void NixlAgent::start_slicing(Slicer& slicer, PreparedList& local, PreparedList&
   // An object is replaced by each WRITE to it, so its bytes must be one request. A post to storage only starts the copy.
   const bool object = remote.type == capi::MemoryType::object;
   slicer.set_post_copies(!object && peers_.post_copies(*remote.remote), backends_.post_threads());
-  if (slicer.can_use_indices() && requests_.prepare_indices(local, remote)) slicer.use_indices();
+  if (slicer.can_use_indices() && requests_.prepare_indices(local, remote, slicer.count())) slicer.use_indices();
 }
 
 void NixlAgent::prepare(const std::shared_ptr<PreparedTransfer>& transfer) {

@@ -35,6 +35,8 @@ struct BackendSelection {
   bool probe_writes = false;
   // A backend carries notifications. Storage does not.
   bool notifies = true;
+  // Small calls for memory of peers take microseconds, and never wait for a peer.
+  bool brief_calls = false;
 };
 
 // What an agent is created from.
@@ -46,7 +48,7 @@ struct AgentConfig {
   bool capture_telemetry = false;
 };
 
-// The NIXL objects of one agent. Created, used and destroyed on the agent's thread. They are released in the order that NIXL needs: prepared
+// The NIXL objects of one agent. Created and destroyed on the agent's thread, and used by the thread that has the agent's turn. They are released in the order that NIXL needs: prepared
 // lists, peers, registrations, backends, agent.
 class NixlAgent {
  public:
@@ -77,6 +79,8 @@ class NixlAgent {
   Backends& backends() { return backends_; }
   // Whether NIXL measures each request.
   bool captures_telemetry() const { return captures_telemetry_; }
+  // Whether small calls for memory of peers take microseconds, with every backend.
+  bool has_brief_calls() const { return has_brief_calls_; }
   // Creates more backends. Memory that is registered now stays unknown to them. Throws KV_BACKEND_UNAVAILABLE.
   void add_backends(const BackendSelection& selection);
   // The agent's metadata, which describes the memory that is registered now. Throws KV_AGENT_INVALID.
@@ -109,6 +113,7 @@ class NixlAgent {
   // From here on the order matters: members are destroyed from the last to the first.
   Handle<capi::Agent> agent_;
   const bool captures_telemetry_;
+  bool has_brief_calls_ = true;
   Backends backends_;
   NotificationPoller poller_;
   LibfabricSafeguards safeguards_;

@@ -11,6 +11,19 @@
 
 namespace kv::nixl {
 
+namespace {
+
+// The answer of a command that has run already, as an array of its value. Throws its failure. Undefined if an event will answer.
+Napi::Value answer_of(Napi::Env env, const std::optional<Event>& event) {
+  if (!event) return env.Undefined();
+  if (event->failure) throw *event->failure;
+  const auto answer = Napi::Array::New(env, 1);
+  answer.Set(0u, to_js(env, event->value));
+  return answer;
+}
+
+}  // namespace
+
 Napi::Function AgentObject::define(Napi::Env env) {
   return DefineClass(env, "Agent",
                      {
@@ -149,8 +162,7 @@ Napi::Value AgentObject::local_metadata(const Napi::CallbackInfo& info) {
 
 Napi::Value AgentObject::add_remote(const Napi::CallbackInfo& info) {
   return with_js_errors(info.Env(), [&] {
-    thread_->add_remote(integer_of(info[0]), bytes_of(info[1], "KV_AGENT_METADATA_INVALID", "agent metadata"));
-    return info.Env().Undefined();
+    return answer_of(info.Env(), thread_->add_remote(integer_of(info[0]), bytes_of(info[1], "KV_AGENT_METADATA_INVALID", "agent metadata")));
   });
 }
 
@@ -170,8 +182,8 @@ Napi::Value AgentObject::prepare(const Napi::CallbackInfo& info) {
     if (!info[1].IsUndefined()) remote = peer_name_of(info[1]);
     const auto rows = float64_array(info[3], "KV_LIST_INVALID", "rows");
     const auto table = info[4].ToBoolean() ? DescriptorTable::view_of : DescriptorTable::copy_of;
-    thread_->prepare_list(integer_of(info[0]), std::move(remote), memory_type_of(info[2]), table(rows.Data(), rows.ElementLength()));
-    return info.Env().Undefined();
+    return answer_of(info.Env(), thread_->prepare_list(integer_of(info[0]), std::move(remote), memory_type_of(info[2]),
+                                                       table(rows.Data(), rows.ElementLength())));
   });
 }
 
@@ -182,19 +194,15 @@ Napi::Value AgentObject::close_list(const Napi::CallbackInfo& info) {
 
 Napi::Value AgentObject::notify(const Napi::CallbackInfo& info) {
   return with_js_errors(info.Env(), [&] {
-    thread_->run(integer_of(info[0]), [remote = peer_name_of(info[1]),
-                                       payload = bytes_of(info[2], "KV_NOTIFICATION_INVALID", "the notification")](NixlAgent& agent) {
-      agent.peers().notify(remote, payload);
-      return EventValue();
-    });
-    return info.Env().Undefined();
+    return answer_of(info.Env(), thread_->notify(integer_of(info[0]), peer_name_of(info[1]),
+                                                 bytes_of(info[2], "KV_NOTIFICATION_INVALID", "the notification")));
   });
 }
 
 Napi::Value AgentObject::transfer(const Napi::CallbackInfo& info) {
   return with_js_errors(info.Env(), [&] {
-    thread_->transfer(transfer_request_of(*thread_, integer_of(info[0]), info[1].As<Napi::Object>()));
-    return info.Env().Undefined();
+    const auto done = thread_->transfer(transfer_request_of(*thread_, integer_of(info[0]), info[1].As<Napi::Object>()));
+    return done ? to_js(info.Env(), done->value) : info.Env().Undefined();
   });
 }
 

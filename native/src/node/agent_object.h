@@ -35,17 +35,17 @@ class AgentObject : public Napi::ObjectWrap<AgentObject> {
   Napi::Value query_memory(const Napi::CallbackInfo& info);
   // (ticket, registrations | undefined)
   Napi::Value local_metadata(const Napi::CallbackInfo& info);
-  // (ticket, metadata)
+  // (ticket, metadata): the answer or undefined
   Napi::Value add_remote(const Napi::CallbackInfo& info);
   // (ticket, name)
   Napi::Value remove_remote(const Napi::CallbackInfo& info);
-  // (ticket, remote | undefined, memoryType, rows, keepsRows)
+  // (ticket, remote | undefined, memoryType, rows, keepsRows): the answer or undefined
   Napi::Value prepare(const Napi::CallbackInfo& info);
   // (ticket, list)
   Napi::Value close_list(const Napi::CallbackInfo& info);
-  // (ticket, remote, payload)
+  // (ticket, remote, payload): the answer or undefined
   Napi::Value notify(const Napi::CallbackInfo& info);
-  // (ticket, NativeTransferOptions or NativePostOptions)
+  // (ticket, NativeTransferOptions or NativePostOptions): its outcome or undefined
   Napi::Value transfer(const Napi::CallbackInfo& info);
   // (ticket, NativeTransferOptions)
   Napi::Value prepare_transfer(const Napi::CallbackInfo& info);

@@ -120,7 +120,8 @@ BackendSelection backend_selection_of(Napi::Object options) {
                              .preload = texts_of(options.Get("preload")),
                              .watch_peers = options.Get("watchPeers").ToBoolean(),
                              .probe_writes = options.Get("probeWrites").ToBoolean(),
-                             .notifies = options.Get("notifies").ToBoolean()};
+                             .notifies = options.Get("notifies").ToBoolean(),
+                             .brief_calls = options.Get("briefCalls").ToBoolean()};
   const auto backends = options.Get("backends").As<Napi::Array>();
   for (uint32_t index = 0; index < backends.Length(); ++index) {
     const auto entry = backends.Get(index).As<Napi::Object>();

@@ -42,51 +42,55 @@ Napi::Uint8Array to_js(Napi::Env env, const Bytes& bytes) {
   return array;
 }
 
+Napi::Value to_js(Napi::Env env, const EventValue& value) {
+  return std::visit(
+      [&](const auto& value) -> Napi::Value {
+        using T = std::decay_t<decltype(value)>;
+        if constexpr (std::is_same_v<T, double>) {
+          return Napi::Number::New(env, value);
+        } else if constexpr (std::is_same_v<T, std::string>) {
+          return Napi::String::New(env, value);
+        } else if constexpr (std::is_same_v<T, Bytes>) {
+          return to_js(env, value);
+        } else if constexpr (std::is_same_v<T, ParameterSet>) {
+          const auto types = Napi::Array::New(env, value.memory_types.size());
+          for (uint32_t index = 0; index < value.memory_types.size(); ++index) types.Set(index, value.memory_types[index]);
+          const auto set = Napi::Array::New(env, 2);
+          set.Set(0u, types);
+          set.Set(1u, to_js(env, value.parameters));
+          return set;
+        } else if constexpr (std::is_same_v<T, QueryAnswers>) {
+          const auto answers = Napi::Array::New(env, value.size());
+          for (uint32_t index = 0; index < value.size(); ++index) {
+            if (value[index]) answers.Set(index, to_js(env, *value[index]));
+            else answers.Set(index, env.Undefined());
+          }
+          return answers;
+        } else if constexpr (std::is_same_v<T, CostEstimate>) {
+          return to_js(env, std::vector<double>{value.duration_us, value.margin_us, value.known ? 1.0 : 0.0});
+        } else if constexpr (std::is_same_v<T, TransferOutcome>) {
+          const auto& telemetry = value.telemetry;
+          std::vector<double> numbers{value.length_bytes, value.descriptor_count, value.merged_count, value.prepare_ms,
+                                      value.make_ms,      value.post_ms,          value.transfer_ms};
+          if (telemetry) {
+            for (const double number : {telemetry->length_bytes, telemetry->descriptor_count, telemetry->post_us, telemetry->transfer_us}) {
+              numbers.push_back(number);
+            }
+          }
+          return to_js(env, numbers);
+        } else {
+          return env.Undefined();
+        }
+      },
+      value);
+}
+
 Napi::Value to_js(Napi::Env env, const Event& event) {
   const auto entry = Napi::Array::New(env, 5);
   entry.Set(0u, Napi::Number::New(env, static_cast<int>(event.kind)));
   entry.Set(1u, Napi::Number::New(env, static_cast<double>(event.ticket)));
   entry.Set(2u, event.failure ? to_js(env, *event.failure).Value() : env.Undefined());
-  entry.Set(3u, std::visit(
-                    [&](const auto& value) -> Napi::Value {
-                      using T = std::decay_t<decltype(value)>;
-                      if constexpr (std::is_same_v<T, double>) {
-                        return Napi::Number::New(env, value);
-                      } else if constexpr (std::is_same_v<T, std::string>) {
-                        return Napi::String::New(env, value);
-                      } else if constexpr (std::is_same_v<T, Bytes>) {
-                        return to_js(env, value);
-                      } else if constexpr (std::is_same_v<T, ParameterSet>) {
-                        const auto types = Napi::Array::New(env, value.memory_types.size());
-                        for (uint32_t index = 0; index < value.memory_types.size(); ++index) types.Set(index, value.memory_types[index]);
-                        const auto set = Napi::Array::New(env, 2);
-                        set.Set(0u, types);
-                        set.Set(1u, to_js(env, value.parameters));
-                        return set;
-                      } else if constexpr (std::is_same_v<T, QueryAnswers>) {
-                        const auto answers = Napi::Array::New(env, value.size());
-                        for (uint32_t index = 0; index < value.size(); ++index) {
-                          if (value[index]) answers.Set(index, to_js(env, *value[index]));
-                          else answers.Set(index, env.Undefined());
-                        }
-                        return answers;
-                      } else if constexpr (std::is_same_v<T, CostEstimate>) {
-                        return to_js(env, std::vector<double>{value.duration_us, value.margin_us, value.known ? 1.0 : 0.0});
-                      } else if constexpr (std::is_same_v<T, TransferOutcome>) {
-                        const auto& telemetry = value.telemetry;
-                        std::vector<double> numbers{value.length_bytes, value.descriptor_count, value.merged_count, value.prepare_ms,
-                                                    value.make_ms,      value.post_ms,          value.transfer_ms};
-                        if (telemetry) {
-                          for (const double number : {telemetry->length_bytes, telemetry->descriptor_count, telemetry->post_us, telemetry->transfer_us}) {
-                            numbers.push_back(number);
-                          }
-                        }
-                        return to_js(env, numbers);
-                      } else {
-                        return env.Undefined();
-                      }
-                    },
-                    event.value));
+  entry.Set(3u, to_js(env, event.value));
   entry.Set(4u, event.from.empty() ? env.Undefined() : Napi::String::New(env, event.from).As<Napi::Value>());
   return entry;
 }

@@ -13,6 +13,9 @@ Napi::Error to_js(Napi::Env env, const Failure& failure);
 // `[kind, ticket, error or undefined, value, from]`.
 Napi::Value to_js(Napi::Env env, const Event& event);
 
+// The value that a command returns, or that an event has.
+Napi::Value to_js(Napi::Env env, const EventValue& value);
+
 // A copy of the bytes.
 Napi::Uint8Array to_js(Napi::Env env, const Bytes& bytes);
 

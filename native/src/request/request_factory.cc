@@ -8,6 +8,9 @@ namespace {
 
 // Descriptors of a list that are prepared one by one for requests by index: 30 ms and 80 MB at most. Larger lists only have requests by extent.
 constexpr uint32_t kMaxIndexed = 1'048'576;
+// A list of more descriptors, which takes over 0.1 ms, is not prepared for a request of as few as these.
+constexpr uint32_t kSmallList = 4096;
+constexpr uint64_t kFewDescriptors = 16;
 
 }  // namespace
 
@@ -20,9 +23,10 @@ PreparedHandle RequestFactory::prepare(const PreparedList& list, AddRows add, ca
   return PreparedHandle(nixl_, agent_, status == capi::kSuccess ? made : nullptr);
 }
 
-bool RequestFactory::prepare_indices(PreparedList& local, PreparedList& remote) {
+bool RequestFactory::prepare_indices(PreparedList& local, PreparedList& remote, uint64_t descriptors) {
   for (PreparedList* list : {&local, &remote}) {
     if (list->indexed) continue;
+    if (list->layout.count() > kSmallList && descriptors <= kFewDescriptors) return false;
     capi::Status status = capi::kSuccess;
     if (list->layout.count() <= kMaxIndexed) list->indexed = prepare(*list, add_each_descriptor, status);
     if (!list->indexed) return false;
@@ -36,7 +40,7 @@ capi::Request RequestFactory::make(capi::Operation operation, PreparedList& loca
     return make_by_index(operation, local, slice.local_ids, remote, slice.remote_ids, slice.descriptors, status);
   }
   const bool scattered = slice.descriptors < kMinDescriptorsPerExtent * slice.extents.size();
-  if (scattered && !slice.splits_descriptor && prepare_indices(local, remote)) {
+  if (scattered && !slice.splits_descriptor && prepare_indices(local, remote, slice.descriptors)) {
     IndexBuffer& indices = slice.indices;
     indices.clear();
     for (const Run& run : slice.runs) indices.add(run);

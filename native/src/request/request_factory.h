@@ -21,8 +21,9 @@ class RequestFactory {
   using AddRows = void (*)(const capi::Functions&, capi::XferDlist, const std::vector<Row>&);
   // Prepares the list's rows with NIXL. Empty when NIXL refuses; `status` says why. Throws KV_LIST_INVALID.
   PreparedHandle prepare(const PreparedList& list, AddRows add, capi::Status& status);
-  // Prepares both lists for requests by index, where that was not done yet. Returns whether such requests are possible.
-  bool prepare_indices(PreparedList& local, PreparedList& remote);
+  // Prepares both lists for requests of `descriptors` by index, where that was not done yet. Returns whether such requests are possible, and worth it:
+  // few descriptors of a large list are not.
+  bool prepare_indices(PreparedList& local, PreparedList& remote, uint64_t descriptors);
   // A request for one slice; the caller owns it. Uses `slice.indices`. Null when NIXL refuses; `status` says why.
   capi::Request make(capi::Operation operation, PreparedList& local, PreparedList& remote, Slice& slice, capi::Status& status);
   // A slice for the next request. Its memory is reused from request to request.

@@ -84,6 +84,8 @@ class Slicer {
   // copy. `threads`: how many threads copy at once; slices are as many times larger. Call it before the first slice.
   void set_post_copies(bool copies, unsigned threads);
 
+  // Descriptors in all slices.
+  uint64_t count() const { return selection_->count(); }
   // Whether every descriptor is in a slice.
   bool done() const { return at_ == selection_->count(); }
   // Whether slices can be made of indices without looking at rows: descriptors have one length, and few of them merge.

@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "agent/event_sender.h"
 #include "agent/nixl_agent.h"
-#include "node/js_event_queue.h"
 
 namespace kv::nixl {
 
@@ -14,7 +14,7 @@ constexpr size_t kMaxInFlight = 32;
 
 }  // namespace
 
-Transfer::Transfer(NixlAgent& agent, JsEventQueue& events, std::shared_ptr<TransferRequest> request)
+Transfer::Transfer(NixlAgent& agent, EventSender& events, std::shared_ptr<TransferRequest> request)
     : agent_(agent),
       events_(events),
       request_(std::move(request)),

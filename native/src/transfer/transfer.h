@@ -12,15 +12,15 @@
 
 namespace kv::nixl {
 
-class JsEventQueue;
+class EventSender;
 class NixlAgent;
 
 // One transfer, from its first slice to the release of its last NIXL request. Sends JavaScript `done` with the outcome, or `done` with a failure
-// and later `released`, or `released` alone after an abort. Lives on the agent's thread.
+// and later `released`, or `released` alone after an abort. Used by the thread that has the agent's turn.
 class Transfer {
  public:
-  // The agent and the queue outlive it.
-  Transfer(NixlAgent& agent, JsEventQueue& events, std::shared_ptr<TransferRequest> request);
+  // The agent and the sender outlive it.
+  Transfer(NixlAgent& agent, EventSender& events, std::shared_ptr<TransferRequest> request);
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
@@ -70,7 +70,7 @@ class Transfer {
   Failure peer_gone() const;
 
   NixlAgent& agent_;
-  JsEventQueue& events_;
+  EventSender& events_;
   const std::shared_ptr<TransferRequest> request_;
   SlicePoster poster_;
   RequestTracker requests_;

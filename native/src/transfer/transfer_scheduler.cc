@@ -19,6 +19,16 @@ void TransferScheduler::add(std::unique_ptr<Transfer> transfer) {
   posting_.push_back(ticket);
 }
 
+void TransferScheduler::start(std::unique_ptr<Transfer> transfer) {
+  transfer->advance(true);
+  if (!transfer->finished() && transfer->under_way()) transfer->advance(false);
+  if (transfer->finished()) return on_end_(*transfer);
+  const uint64_t ticket = transfer->ticket();
+  Entry& entry = transfers_[ticket];
+  entry.transfer = std::move(transfer);
+  enqueue(ticket, entry);
+}
+
 bool TransferScheduler::advance() {
   const bool posted = post_next();
   return look_after(posting_.empty() ? under_way_.size() : kMostBetweenPosts) || posted;
@@ -59,6 +69,11 @@ bool TransferScheduler::advance(uint64_t ticket, Entry& entry, bool may_post) {
     transfers_.erase(ticket);
     return true;
   }
+  enqueue(ticket, entry);
+  return changed;
+}
+
+void TransferScheduler::enqueue(uint64_t ticket, Entry& entry) {
   if (!entry.posting && entry.transfer->wants_to_post()) {
     entry.posting = true;
     posting_.push_back(ticket);
@@ -67,7 +82,6 @@ bool TransferScheduler::advance(uint64_t ticket, Entry& entry, bool may_post) {
     entry.under_way = true;
     under_way_.push_back(ticket);
   }
-  return changed;
 }
 
 void TransferScheduler::attend(uint64_t ticket) {

@@ -14,7 +14,7 @@
 namespace kv::nixl {
 
 // The transfers of one agent. Those that have slices to post take turns, one slice each; those with something under way are looked after. A turn
-// takes as long with thousands of waiting transfers as with one. Lives on the agent's thread.
+// takes as long with thousands of waiting transfers as with one. Used by the thread that has the agent's turn.
 class TransferScheduler {
  public:
   // Called when a transfer has finished, before it is destroyed.
@@ -27,6 +27,8 @@ class TransferScheduler {
 
   // Adds a transfer. Its turn comes after those that wait now.
   void add(std::unique_ptr<Transfer> transfer);
+  // Posts the first slice of a transfer at once and looks after it. Adds it if it does not end with that.
+  void start(std::unique_ptr<Transfer> transfer);
   // Whether there are no transfers.
   bool empty() const { return transfers_.empty(); }
 
@@ -51,6 +53,7 @@ class TransferScheduler {
   };
 
   bool advance(uint64_t ticket, Entry& entry, bool may_post);
+  void enqueue(uint64_t ticket, Entry& entry);
   bool post_next();
   bool look_after(size_t most);
 

@@ -1,7 +1,8 @@
 /**
  * The JavaScript interface of the addon (`native/src`). A method that takes a call id returns at once; the answer comes later as an event
  * with that id. What the call creates (a registration, a list) is named by the id of the call afterwards. The caller chooses the ids and never
- * uses one twice. Methods throw plain errors with `code` and `hint`; `fromNative` makes `KvError`s of them.
+ * uses one twice. Methods throw plain errors with `code` and `hint`; `fromNative` makes `KvError`s of them. Some short calls are made at once where that
+ * is possible: then the method returns the answer, or throws its error, and no event follows.
  */
 export interface NativeAddon {
   /**
@@ -43,6 +44,8 @@ export interface NativeBackends {
   readonly probeWrites: boolean;
   /** A backend carries notifications, and is polled for them. */
   readonly notifies: boolean;
+  /** Small calls for the memory of peers are brief with every one of the backends. */
+  readonly briefCalls: boolean;
 }
 
 /** How the addon starts an agent. */
@@ -75,6 +78,9 @@ export type NativeEvent = [
   value: unknown,
   from: string | undefined,
 ];
+
+/** What a method returns that has made its call at once: the value; undefined where an event will bring the answer. */
+export type NativeAnswer<T> = [value: T] | undefined;
 
 /** The value of `DONE`. */
 export type NativeOutcome = [
@@ -167,7 +173,7 @@ export interface NativeAgent {
   /** Answers with the agent's metadata, as a `Uint8Array`: of all its memory, or of these registrations. */
   localMetadata(callId: number, registrations: readonly number[] | undefined): void;
   /** Checks and loads a peer's metadata, which is copied; answers with the peer's name. */
-  addRemote(callId: number, metadata: Uint8Array): void;
+  addRemote(callId: number, metadata: Uint8Array): NativeAnswer<string>;
   /** Forgets a peer. */
   removeRemote(callId: number, name: string): void;
   /**
@@ -180,13 +186,16 @@ export interface NativeAgent {
     memoryType: string,
     rows: Float64Array,
     keeps: boolean,
-  ): void;
+  ): NativeAnswer<number>;
   /** Releases the list that the call `list` made, once no transfer uses it. */
   closeList(callId: number, list: number): void;
   /** Sends a notification; answers when NIXL has taken it. */
-  notify(callId: number, remote: string, payload: Uint8Array): void;
-  /** Starts a transfer, which is named by `callId`. Everything is checked and copied before it returns. */
-  transfer(callId: number, options: NativeTransferOptions | NativePostOptions): void;
+  notify(callId: number, remote: string, payload: Uint8Array): NativeAnswer<undefined>;
+  /**
+   * Starts a transfer, which is named by `callId`. Everything is checked and copied before it returns. Returns the outcome of one that has succeeded
+   * already, of which no event follows.
+   */
+  transfer(callId: number, options: NativeTransferOptions | NativePostOptions): NativeOutcome | undefined;
   /** Makes the NIXL requests of a transfer, which are then named by `callId`. */
   prepareTransfer(callId: number, options: NativeMoves): void;
   /** Releases the requests that the call `transfer` made, once they are not under way. */

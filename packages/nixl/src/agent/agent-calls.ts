@@ -19,12 +19,12 @@ export class AgentCalls {
   }
 
   /** Makes a call; `id` names what it created in the addon. Rejects with `KV_AGENT_CLOSED` once the agent is closing. */
-  async call(command: (callId: number) => void): Promise<{ id: number; value: unknown }> {
+  async call(command: (callId: number) => unknown): Promise<{ id: number; value: unknown }> {
     this.requireOpen();
     let id = 0;
     const value = await this.#calls.call<unknown>((callId) => {
       id = callId;
-      command(callId);
+      return command(callId);
     });
     return { id, value };
   }

@@ -106,8 +106,8 @@ export async function startNixlAgent(options: NixlAgentOptions): Promise<NixlAge
 }
 
 /**
- * An agent of NIXL. Its native thread makes every call into NIXL; each method here hands one command to that thread. The public methods are
- * bound to the agent, so that a wrapper may take them over with `{ ...agent }`.
+ * An agent of NIXL. Its native thread calls NIXL; each method here hands one command to that thread, or makes a short call itself while the thread
+ * sleeps. The public methods are bound to the agent, so that a wrapper may take them over with `{ ...agent }`.
  */
 export class NixlAgent implements Agent, AsyncDisposable {
   /** The name by which peers know it. */
@@ -232,7 +232,7 @@ export class NixlAgent implements Agent, AsyncDisposable {
     const { checkMetadata, explainRefusedPeer } = this.#options;
     // The bytes that were checked are the bytes that are loaded, even if the caller changes the buffer meanwhile.
     const bytes = checkMetadata === undefined ? metadata : new Uint8Array(metadata);
-    await checkMetadata?.(bytes, this.#backends);
+    if (checkMetadata !== undefined) await checkMetadata(bytes, this.#backends);
     const added = this.#calls.call((callId) => this.#native.addRemote(callId, bytes));
     return (
       await added.catch(async (error: unknown) => {

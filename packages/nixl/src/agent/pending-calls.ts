@@ -1,4 +1,5 @@
 import type { KvError } from "@kv/interface";
+import type { NativeAnswer } from "../addon/native.js";
 import { fromNative } from "../addon/native-errors.js";
 import type { RefCount } from "../ref-count.js";
 
@@ -27,11 +28,12 @@ export class PendingCalls {
     return this.#lastId;
   }
 
-  /** Calls `command` with a fresh id. Settles with the thread's answer; rejects with what `command` throws, as a `KvError`. */
-  call<T>(command: (id: number) => void): Promise<T> {
+  /** Calls `command`, a method of the addon, with a fresh id. Settles with the answer that it returns or the thread gives; rejects with what it throws. */
+  call<T>(command: (id: number) => unknown): Promise<T> {
     const id = this.nextId();
     try {
-      command(id);
+      const answer = command(id) as NativeAnswer<T>;
+      if (answer !== undefined) return Promise.resolve(answer[0]);
     } catch (error) {
       return Promise.reject(fromNative(error));
     }

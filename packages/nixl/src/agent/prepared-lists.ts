@@ -44,7 +44,7 @@ export class PreparedLists {
           read = takeRows(rows);
           this.#takenRows.add(read);
         }
-        this.#native.prepare(callId, remote, memoryType, read, takesRows);
+        return this.#native.prepare(callId, remote, memoryType, read, takesRows);
       })
       .finally(() => this.#takenRows.delete(read));
     const users = new RefCount();

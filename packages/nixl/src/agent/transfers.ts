@@ -116,7 +116,9 @@ export class Transfers {
     }
     const id = calls.nextId();
     const abortable = signal !== undefined || timeoutMs !== undefined;
-    callNative(() => native.transfer(id, { ...options, notification, abortable }));
+    const outcome = callNative(() => native.transfer(id, { ...options, notification, abortable }));
+    if (outcome !== undefined)
+      return { done: Promise.resolve(resultOf(outcome)), released: Promise.resolve() };
     keepAlive.acquire();
     const transfer = new RunningTransfer(order, () => native.abort(id));
     if (timeoutMs !== undefined) transfer.rejectAfter(timeoutMs, clock);

@@ -27,5 +27,6 @@ export function nativeBackendsOf(
     watchPeers: traits.some(({ watchPeers }) => watchPeers),
     probeWrites: traits.some(({ probeWrites }) => probeWrites),
     notifies: notifies(backends),
+    briefCalls: traits.every((backend) => backend.briefCalls),
   };
 }

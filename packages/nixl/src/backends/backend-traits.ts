@@ -11,6 +11,11 @@ export interface BackendTraits {
   readonly probeWrites: boolean;
   /** It reaches other agents and carries notifications to them. Storage does not: an agent with storage alone has no metadata. */
   readonly notifies: boolean;
+  /**
+   * Small calls for the memory of peers take microseconds and wait for no peer, so they are made on the JavaScript thread. Of no importance for
+   * storage.
+   */
+  readonly briefCalls: boolean;
   /** It moves bytes between memory and files. */
   readonly files: boolean;
   /** It moves bytes between memory and objects of a store. */
@@ -39,6 +44,7 @@ const STORAGE: BackendTraits = {
   watchPeers: false,
   probeWrites: false,
   notifies: false,
+  briefCalls: true,
   files: false,
   objects: false,
   devices: false,
@@ -52,6 +58,7 @@ const BACKENDS: Readonly<Record<string, BackendTraits>> = {
     watchPeers: false,
     probeWrites: false,
     notifies: true,
+    briefCalls: true,
     files: false,
     objects: false,
     devices: true,
@@ -65,6 +72,7 @@ const BACKENDS: Readonly<Record<string, BackendTraits>> = {
     watchPeers: true,
     probeWrites: true,
     notifies: true,
+    briefCalls: false,
     files: false,
     objects: false,
     devices: true,
@@ -85,6 +93,7 @@ const UNKNOWN: BackendTraits = {
   watchPeers: false,
   probeWrites: false,
   notifies: true,
+  briefCalls: false,
   files: false,
   objects: false,
   devices: false,

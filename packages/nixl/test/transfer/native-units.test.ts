@@ -16,6 +16,10 @@ test.each([
     units: ["test/poll_backoff_test.cc", "src/agent/poll_backoff.cc"],
   },
   {
+    name: "AgentTurn: the JavaScript thread calls NIXL while the agent's thread sleeps, and rests after a long call",
+    units: ["test/agent_turn_test.cc"],
+  },
+  {
     name: "TransferScheduler: transfers take turns, and those that wait cost nothing",
     units: ["test/transfer_scheduler_test.cc", "src/transfer/transfer_scheduler.cc"],
   },
