@@ -13,9 +13,9 @@
 
 #include "agent/agent_turn.h"
 #include "agent/command_queue.h"
-#include "agent/event_sender.h"
 #include "agent/nixl_agent.h"
 #include "agent/poll_backoff.h"
+#include "events/event_sender.h"
 #include "library/exit_guard.h"
 #include "transfer/transfer_scheduler.h"
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "agent/event.h"
+#include "events/event.h"
 #include "library/handle.h"
 #include "library/nixl_library.h"
 #include "memory/memory_types.h"

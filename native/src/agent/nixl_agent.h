@@ -10,8 +10,8 @@
 
 #include "agent/backends.h"
 #include "agent/counters.h"
-#include "agent/event.h"
 #include "agent/notification_poller.h"
+#include "events/event.h"
 #include "libfabric/safeguards.h"
 #include "library/handle.h"
 #include "library/nixl_library.h"

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "agent/counters.h"
-#include "agent/event.h"
+#include "events/event.h"
 #include "library/handle.h"
 #include "library/nixl_capi.h"
 

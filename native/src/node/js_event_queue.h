@@ -7,8 +7,8 @@
 #include <mutex>
 #include <utility>
 
-#include "agent/event.h"
-#include "agent/notification_backlog.h"
+#include "events/event.h"
+#include "events/notification_backlog.h"
 
 namespace kv::nixl {
 

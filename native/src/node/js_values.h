@@ -3,7 +3,7 @@
 
 #include <napi.h>
 
-#include "agent/event.h"
+#include "events/event.h"
 
 namespace kv::nixl {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "agent/event.h"
+#include "events/event.h"
 #include "library/nixl_capi.h"
 
 namespace kv::nixl {

@@ -8,7 +8,7 @@
 #include <unordered_set>
 
 #include "agent/counters.h"
-#include "agent/event.h"
+#include "events/event.h"
 #include "libfabric/safeguards.h"
 #include "library/nixl_capi.h"
 #include "memory/prepared_list.h"

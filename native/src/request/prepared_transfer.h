@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "agent/event.h"
+#include "events/event.h"
 #include "library/nixl_capi.h"
 #include "memory/prepared_list.h"
 #include "transfer/transfer_selection.h"

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "agent/event.h"
+#include "events/event.h"
 #include "library/nixl_capi.h"
 #include "transfer/slicer.h"
 #include "transfer/transfer_request.h"

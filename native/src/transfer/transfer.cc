@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "agent/event_sender.h"
 #include "agent/nixl_agent.h"
+#include "events/event_sender.h"
 
 namespace kv::nixl {
 

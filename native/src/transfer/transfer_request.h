@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "agent/event.h"
+#include "events/event.h"
 #include "library/nixl_capi.h"
 #include "memory/prepared_list.h"
 #include "request/prepared_transfer.h"

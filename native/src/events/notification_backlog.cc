@@ -1,4 +1,4 @@
-#include "agent/notification_backlog.h"
+#include "events/notification_backlog.h"
 
 #include <utility>
 

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "agent/event.h"
+#include "events/event.h"
 
 namespace kv::nixl {
 

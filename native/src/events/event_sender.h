@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "agent/event.h"
+#include "events/event.h"
 #include "node/js_event_queue.h"
 
 namespace kv::nixl {
