@@ -32,6 +32,7 @@ const env = {
 const standIn = [
   "agent/agent-fake",
   "agent/prepared-transfer-faults",
+  "transfer/brief-calls",
   "transfer/conformance-fake",
   "memory/cuda-driver",
   "memory/device-memory-fake",

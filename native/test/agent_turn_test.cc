@@ -55,10 +55,10 @@ void a_long_call_is_followed_by_a_rest() {
     turn.give_back(at + duration);
     return true;
   };
-  expect(takes(start, microseconds(900)) && takes(start + milliseconds(1), microseconds(900)), "short calls are followed by a rest");
-  expect(takes(start + milliseconds(2), milliseconds(10)), "a call does not get a turn that is free");
-  expect(!takes(start + milliseconds(13), microseconds(1)) && !takes(start + milliseconds(500), microseconds(1)), "a long call has no rest");
-  expect(takes(start + milliseconds(513), microseconds(1)), "the rest has no end");
+  expect(takes(start, microseconds(1900)) && takes(start + milliseconds(2), microseconds(1900)), "short calls are followed by a rest");
+  expect(takes(start + milliseconds(4), milliseconds(10)), "a call does not get a turn that is free");
+  expect(!takes(start + milliseconds(15), microseconds(1)) && !takes(start + milliseconds(500), microseconds(1)), "a long call has no rest");
+  expect(takes(start + milliseconds(515), microseconds(1)), "the rest has no end");
 }
 
 }  // namespace

@@ -51,10 +51,11 @@ bool is_brief(const TransferRequest& request) {
 
 class AgentThread::Visit {
  public:
-  // Takes the turn only if no command waits, so that the agent's commands keep their order, and if NIXL's calls are known to be short.
-  explicit Visit(AgentThread& thread) : thread_(thread), taken_(thread.turn_.try_take(Clock::now())) {
+  // Takes the turn only if no command waits, so that the agent's commands keep their order, and if NIXL's calls are known to be short. The first call of
+  // its kind is not: it takes up to 10 ms, for code that is not in memory yet.
+  Visit(AgentThread& thread, Call call) : thread_(thread), taken_(thread.turn_.try_take(Clock::now())) {
     if (!taken_) return;
-    welcome_ = thread.agent_ != nullptr && thread.agent_->has_brief_calls() && !thread.deadline_ && !thread.commands_.any() && !thread.commands_.stopping();
+    welcome_ = thread.warm(call) && thread.agent_ != nullptr && thread.agent_->has_brief_calls() && !thread.deadline_ && !thread.commands_.any() && !thread.commands_.stopping();
     if (welcome_) thread.events_.keep();
   }
   ~Visit() {
@@ -102,11 +103,14 @@ void AgentThread::run(uint64_t ticket, Work work) {
 }
 
 // Runs `work` at once if it is brief and the agent's turn is free.
-std::optional<Event> AgentThread::run_here(uint64_t ticket, bool brief, Work work) {
+std::optional<Event> AgentThread::run_here(uint64_t ticket, Call call, bool brief, Work work) {
   if (brief) {
-    if (const Visit visit(*this); visit) return attempt(ticket, work);
+    if (const Visit visit(*this, call); visit) return attempt(ticket, work);
   }
-  run(ticket, std::move(work));
+  commands_.push([this, ticket, call, work = std::move(work)] {
+    events_.send(attempt(ticket, work));
+    warm(call) = true;
+  });
   return std::nullopt;
 }
 
@@ -141,7 +145,7 @@ void AgentThread::register_allocated(uint64_t ticket, std::shared_ptr<Pin> pin, 
 
 std::optional<Event> AgentThread::add_remote(uint64_t ticket, Bytes metadata) {
   if (metadata.size() <= kBriefMetadata) {
-    if (const Visit visit(*this); visit) {
+    if (const Visit visit(*this, Call::add_remote); visit) {
       rouse();
       pending_peers_[ticket].bytes = std::move(metadata);
       advance_pending_peers();
@@ -151,13 +155,14 @@ std::optional<Event> AgentThread::add_remote(uint64_t ticket, Bytes metadata) {
   commands_.push([this, ticket, metadata = std::move(metadata)]() mutable {
     pending_peers_[ticket].bytes = std::move(metadata);
     advance_pending_peers();
+    warm(Call::add_remote) = true;
   });
   return std::nullopt;
 }
 
 std::optional<Event> AgentThread::notify(uint64_t ticket, std::string remote, Bytes payload) {
   const bool brief = payload.size() <= kBriefBytes;
-  return run_here(ticket, brief, [this, remote = std::move(remote), payload = std::move(payload)](NixlAgent& agent) {
+  return run_here(ticket, Call::notify, brief, [this, remote = std::move(remote), payload = std::move(payload)](NixlAgent& agent) {
     agent.peers().notify(remote, payload);
     // NIXL may still be connecting to the peer, and the peer may answer.
     rouse();
@@ -167,7 +172,7 @@ std::optional<Event> AgentThread::notify(uint64_t ticket, std::string remote, By
 
 std::optional<Event> AgentThread::prepare_list(uint64_t ticket, std::optional<std::string> remote, capi::MemoryType type, DescriptorTable table) {
   const bool brief = type == capi::MemoryType::dram && table.count() <= kBriefRows * kRowNumbers;
-  return run_here(ticket, brief, [this, ticket, remote = std::move(remote), type, table = std::move(table)](NixlAgent& agent) {
+  return run_here(ticket, Call::prepare, brief, [this, ticket, remote = std::move(remote), type, table = std::move(table)](NixlAgent& agent) {
     const auto list = agent.prepare(remote, type, table, commands_.stopping());
     const std::lock_guard lock(mutex_);
     lists_.emplace(ticket, list);
@@ -252,7 +257,7 @@ std::optional<Event> AgentThread::transfer(std::shared_ptr<TransferRequest> requ
     requests_.emplace(request->ticket, request);
   }
   if (is_brief(*request)) {
-    if (const Visit visit(*this); visit) return transfer_here(request);
+    if (const Visit visit(*this, Call::transfer); visit) return transfer_here(request);
   }
   commands_.push([this, request = std::move(request)] { begin_transfer(request, false); });
   return std::nullopt;
@@ -387,6 +392,7 @@ void AgentThread::end_transfer(const Transfer& transfer) {
     }
   }
   release_lists(request.local, request.remote);
+  warm(Call::transfer) = true;
   const std::lock_guard lock(mutex_);
   requests_.erase(transfer.ticket());
 }

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -76,19 +78,22 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
  private:
   using Clock = std::chrono::steady_clock;
 
+  // Calls that the JavaScript thread may make itself.
+  enum class Call : size_t { transfer, notify, prepare, add_remote };
   // The agent's turn on the JavaScript thread, if it was free.
   class Visit;
 
   AgentThread(AgentConfig config, std::shared_ptr<JsEventQueue> events);
 
   // These run on the JavaScript thread.
-  std::optional<Event> run_here(uint64_t ticket, bool brief, Work work);
+  std::optional<Event> run_here(uint64_t ticket, Call call, bool brief, Work work);
   std::optional<Event> transfer_here(const std::shared_ptr<TransferRequest>& request);
   void rouse();
 
   // All of these run with the agent's turn, most on the agent's thread.
   void main(uint64_t ticket);
   void run_agent(uint64_t ticket);
+  bool& warm(Call call) { return warm_[static_cast<size_t>(call)]; }
   Event attempt(uint64_t ticket, const Work& work);
   void begin_transfer(const std::shared_ptr<TransferRequest>& request, bool at_once);
   void end_transfer(const Transfer& transfer);
@@ -121,6 +126,8 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
   TransferScheduler transfers_;
   PollBackoff backoff_;
   Clock::time_point last_peer_check_;
+  // The calls that the agent's thread has made at least once.
+  std::array<bool, 4> warm_{};
   // When the agent's thread, which sleeps, polls next.
   Clock::time_point sleeps_until_;
   // Set once the agent is closing: when it no longer waits for transfers.

@@ -37,7 +37,7 @@ class AgentTurn {
   }
 
  private:
-  static constexpr auto kLong = std::chrono::milliseconds(1);
+  static constexpr auto kLong = std::chrono::milliseconds(2);
   static constexpr int kRest = 50;
 
   std::mutex mutex_;
