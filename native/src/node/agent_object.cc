@@ -183,7 +183,7 @@ Napi::Value AgentObject::prepare(const Napi::CallbackInfo& info) {
     const auto rows = float64_array(info[3], "KV_LIST_INVALID", "rows");
     const auto table = info[4].ToBoolean() ? DescriptorTable::view_of : DescriptorTable::copy_of;
     return answer_of(info.Env(), thread_->prepare_list(integer_of(info[0]), std::move(remote), memory_type_of(info[2]),
-                                                       table(rows.Data(), rows.ElementLength())));
+                                                       table(rows.data(), rows.size())));
   });
 }
 
@@ -201,14 +201,14 @@ Napi::Value AgentObject::notify(const Napi::CallbackInfo& info) {
 
 Napi::Value AgentObject::transfer(const Napi::CallbackInfo& info) {
   return with_js_errors(info.Env(), [&] {
-    const auto done = thread_->transfer(transfer_request_of(*thread_, integer_of(info[0]), info[1].As<Napi::Object>()));
+    const auto done = thread_->transfer(transfer_request_of(*thread_, info));
     return done ? to_js(info.Env(), done->value) : info.Env().Undefined();
   });
 }
 
 Napi::Value AgentObject::prepare_transfer(const Napi::CallbackInfo& info) {
   return with_js_errors(info.Env(), [&] {
-    thread_->prepare_transfer(integer_of(info[0]), prepared_transfer_of(*thread_, info[1].As<Napi::Object>()));
+    thread_->prepare_transfer(integer_of(info[0]), prepared_transfer_of(*thread_, info[1]));
     return info.Env().Undefined();
   });
 }

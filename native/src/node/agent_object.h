@@ -45,9 +45,9 @@ class AgentObject : public Napi::ObjectWrap<AgentObject> {
   Napi::Value close_list(const Napi::CallbackInfo& info);
   // (ticket, remote, payload): the answer or undefined
   Napi::Value notify(const Napi::CallbackInfo& info);
-  // (ticket, NativeTransferOptions or NativePostOptions): its outcome or undefined
+  // (ticket, moves | preparedTransfer, askedMs, abortable, notification | undefined): its outcome or undefined
   Napi::Value transfer(const Napi::CallbackInfo& info);
-  // (ticket, NativeTransferOptions)
+  // (ticket, moves)
   Napi::Value prepare_transfer(const Napi::CallbackInfo& info);
   // (ticket, preparedTransfer)
   Napi::Value close_prepared_transfer(const Napi::CallbackInfo& info);

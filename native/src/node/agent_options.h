@@ -29,9 +29,9 @@ AgentConfig agent_config_of(Napi::Object options);
 BackendSelection backend_selection_of(Napi::Object options);
 // NativeExternalMemory.
 MemoryRange memory_range_of(Napi::Object options);
-// A transfer that is to be made once.
-std::shared_ptr<PreparedTransfer> prepared_transfer_of(const AgentThread& thread, Napi::Object options);
-// NativeTransferOptions or NativePostOptions.
-std::shared_ptr<TransferRequest> transfer_request_of(const AgentThread& thread, uint64_t ticket, Napi::Object options);
+// A transfer that is to be made once, from NativeMoves.
+std::shared_ptr<PreparedTransfer> prepared_transfer_of(const AgentThread& thread, Napi::Value moves);
+// The arguments of `transfer`.
+std::shared_ptr<TransferRequest> transfer_request_of(const AgentThread& thread, const Napi::CallbackInfo& info);
 
 }  // namespace kv::nixl

@@ -97,30 +97,34 @@ Napi::Value to_js(Napi::Env env, const Event& event) {
 
 namespace {
 
-Napi::TypedArray typed_array(Napi::Value value, napi_typedarray_type type, const char* code, const char* name,
-                             const char* expected) {
-  if (!value.IsTypedArray() || value.As<Napi::TypedArray>().TypedArrayType() != type) {
-    throw Failure(code, std::string(name) + " must be a " + expected);
-  }
-  const auto array = value.As<Napi::TypedArray>();
+// One call of Node-API tells most: each takes 20 to 50 ns.
+template <typename T>
+Numbers<T> typed_array(Napi::Value value, napi_typedarray_type wanted, const char* code, const char* name, const char* expected) {
+  napi_typedarray_type type{};
+  void* data = nullptr;
+  size_t length = 0;
+  napi_value buffer = nullptr;
+  const napi_status status = napi_get_typedarray_info(value.Env(), value, &type, &length, &data, &buffer, nullptr);
+  if (status != napi_ok || type != wanted) throw Failure(code, std::string(name) + " must be a " + expected);
   // Shared memory may change while it is read. A resizable buffer cannot: it is copied within the call.
-  if (!array.ArrayBuffer().IsArrayBuffer()) throw Failure(code, std::string(name) + " must not be in shared memory");
-  return array;
+  bool plain = false;
+  if (napi_is_arraybuffer(value.Env(), buffer, &plain) != napi_ok || !plain) throw Failure(code, std::string(name) + " must not be in shared memory");
+  return {static_cast<const T*>(data), length};
 }
 
 }  // namespace
 
-Napi::Float64Array float64_array(Napi::Value value, const char* code, const char* name) {
-  return typed_array(value, napi_float64_array, code, name, "Float64Array").As<Napi::Float64Array>();
+Numbers<double> float64_array(Napi::Value value, const char* code, const char* name) {
+  return typed_array<double>(value, napi_float64_array, code, name, "Float64Array");
 }
 
-Napi::Int32Array int32_array(Napi::Value value, const char* code, const char* name) {
-  return typed_array(value, napi_int32_array, code, name, "Int32Array").As<Napi::Int32Array>();
+Numbers<int32_t> int32_array(Napi::Value value, const char* code, const char* name) {
+  return typed_array<int32_t>(value, napi_int32_array, code, name, "Int32Array");
 }
 
 Bytes bytes_of(Napi::Value value, const char* code, const char* name) {
-  const auto array = typed_array(value, napi_uint8_array, code, name, "Uint8Array").As<Napi::Uint8Array>();
-  return Bytes(array.Data(), array.Data() + array.ElementLength());
+  const auto bytes = typed_array<uint8_t>(value, napi_uint8_array, code, name, "Uint8Array");
+  return Bytes(bytes.begin(), bytes.end());
 }
 
 }  // namespace kv::nixl

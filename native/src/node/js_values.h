@@ -3,6 +3,9 @@
 
 #include <napi.h>
 
+#include <cstdint>
+#include <span>
+
 #include "events/event.h"
 
 namespace kv::nixl {
@@ -35,8 +38,10 @@ Napi::Value with_js_errors(Napi::Env env, Work work) {
 
 // Typed arrays. They throw a Failure with `code` for another type and for shared memory, which could change while it is read. `name` names the
 // argument in the message.
-Napi::Float64Array float64_array(Napi::Value value, const char* code, const char* name);
-Napi::Int32Array int32_array(Napi::Value value, const char* code, const char* name);
+template <typename T>
+using Numbers = std::span<const T>;
+Numbers<double> float64_array(Napi::Value value, const char* code, const char* name);
+Numbers<int32_t> int32_array(Napi::Value value, const char* code, const char* name);
 // A copy of a Uint8Array.
 Bytes bytes_of(Napi::Value value, const char* code, const char* name);
 

@@ -117,7 +117,7 @@ Napi::Value MemoryObject::gather(const Napi::CallbackInfo& info) {
     const auto pin = std::make_shared<Pin>(open_mapping());
     const auto numbers = float64_array(info[0], "KV_MEMORY_INVALID", "runs");
     uint64_t total = 0;
-    auto runs = read_runs(numbers.Data(), numbers.ElementLength(), pin->mapping()->length(), total);
+    auto runs = read_runs(numbers.data(), numbers.size(), pin->mapping()->length(), total);
     return BulkCopy::queue(BulkCopy::Direction::gather, pin, std::move(runs), new_buffer(info.Env(), total));
   });
 }
@@ -127,7 +127,7 @@ Napi::Value MemoryObject::scatter(const Napi::CallbackInfo& info) {
     const auto pin = std::make_shared<Pin>(open_mapping());
     const auto numbers = float64_array(info[0], "KV_MEMORY_INVALID", "runs");
     uint64_t total = 0;
-    auto runs = read_runs(numbers.Data(), numbers.ElementLength(), pin->mapping()->length(), total);
+    auto runs = read_runs(numbers.data(), numbers.size(), pin->mapping()->length(), total);
     const auto require_length = [total](Napi::Value source) {
       if (!source.IsArrayBuffer()) throw Failure("KV_MEMORY_INVALID", "the source of scatter is not an ArrayBuffer");
       const size_t length = source.As<Napi::ArrayBuffer>().ByteLength();

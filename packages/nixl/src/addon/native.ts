@@ -119,42 +119,19 @@ export interface NativeExternalMemory {
   readonly backends: readonly string[];
 }
 
-/** What a transfer moves: its descriptors are either `localIds` and `remoteIds`, or `runs` and perhaps `offsets`. */
-export interface NativeMoves {
-  /** WRITE, or READ. */
-  readonly isWrite: boolean;
-  /** The call that made the local list. */
-  readonly local: number;
-  /** The call that made the remote list. */
-  readonly remote: number;
-  /** Indices into the local list. */
-  readonly localIds: Int32Array | undefined;
-  /** Indices into the remote list. */
-  readonly remoteIds: Int32Array | undefined;
-  /** Rows of `[localId, remoteId, count]`. */
-  readonly runs: Int32Array | undefined;
-  /** Rows of `[localOffset, remoteOffset]`. */
-  readonly offsets: Int32Array | undefined;
-}
-
-/** A transfer of requests that were made before. */
-export interface NativePostOptions extends NativePost {
-  /** The call that made them. */
-  readonly prepared: number;
-}
-
-/** A transfer whose requests are made for it alone. */
-export interface NativeTransferOptions extends NativeMoves, NativePost {}
-
-/** How a transfer is posted. */
-export interface NativePost {
-  /** What the peer receives once all bytes have landed. */
-  readonly notification: Uint8Array | undefined;
-  /** It may be aborted, so its notification is not attached to the NIXL request. */
-  readonly abortable: boolean;
-  /** When the caller asked for it, in milliseconds of `process.hrtime`. */
-  readonly askedMs: number;
-}
+/**
+ * What a transfer moves: WRITE or READ, the calls that made its lists, and its descriptors as `localIds` and `remoteIds`, or as `runs`
+ * (`[localId, remoteId, count]`) and perhaps `offsets` (`[localOffset, remoteOffset]`). An array, since the addon reads its elements faster than properties.
+ */
+export type NativeMoves = readonly [
+  isWrite: boolean,
+  local: number,
+  remote: number,
+  localIds: Int32Array | undefined,
+  remoteIds: Int32Array | undefined,
+  runs: Int32Array | undefined,
+  offsets: Int32Array | undefined,
+];
 
 /** An agent of NIXL with its native thread. */
 export interface NativeAgent {
@@ -192,12 +169,19 @@ export interface NativeAgent {
   /** Sends a notification; answers when NIXL has taken it. */
   notify(callId: number, remote: string, payload: Uint8Array): NativeAnswer<undefined>;
   /**
-   * Starts a transfer, which is named by `callId`. Everything is checked and copied before it returns. Returns the outcome of one that has succeeded
-   * already, of which no event follows.
+   * Starts a transfer, which is named by `callId`: `what` it moves, or the call that has made its requests before. Everything is checked and copied before
+   * it returns. `askedMs`: when the caller asked, in milliseconds of `process.hrtime`. One that is `abortable` has no `notification` in its NIXL request.
+   * Returns the outcome of one that has succeeded already, of which no event follows.
    */
-  transfer(callId: number, options: NativeTransferOptions | NativePostOptions): NativeOutcome | undefined;
+  transfer(
+    callId: number,
+    what: NativeMoves | number,
+    askedMs: number,
+    abortable: boolean,
+    notification: Uint8Array | undefined,
+  ): NativeOutcome | undefined;
   /** Makes the NIXL requests of a transfer, which are then named by `callId`. */
-  prepareTransfer(callId: number, options: NativeMoves): void;
+  prepareTransfer(callId: number, moves: NativeMoves): void;
   /** Releases the requests that the call `transfer` made, once they are not under way. */
   closePreparedTransfer(callId: number, transfer: number): void;
   /** Answers with `[durationUs, marginUs, known]`: NIXL's estimate for the requests that the call `transfer` made. */

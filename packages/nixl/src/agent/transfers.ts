@@ -8,7 +8,7 @@ import {
   type TransferRequest,
   type TransferResult,
 } from "@kv/interface";
-import type { NativeAgent, NativeMoves, NativeOutcome, NativePost } from "../addon/native.js";
+import type { NativeAgent, NativeMoves, NativeOutcome } from "../addon/native.js";
 import { callNative } from "../addon/native-errors.js";
 import type { RefCount } from "../ref-count.js";
 import { formatValue, requireObject } from "../validate.js";
@@ -71,15 +71,14 @@ export class Transfers {
   /** Posts a transfer. Throws `KV_TRANSFER_INVALID` or `KV_LIST_CLOSED` for wrong arguments; every other error rejects `done`. */
   start(request: TransferRequest): NixlTransfer {
     const askedMs = now();
-    const moves = this.moves(request);
-    return this.#post(request, { ...moves, askedMs });
+    return this.#post(request, this.moves(request), askedMs);
   }
 
   /** Posts the requests that the call `prepared` made. Throws as `start`. */
   post(prepared: number, order: TransferOrder): NixlTransfer {
     const askedMs = now();
     requireValid(order);
-    return this.#post(order, { prepared, askedMs });
+    return this.#post(order, prepared, askedMs);
   }
 
   /** What a transfer moves, for the addon. Throws `KV_TRANSFER_INVALID` for wrong arguments. */
@@ -87,21 +86,10 @@ export class Transfers {
     requireValid(request);
     const { operation, local, remote, localIds, remoteIds, runs, offsets } = request;
     const { listId } = this.#options;
-    return {
-      isWrite: operation === "WRITE",
-      local: listId(local),
-      remote: listId(remote),
-      localIds,
-      remoteIds,
-      runs,
-      offsets,
-    };
+    return [operation === "WRITE", listId(local), listId(remote), localIds, remoteIds, runs, offsets];
   }
 
-  #post(
-    order: TransferOrder,
-    options: (NativeMoves | { readonly prepared: number }) & Pick<NativePost, "askedMs">,
-  ): NixlTransfer {
+  #post(order: TransferOrder, what: NativeMoves | number, askedMs: number): NixlTransfer {
     const { operation, remote, notification, signal, timeoutMs } = order;
     const { native, calls, keepAlive, clock } = this.#options;
     if (notification !== undefined && (remote.memoryType === "FILE" || remote.memoryType === "OBJ")) {
@@ -116,7 +104,7 @@ export class Transfers {
     }
     const id = calls.nextId();
     const abortable = signal !== undefined || timeoutMs !== undefined;
-    const outcome = callNative(() => native.transfer(id, { ...options, notification, abortable }));
+    const outcome = callNative(() => native.transfer(id, what, askedMs, abortable, notification));
     if (outcome !== undefined)
       return { done: Promise.resolve(resultOf(outcome)), released: Promise.resolve() };
     keepAlive.acquire();
