@@ -47,18 +47,37 @@ void a_thread_that_waits_comes_first() {
   turn.give_back(Clock::now());
 }
 
-void a_long_call_is_followed_by_a_rest() {
+// Whether a call gets the turn. It does `use`, and seems to take `duration`.
+template <typename Use>
+bool takes(AgentTurn& turn, Clock::time_point at, Clock::duration duration, Use use) {
+  if (!turn.try_take(at)) return false;
+  use();
+  turn.give_back(at + duration);
+  return true;
+}
+
+const auto start = Clock::now();
+const auto nothing = [] {};
+const auto waiting = [] { std::this_thread::sleep_for(milliseconds(1)); };
+const auto working = [] {
+  for (const auto until = Clock::now() + milliseconds(50); Clock::now() < until;) continue;
+};
+
+template <typename Use>
+void a_second_long_call_is_followed_by_a_rest(Use use, const char* what) {
   AgentTurn turn;
-  const auto start = Clock::now();
-  const auto takes = [&](Clock::time_point at, Clock::duration duration) {
-    if (!turn.try_take(at)) return false;
-    turn.give_back(at + duration);
-    return true;
-  };
-  expect(takes(start, microseconds(1900)) && takes(start + milliseconds(2), microseconds(1900)), "short calls are followed by a rest");
-  expect(takes(start + milliseconds(4), milliseconds(10)), "a call does not get a turn that is free");
-  expect(!takes(start + milliseconds(15), microseconds(1)) && !takes(start + milliseconds(500), microseconds(1)), "a long call has no rest");
-  expect(takes(start + milliseconds(515), microseconds(1)), "the rest has no end");
+  expect(takes(turn, start, microseconds(1900), use) && takes(turn, start, microseconds(1900), use), "short calls are followed by a rest");
+  expect(takes(turn, start + milliseconds(4), milliseconds(10), use), "a call does not get a turn that is free");
+  expect(takes(turn, start + milliseconds(20), milliseconds(10), use), "the first long call is followed by a rest");
+  expect(!takes(turn, start + milliseconds(31), microseconds(1), use) && !takes(turn, start + milliseconds(500), microseconds(1), use), what);
+  expect(takes(turn, start + milliseconds(531), microseconds(1), use), "the rest has no end");
+}
+
+void a_core_that_is_taken_away_is_no_long_call() {
+  AgentTurn turn;
+  for (int call = 0; call < 10; ++call) {
+    expect(takes(turn, start + milliseconds(20 * call), milliseconds(10), nothing), "a thread without a core is followed by a rest");
+  }
 }
 
 }  // namespace
@@ -66,6 +85,8 @@ void a_long_call_is_followed_by_a_rest() {
 int main() {
   a_call_waits_for_nobody();
   a_thread_that_waits_comes_first();
-  a_long_call_is_followed_by_a_rest();
+  a_second_long_call_is_followed_by_a_rest(waiting, "calls that wait have no rest");
+  a_second_long_call_is_followed_by_a_rest(working, "calls that work long have no rest");
+  a_core_that_is_taken_away_is_no_long_call();
   return failures;
 }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/resource.h>
+
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -27,24 +29,50 @@ class AgentTurn {
   bool try_take(Clock::time_point now) {
     if (now < resting_until_ || wanted() || !mutex_.try_lock()) return false;
     began_ = now;
+    if (watched_calls_ > 0) before_ = used();
     return true;
   }
-  // On the JavaScript thread: gives the turn back. A call that took long, such as a copy from memory of a peer that is swapped out, is followed by a time
-  // in which the agent's thread makes all calls: however slow they are, the event loop spends a fiftieth of its time on them.
+  // On the JavaScript thread: gives the turn back. A call that takes long, such as a copy from memory of a peer that is swapped out, is followed by a time
+  // in which the agent's thread makes all calls: however slow they are, the event loop spends a fiftieth of its time on them. A busy host may have taken
+  // the core away instead. To tell costs two system calls, so that only the calls after a long one are watched.
   void give_back(Clock::time_point now) {
-    if (now - began_ > kLong) resting_until_ = now + (now - began_) * kRest;
+    const bool is_long = now - began_ > kLong;
+    if (watched_calls_ > 0) {
+      --watched_calls_;
+      if (is_long && used().is_long_since(before_)) resting_until_ = now + (now - began_) * kRest;
+    }
+    if (is_long) watched_calls_ = kWatched;
     mutex_.unlock();
   }
 
  private:
   static constexpr auto kLong = std::chrono::milliseconds(2);
   static constexpr int kRest = 50;
+  static constexpr int kWatched = 1000;
+
+  // What a thread has used: how often it has waited, and its time on a core.
+  struct Used {
+    long waits;
+    std::chrono::microseconds time;
+
+    // Whether it has waited or worked long since then. A thread whose core was taken away has not.
+    bool is_long_since(const Used& before) const { return waits > before.waits || time - before.time > kLong; }
+  };
+  static Used used() {
+    rusage usage{};
+    getrusage(RUSAGE_THREAD, &usage);
+    const auto microseconds = [](const timeval& time) { return std::chrono::seconds(time.tv_sec) + std::chrono::microseconds(time.tv_usec); };
+    return {usage.ru_nvcsw, microseconds(usage.ru_utime) + microseconds(usage.ru_stime)};
+  }
 
   std::mutex mutex_;
   // The agent's thread waits for the turn. Without this a busy JavaScript thread would take it again each time before that thread is awake.
   std::atomic<bool> wanted_{false};
   // For the JavaScript thread only.
   Clock::time_point began_;
+  // The next calls to be watched, and what the thread had used before the present one.
+  int watched_calls_ = 0;
+  Used before_{};
   Clock::time_point resting_until_{};
 };
 
