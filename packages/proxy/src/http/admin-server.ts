@@ -155,7 +155,7 @@ export class AdminServer {
       },
     );
     try {
-      sendJson(response, 200, await this.#options.operations.changeInstance(change, parseBody(body)));
+      sendJson(response, 200, await this.#options.operations.changeInstance(change, await parseBody(body)));
     } finally {
       body.share.end();
     }
