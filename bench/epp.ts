@@ -35,7 +35,7 @@ export async function epp(only: readonly string[] = ["latency", "picks", "memory
   const generator = await LoadGenerator.start(OTHER_CORE);
   try {
     const script = fileURLToPath(new URL("./fast-upstream.ts", import.meta.url));
-    const upstream = start(OTHER_CORE, process.execPath, ["--import", "tsx", script]);
+    const upstream = start(OTHER_CORE, process.execPath, ["--import", "tsx", script, OTHER_CORE]);
     const ports = JSON.parse(await firstLine(upstream)) as Record<
       "prefill" | "decode" | "sideChannel",
       number

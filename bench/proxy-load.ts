@@ -21,26 +21,30 @@ const BODY = JSON.stringify({
 });
 const REQUEST = `POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ${BODY.length}\r\n\r\n${BODY}`;
 
-/** `bench/c/http-load.c`, on one core: a load generator in JavaScript would pause for its own garbage and take the upstream's core. */
+/** `bench/c/http-load.c`, on the given cores: a load generator in JavaScript would pause for its own garbage and take the upstream's core. */
 export class LoadGenerator {
   private readonly child: ChildProcess;
   private readonly lines: AsyncIterableIterator<string>;
 
   private constructor(
     private readonly program: string,
-    core: string,
+    cores: string,
   ) {
     const request = `${program}.request`;
     writeFileSync(request, REQUEST);
-    this.child = spawn("taskset", ["-c", core, program, request], { stdio: ["pipe", "pipe", "inherit"] });
+    this.child = spawn("taskset", ["-c", cores, program, request], { stdio: ["pipe", "pipe", "inherit"] });
     const lines: Interface = createInterface({
       input: this.child.stdout as NonNullable<ChildProcess["stdout"]>,
     });
     this.lines = lines[Symbol.asyncIterator]();
   }
 
-  static async start(core: string): Promise<LoadGenerator> {
-    return new LoadGenerator(await compileC("http-load"), core);
+  static async start(cores: string): Promise<LoadGenerator> {
+    return new LoadGenerator(await compileC("http-load"), cores);
+  }
+
+  get pid(): number {
+    return this.child.pid ?? 0;
   }
 
   /** A closed loop: each client sends its next request when its last answer is complete. */

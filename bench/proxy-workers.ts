@@ -1,11 +1,12 @@
 import { type ChildProcess, spawn } from "node:child_process";
-import { readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { dirname } from "node:path";
+import { readdirSync, readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
-import { compileC } from "./c-program.js";
+import { chunk, jsonAnswer, LAST_CHUNK, STREAM_HEAD, startHttpAnswers } from "./http-answers.js";
+import { LoadGenerator } from "./proxy-load.js";
 import { pairRatio, type Row, spread } from "./report.js";
+import { prefillAnswer, STREAM } from "./upstream-answers.js";
 
 const ROUNDS = 5;
 const WINDOW_MS = 3_000;
@@ -15,62 +16,23 @@ const CONNECTIONS = 64;
 const CORES = "0,1";
 const CLI = fileURLToPath(new URL("../packages/proxy/dist/cli.js", import.meta.url));
 
-const EVENTS = Array.from(
-  { length: 16 },
-  (_, at) =>
-    `data: {"id":"c","object":"text_completion","choices":[{"index":0,"text":" ${at}","finish_reason":${at < 15 ? "null" : '"length"'}}]}\n\n`,
-).join("");
-const STREAM = `${EVENTS}data: [DONE]\n\n`;
-const PREFILLED = JSON.stringify({
-  id: "c",
-  choices: [{ index: 0, text: "x", finish_reason: "length" }],
-  usage: { prompt_tokens: 160, completion_tokens: 1 },
-  kv_transfer_params: {
-    do_remote_prefill: true,
-    do_remote_decode: false,
-    remote_block_ids: [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]],
-    remote_engine_id: "e",
-    remote_request_id: "r",
-    remote_host: "127.0.0.1",
-    remote_port: 5600,
-    tp_size: 1,
-  },
-});
-const head = (type: string) =>
-  `HTTP/1.1 200 OK\r\ncontent-type: ${type}\r\ntransfer-encoding: chunked\r\n\r\n`;
-const chunk = (text: string) => `${Buffer.byteLength(text).toString(16)}\r\n${text}\r\n0\r\n\r\n`;
-const ANSWERS = {
-  prefill: Buffer.from(head("application/json") + chunk(PREFILLED)),
-  decode: Buffer.from(head("text/event-stream") + chunk(STREAM)),
-};
-const BODY = JSON.stringify({
-  model: "m",
-  prompt: "a prompt of some words ".repeat(20),
-  max_tokens: 16,
-  stream: true,
-});
-const REQUEST = Buffer.from(
-  `POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ${BODY.length}\r\n\r\n${BODY}`,
-);
-
 /**
  * One worker and two on the same two cores, with the load generator and the servers on them too. These are in C, with answers made before: what they take
  * of the cores is not there for the proxy.
  */
 export async function proxyWorkers(): Promise<readonly Row[]> {
   spawn("taskset", ["-a", "-p", "-c", CORES, String(process.pid)], { stdio: "ignore" });
-  const answers = await Helper.start("http-answers", ["2"]);
-  for (const [listener, answer] of [ANSWERS.prefill, ANSWERS.decode].entries())
-    answers.write(`answer ${listener} /v1/completions ${answer.length}\n`, answer);
-  answers.write("listen\n");
-  const [p = 0, d = 0] = (await answers.line()).split(" ").map(Number);
-  const generator = await Helper.start("http-load", [], REQUEST);
-  const helpersMs = () => cpuMs(answers.pid) + cpuMs(generator.pid);
+  const servers = await startHttpAnswers(CORES, [
+    { "/v1/completions": jsonAnswer(prefillAnswer("engine", 5600)) },
+    { "/v1/completions": `${STREAM_HEAD}${chunk(STREAM)}${LAST_CHUNK}` },
+  ]);
+  const [p = 0, d = 0] = servers.ports;
+  const generator = await LoadGenerator.start(CORES);
+  const helpersMs = () => cpuMs(servers.child.pid ?? 0) + cpuMs(generator.pid);
   const load = async (port: number, durationMs: number) => {
-    generator.write(`${port} ${CONNECTIONS} 0 ${durationMs}\n`);
-    const [, failed, , ...took] = (await generator.line()).split(" ");
-    if (failed !== "0") throw new Error(`${failed} requests failed`);
-    return took.length;
+    const { failed, tookMs } = await generator.busy(`http://127.0.0.1:${port}`, CONNECTIONS, durationMs);
+    if (failed > 0) throw new Error(`${failed} requests failed`);
+    return tookMs.length;
   };
   const [one, two] = [await start(1, p, d), await start(2, p, d)];
   try {
@@ -117,51 +79,9 @@ export async function proxyWorkers(): Promise<readonly Row[]> {
     ];
   } finally {
     for (const { child } of [one, two]) child.kill("SIGTERM");
-    for (const helper of [answers, generator]) helper.stop();
+    servers.child.kill("SIGKILL");
+    generator.stop();
     await sleep(500);
-  }
-}
-
-/** A program of bench/c on the two cores, which takes commands on stdin and answers in lines. */
-class Helper {
-  readonly #child: ChildProcess;
-  readonly #lines: AsyncIterator<string>;
-
-  private constructor(
-    readonly program: string,
-    flags: readonly string[],
-  ) {
-    this.#child = spawn("taskset", ["-c", CORES, program, ...flags], { stdio: ["pipe", "pipe", "inherit"] });
-    const { stdout } = this.#child;
-    if (stdout === null) throw new Error("no pipe");
-    this.#lines = createInterface({ input: stdout })[Symbol.asyncIterator]();
-  }
-
-  /** `file`: what its first argument names. */
-  static async start(name: string, flags: readonly string[], file?: Buffer): Promise<Helper> {
-    const program = await compileC(name);
-    if (file === undefined) return new Helper(program, flags);
-    writeFileSync(`${program}.request`, file);
-    return new Helper(program, [`${program}.request`, ...flags]);
-  }
-
-  get pid(): number {
-    return this.#child.pid ?? 0;
-  }
-
-  write(...texts: readonly (string | Buffer)[]): void {
-    for (const text of texts) this.#child.stdin?.write(text);
-  }
-
-  async line(): Promise<string> {
-    const { value, done } = await this.#lines.next();
-    if (done === true) throw new Error(`${this.program} has ended`);
-    return value;
-  }
-
-  stop(): void {
-    this.#child.kill("SIGKILL");
-    rmSync(dirname(this.program), { recursive: true });
   }
 }
 

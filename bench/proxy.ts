@@ -38,7 +38,7 @@ export async function proxy(): Promise<readonly Row[]> {
   const generator = await LoadGenerator.start(OTHER_CORE);
   try {
     const upstreamScript = fileURLToPath(new URL("./fast-upstream.ts", import.meta.url));
-    const upstream = start(OTHER_CORE, process.execPath, ["--import", "tsx", upstreamScript]);
+    const upstream = start(OTHER_CORE, process.execPath, ["--import", "tsx", upstreamScript, OTHER_CORE]);
     const ports = JSON.parse(await firstLine(upstream)) as Record<
       "prefill" | "decode" | "sideChannel",
       number
