@@ -21,6 +21,7 @@ export {
   type InstanceSpec,
   type InstanceStatus,
   instanceName,
+  type KvEventStatus,
   type PairingStatus,
   type Role,
   type Visit,
@@ -28,7 +29,6 @@ export {
 export { InstancePool, type InstancePoolOptions } from "./instances/instance-pool.js";
 export { type InstanceSpecInput, instanceSpecSchema, parseInstanceSpec } from "./instances/instance-spec.js";
 export type { InstanceTimes, PooledInstance, PooledInstanceOptions } from "./instances/pooled-instance.js";
-export type { KvEventStatus } from "./kv-events/kv-event-stream.js";
 export { KvEventSubscriber, type KvEventSubscriberOptions } from "./kv-events/kv-event-subscriber.js";
 export type { InstanceGet, InstanceGetRequest } from "./pairing/engine-facts.js";
 export {

@@ -1,5 +1,4 @@
 import { KvError } from "@kv/interface";
-import type { KvEventStatus } from "../kv-events/kv-event-stream.js";
 
 /** What an instance does for a request: compute the prompt's KV cache, or generate from it. */
 export type Role = "prefill" | "decode";
@@ -50,6 +49,24 @@ export interface Instance extends InstanceSpec {
   readonly role: Role;
   /** Visits that have begun and not ended. */
   readonly inFlight: number;
+}
+
+/** How much the index of an instance knows of its cache, as JSON for status pages. */
+export interface KvEventStatus {
+  /** `tcp://host:port` of the publisher. */
+  readonly endpoint: string;
+  /** `connecting`: no publisher yet; `replaying`: missed batches are being fetched; `following`: it has all batches that came. */
+  readonly state: "connecting" | "replaying" | "following";
+  /** True where the index has seen each event since the cache was empty. */
+  readonly complete: boolean;
+  /** Batches that the publisher has sent and the index has not seen; null before the first batch. */
+  readonly missed_batches: number | null;
+  /** The number of the next batch. */
+  readonly next_batch: number;
+  /** Blocks in the index. */
+  readonly blocks: number;
+  /** Why it is not complete. */
+  readonly reason: string | null;
 }
 
 /** The state of an instance as JSON, for status pages. */

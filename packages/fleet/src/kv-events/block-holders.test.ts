@@ -56,6 +56,7 @@ test("each instance that has a begin of a prompt is found, and a begin that was 
         // The longest first: each has all that are in the one before it.
         for (const [i, { instances: set, tokens: least }] of found.entries()) {
           expect(set.size).toBeGreaterThan(found[i - 1]?.instances.size ?? 0);
+          expect([...(found[i - 1]?.instances ?? [])].filter((instance) => !set.has(instance))).toEqual([]);
           expect(tokens.length).toBeGreaterThan(least ?? 0);
         }
       }
@@ -64,6 +65,18 @@ test("each instance that has a begin of a prompt is found, and a begin that was 
       expect(all.flatMap((blocks) => holdersOfPrompt(holders, tokensOf(blocks)))).toEqual([]);
     }),
   );
+});
+
+test("an instance that has a later block without the first does not hide one that has the first", () => {
+  const { holders, instances } = fleetOf(2);
+  const [whole, first] = instances;
+  if (whole === undefined || first === undefined) throw new Error("no instances");
+  const prompt = Array.from({ length: 40 }, (_, at) => at);
+  store(whole.index, prompt);
+  store(first.index, prompt.slice(0, 1));
+  whole.index.removed({ hashes: ["0"], group: 0 });
+  const found = holdersOfPrompt(holders, tokensOf(prompt));
+  expect(found.some(({ instances: set }) => set.has(first.instance))).toBe(true);
 });
 
 test("a block whose parent comes later does not hide its instance", () => {

@@ -153,26 +153,29 @@ export class BlockHolders {
    * last.
    */
   longestFirst(keysOf: (geometry: BlockGeometry) => (block: number) => number | undefined): PromptHolders[] {
+    const isExact = this.#withGroups.size === 0;
     const found: { readonly tokens: number; readonly holders: Group }[] = [];
     for (const geometry of this.#geometries.values()) {
       const keyAt = keysOf(geometry);
       let { chain } = geometry;
-      let before = 0;
+      let before: Group | undefined;
       for (let block = 0; ; block += 1) {
         const key = keyAt(block);
         if (key === undefined) break;
         chain = chainOf(chain, key);
         if (!BlockHolders.isRecorded(chain, block === 0)) continue;
-        const holders = this.#holdersOf(chain);
-        if (holders === undefined) break;
-        // As many as have a shorter one: these are the same.
-        if (sizeOf(holders) === before) found.pop();
-        before = sizeOf(holders);
+        const all = this.#holdersOf(chain);
+        if (all === undefined) break;
+        // An instance may have removed a block and kept later ones. They are of no use to it, unless it has a window.
+        const holders = before === undefined || !isExact ? all : within(all, before);
+        if (sizeOf(holders) === 0) break;
+        // The same as those of the shorter begin.
+        if (isExact && !(holders instanceof Set) && sizeOf(holders) === sizeOf(before ?? [])) found.pop();
+        before = holders;
         found.push({ tokens: (block + 1) * geometry.blockSize, holders });
       }
     }
     if (this.#geometries.size > 1) found.sort((one, other) => one.tokens - other.tokens);
-    const isExact = this.#withGroups.size === 0;
     return found.reverse().map(({ tokens, holders }) => ({
       instances: holders instanceof Set ? holders : new Set(holders),
       tokens: isExact ? tokens : undefined,
@@ -242,6 +245,14 @@ export function chainOf(before: number, tokens: number): number {
 /** Recorded chains are mostly multiples of `SAMPLED`. */
 function placeOf(chain: number): number {
   return (chain >>> 2) ^ (chain << 30);
+}
+
+/** The instances of `group` that are in `other` as well. Two sets are too large to be compared: then all of `group`. */
+function within(group: Group, other: Group): Group {
+  if (group instanceof Set)
+    return other instanceof Set ? group : other.filter((instance) => group.has(instance));
+  const has = (instance: Instance) => (other instanceof Set ? other.has(instance) : other.includes(instance));
+  return group.filter(has);
 }
 
 function sizeOf(holders: Group): number {

@@ -1,4 +1,5 @@
 import type { Clock, Log, LogFields, Timer } from "@kv/interface";
+import type { KvEventStatus } from "../instances/instance.js";
 import { ZmqSubscription } from "../zmq/zmq-subscription.js";
 import { BlockIndex, type SharedHolders } from "./block-index.js";
 import { readKvEventBatch } from "./kv-event-batch.js";
@@ -10,24 +11,6 @@ export interface KvEventSource {
   readonly endpoint: string;
   /** `tcp://host:port` of its replay socket; undefined where it has none. */
   readonly replayEndpoint: string | undefined;
-}
-
-/** How much the index of an instance knows of its cache, as JSON for status pages. */
-export interface KvEventStatus {
-  /** `tcp://host:port` of the publisher. */
-  readonly endpoint: string;
-  /** `connecting`: no publisher yet; `replaying`: missed batches are being fetched; `following`: it has all batches that came. */
-  readonly state: "connecting" | "replaying" | "following";
-  /** True where the index has seen each event since the cache was empty. */
-  readonly complete: boolean;
-  /** Batches that the publisher has sent and the index has not seen; null before the first batch. */
-  readonly missed_batches: number | null;
-  /** The number of the next batch. */
-  readonly next_batch: number;
-  /** Blocks in the index. */
-  readonly blocks: number;
-  /** Why it is not complete. */
-  readonly reason: string | null;
 }
 
 /** Between two warnings about one publisher, which can cause as many as it likes. */

@@ -1,12 +1,12 @@
 import type { Clock, Log, Timer } from "@kv/interface";
 import { z } from "zod";
-import { type Instance, instanceName } from "../instances/instance.js";
+import { type Instance, instanceName, type KvEventStatus } from "../instances/instance.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
 import type { CachedPrefixes } from "../routing/prefix-aware.js";
 import { readTcpEndpoint } from "../zmq/zmq-connection.js";
 import { BlockHolders, type PromptHolders } from "./block-holders.js";
 import { holdersOfPrompt } from "./block-index.js";
-import { type KvEventSource, type KvEventStatus, KvEventStream } from "./kv-event-stream.js";
+import { type KvEventSource, KvEventStream } from "./kv-event-stream.js";
 
 /** What `KvEventSubscriber` gets from its user. */
 export interface KvEventSubscriberOptions {

@@ -1,7 +1,7 @@
 import { createHash } from "node:crypto";
-import type { Instance } from "../instances/instance.js";
+import type { Instance, KvEventStatus } from "../instances/instance.js";
 import type { PromptHolders } from "../kv-events/block-holders.js";
-import type { KvEventStatus } from "../kv-events/kv-event-stream.js";
+
 import { LeastLoaded } from "./least-loaded.js";
 import type { Routing, RoutingContext } from "./routing.js";
 

@@ -1,6 +1,5 @@
-import type { Instance } from "../instances/instance.js";
+import type { Instance, KvEventStatus } from "../instances/instance.js";
 import type { PooledInstance } from "../instances/pooled-instance.js";
-import type { KvEventStatus } from "../kv-events/kv-event-stream.js";
 import { LeastLoaded } from "./least-loaded.js";
 
 /** The part of a client's request that routing strategies read. */

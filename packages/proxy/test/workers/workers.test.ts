@@ -68,7 +68,12 @@ test("two workers serve one port; instances, counts and the end of a worker are 
   expect((await change("add", late.url)).status).toBe(409);
   hold = true;
   const before = d.seen.length;
-  const asked = Array.from({ length: 4 }, () => completion(url).catch((error: Error) => error));
+  // One after another: of connections that come at once, a busy worker gets fewer.
+  const asked: Promise<unknown>[] = [];
+  for (let count = 1; count <= 4; count += 1) {
+    asked.push(completion(url).catch((error: Error) => error));
+    await eventually(() => d.seen.length - before + late.seen.length).toBe(count);
+  }
   // Each instance gets two: one of each worker.
   await eventually(() => [d.seen.length - before, late.seen.length]).toEqual([2, 2]);
   const [killed, other] = workersOf(group.child.pid);
