@@ -1,7 +1,18 @@
 import { performance } from "node:perf_hooks";
 import { describePlugins, findLibrary } from "@kv/nixl";
+import { pythonNixl } from "../python-peer.js";
 import { bestRatio, pairRatio, type Row, spread } from "../report.js";
-import { type BenchFixture, inOrder, lists, openFixture, type Place, ROUNDS, shuffled } from "./fixture.js";
+import {
+  type BenchFixture,
+  inOrder,
+  LENGTH_BYTES,
+  lists,
+  openFixture,
+  type Place,
+  ROUNDS,
+  shuffled,
+  startTarget,
+} from "./fixture.js";
 
 const SIZES = [64 * 2 ** 20, 512 * 2 ** 20];
 const BLOCKS = [4, 64, 1024].map((kib) => kib * 1024);
@@ -13,6 +24,8 @@ const WANTED = {
   UCX: { ofPython: 0.97, pausesMs: [0] },
   LIBFABRIC: { ofPython: 0.95, pausesMs: [0, 1] },
 } as const;
+/** Goals relative to Python with pages of 4 KiB, by the size of a block. */
+const WANTED_OF_OWN_MEMORY: Readonly<Record<number, number>> = { 4096: 1.5, 65536: 1.25, 1048576: 1 };
 /** Goals relative to process_vm_readv, with which UCX copies on one host. */
 const LIMITS = [
   { what: "contiguous", block: 2 ** 20, order: "contiguous", wanted: 0.9 },
@@ -24,6 +37,54 @@ const show = (bytes: number) => (bytes >= 2 ** 20 ? `${bytes / 2 ** 20} MiB` : `
 
 /** READ and WRITE over UCX against Python NIXL, alternating, with the same target and ids. */
 export const bandwidth = (fixture: BenchFixture): Promise<Row[]> => againstPython(fixture, "UCX");
+
+/**
+ * READ and WRITE over UCX with the memory that each side's users have: of `allocate` at both ends here, and pages of 4 KiB at both ends for Python, as PyTorch
+ * gives them to vLLM for a cache in DRAM. Both targets run this package, so that neither takes a core.
+ */
+export async function ownMemory({ agent, memory, target, python: idle }: BenchFixture): Promise<Row[]> {
+  idle.pause();
+  const [python, pythonTarget] = [await pythonNixl(), startTarget("UCX")];
+  const [lengthBytes, hugePages] = [LENGTH_BYTES, false];
+  const far = await pythonTarget.ask<Place & { metadata: string }>({ do: "open", lengthBytes, hugePages });
+  const { metadata, address } = far;
+  await python.ask({ do: "open", length: lengthBytes, hugePages, metadata, address });
+  const rows: Row[] = [];
+  for (const block of BLOCKS) {
+    const count = lengthBytes / block;
+    const prepared = await lists({ agent, memory, target }, block, count);
+    const [localIds, remoteIds] = [shuffled(count, 1), shuffled(count, 2)];
+    for (const operation of ["READ", "WRITE"] as const) {
+      const wanted = WANTED_OF_OWN_MEMORY[block];
+      const ours: number[] = [];
+      const theirs: number[] = [];
+      for (let round = -1; round < ROUNDS; round += 1) {
+        python.pause();
+        const ms = await timed(() => agent.transfer({ operation, ...prepared, localIds, remoteIds }).done);
+        python.resume();
+        const move = { do: "move", operation, block, count, seeds: [1, 2], pauseMs: 0 };
+        const { ms: pythonMs } = await python.ask<{ ms: number }>(move);
+        if (round < 0) continue;
+        ours.push(lengthBytes / ms / 1e6);
+        theirs.push(lengthBytes / pythonMs / 1e6);
+      }
+      rows.push({
+        what: `${operation} ${show(lengthBytes)} in ${show(block)}, scattered, UCX, each with its own memory: bandwidth / Python's`,
+        ours: spread(ours, "GB/s"),
+        theirs: spread(theirs, "GB/s"),
+        ratio: pairRatio(ours, theirs),
+        best: bestRatio(ours, theirs, "most"),
+        wanted: `>= ${wanted}`,
+        met: pairRatio(ours, theirs) >= (wanted ?? 1),
+      });
+    }
+    await prepared.close();
+  }
+  await python.close();
+  await pythonTarget.close();
+  idle.resume();
+  return rows;
+}
 
 /** The same over LIBFABRIC, whose provider is tcp where there is no faster one. */
 export async function libfabric(ucx: BenchFixture): Promise<Row[]> {

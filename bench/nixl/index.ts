@@ -1,5 +1,5 @@
 import type { Row } from "../report.js";
-import { bandwidth, libfabric, limits } from "./bandwidth.js";
+import { bandwidth, libfabric, limits, ownMemory } from "./bandwidth.js";
 import { idleAgent, whileMoving } from "./event-loop.js";
 import { type BenchFixture, openFixture } from "./fixture.js";
 import { notifications, queuedReads, smallRead } from "./latency.js";
@@ -7,6 +7,7 @@ import { bigList, handshake } from "./lists.js";
 
 const PARTS: Readonly<Record<string, (fixture: BenchFixture) => Promise<readonly Row[]>>> = {
   bandwidth,
+  ownMemory,
   libfabric,
   limits,
   smallRead,

@@ -148,7 +148,7 @@ async function echoesUs(times: number): Promise<number[]> {
   return halves;
 }
 
-const NOTES = 60;
+const NOTES = 400;
 const GAP_MS = 4;
 
 /**

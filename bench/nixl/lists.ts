@@ -19,6 +19,8 @@ const SMALL_BLOCK = 64;
 const WANTED_ON_THREAD_MS = 1;
 /** A list is kept as its rows, here 80 of 40 bytes; the rest is room for the heaps of V8 and of the C library. */
 const WANTED_GROWTH_MIB = 64;
+/** A handshake takes a millisecond, so that many rounds cost nothing. */
+const HANDSHAKES = 41;
 
 /** Lists of a million descriptors against a C loop over the same NIXL calls. */
 export async function bigList(fixture: BenchFixture): Promise<Row[]> {
@@ -158,9 +160,11 @@ export async function handshake(fixture: BenchFixture): Promise<Row[]> {
       const block = 4096;
       const table = (base: number) => Float64Array.of(base, block, 0, block, count);
       const [ours, theirs] = [[], []] as number[][];
-      for (let round = -1; round < ROUNDS; round += 1) {
+      for (let round = -1; round < HANDSHAKES; round += 1) {
+        fixture.python.pause();
         const { ms, both } = await ready(block, table);
         await forget(both);
+        fixture.python.resume();
         const python = await fixture.python.ask<{ ms: number }>({
           do: "handshake",
           metadata,
@@ -179,8 +183,8 @@ export async function handshake(fixture: BenchFixture): Promise<Row[]> {
         theirs: spread(theirs ?? [], "ms"),
         ratio,
         best: bestRatio(ours ?? [], theirs ?? [], "least"),
-        wanted: "<= 1.10",
-        met: ratio <= 1.1,
+        wanted: "<= 1",
+        met: ratio <= 1,
       });
     }
     const layers = (blocks: number) => (base: number) =>

@@ -1,10 +1,10 @@
 // usage: target.ts [BACKEND]. The target of the benchmark `nixl`: memory to read and write, and a receiver of notifications that contain the time of their sending.
 import { createInterface } from "node:readline";
 import type { Agent, Memory } from "@kv/interface";
-import { nixlTransport } from "@kv/nixl";
+import { nixlTransport, sharedMemory } from "@kv/nixl";
 
 type Command =
-  | { do: "open"; lengthBytes: number }
+  | { do: "open"; lengthBytes: number; hugePages?: boolean }
   | { do: "know"; metadata: string; address: number }
   | { do: "listen"; count: number; work: boolean };
 
@@ -46,7 +46,11 @@ async function readOn(over: () => boolean): Promise<void> {
 async function answer(command: Command): Promise<unknown> {
   if (command.do === "open") {
     agent = await transport.createAgent();
-    memory = transport.allocate(command.lengthBytes);
+    // V8 does not ask the kernel for huge pages.
+    memory =
+      command.hugePages === false
+        ? sharedMemory(new SharedArrayBuffer(command.lengthBytes))
+        : transport.allocate(command.lengthBytes);
     await agent.register(memory);
     heard = agent.notifications();
     const metadata = Buffer.from(await agent.localMetadata()).toString("hex");

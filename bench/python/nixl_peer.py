@@ -1,11 +1,12 @@
 """Does the work of a benchmark's Node side with NIXL's Python API of the same version. Commands are JSON lines on stdin, answers JSON lines on stdout.
 usage: nixl_peer.py [BACKEND [LIBRARY…]]; the libraries are those that the backend's plugin needs and the loader does not find. Commands:
-  {"do": "open", "metadata": hex of the target's agent, "address": base of the target's memory, "length": bytes}
+  {"do": "open", "metadata": hex of the target's agent, "address": base of the target's memory, "length": bytes, "hugePages": true unless pages of 4 KiB are wanted}
   {"do": "read", "block": bytes, "count": n, "seed": s, "order": "scattered" | "contiguous"}       one READ of n blocks
   {"do": "prepare", "regions": r, "blocks": n, "block": bytes, "ids": [...], "times": t}              block ids to prepared requests, as vLLM 0.33 does it
 """
 import ctypes
 import json
+import mmap
 import os
 import sys
 import time
@@ -36,7 +37,13 @@ state = {}
 lists = {}
 
 
-def aligned(length):
+def aligned(length, huge_pages):
+    """Memory at a page. numpy asks the kernel for huge pages; PyTorch, which vLLM uses, does not."""
+    if not huge_pages:
+        small = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        buffer = np.frombuffer(small, np.uint8)
+        buffer[:] = 0
+        return buffer
     buffer = np.zeros(length + 4096, np.uint8)
     offset = -buffer.ctypes.data % 4096
     return buffer[offset : offset + length]
@@ -66,7 +73,7 @@ def finish(handle, status):
 
 
 def do_open(command):
-    local = aligned(command["length"])
+    local = aligned(command["length"], command.get("hugePages", True))
     agent.register_memory([(local.ctypes.data, local.nbytes, 0, "")], "DRAM", backends=[backend])
     name = agent.add_remote_agent(bytes.fromhex(command["metadata"]))
     state.update(local=local, remote=name.decode() if isinstance(name, bytes) else name, address=command["address"])
