@@ -46,6 +46,7 @@ export {
 export { parseJsonPieces } from "./request/json-pieces.js";
 export { type JsonLimits, JsonScan, TOP_LEVEL_MEMBERS } from "./request/json-scan.js";
 export { LazyAbort } from "./request/lazy-abort.js";
+export { type Member, MemberList } from "./request/member-list.js";
 export { type Overload, overloaded } from "./request/overloaded.js";
 export { shortened, shownValue } from "./request/shown-value.js";
 export { type EndedPrefill, PrefillCosts, usageOf } from "./routing/prefill-costs.js";

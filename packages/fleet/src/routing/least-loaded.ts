@@ -213,10 +213,13 @@ class LoadOrder implements Iterable<Instance> {
     return level;
   }
 
-  #remove({ lower, higher }: Level): void {
+  #remove(level: Level): void {
+    const { lower, higher } = level;
     if (lower === undefined) this.#lowest = higher;
     else lower.higher = higher;
     if (higher !== undefined) higher.lower = lower;
+    // In the old generation it would keep its neighbours, and they theirs.
+    level.lower = level.higher = undefined;
   }
 }
 

@@ -2,6 +2,7 @@ import type { Clock } from "@kv/interface";
 import type { Instance } from "../instances/instance.js";
 import type { InstancePool } from "../instances/instance-pool.js";
 import type { Pairing } from "../pairing/pairing.js";
+import { MemberList } from "../request/member-list.js";
 
 /** What an autoscaler needs to know, as JSON for `/status`. A value that is not known is null. */
 export interface SignalsStatus {
@@ -63,7 +64,7 @@ export interface SignalsOptions {
 /** Measures what autoscalers of prefill and decode instances need, over the last five minutes. */
 export class AutoscalingSignals {
   readonly #options: SignalsOptions;
-  readonly #unread = new Set<UnreadKv>();
+  readonly #unread = new MemberList<UnreadKv>();
   readonly #buckets: Bucket[] = [];
 
   constructor(options: SignalsOptions) {
@@ -86,9 +87,9 @@ export class AutoscalingSignals {
 
   /** The KV of a part is ready at a prefill instance. Returns a function that says that it was read, or will not be. */
   kvReady(instance: Instance, blockIds: unknown, readyAtMs: number): () => void {
-    const unread = { readyAtMs, bytes: this.#options.pairing?.kvBytes(instance, blockIds) };
-    this.#unread.add(unread);
-    return () => void this.#unread.delete(unread);
+    const bytes = this.#options.pairing?.kvBytes(instance, blockIds);
+    const unread = this.#unread.join({ readyAtMs, bytes });
+    return () => this.#unread.leave(unread);
   }
 
   /** The present values. */
@@ -106,7 +107,7 @@ export class AutoscalingSignals {
     const sum = (name: "promptTokens" | "cachedTokens" | "workMs") =>
       recent.reduce((all, bucket) => all + bucket[name], 0);
     const unread = { count: 0, countWithBytes: 0, bytes: 0, oldestMs: 0 };
-    for (const { bytes, readyAtMs } of this.#unread) {
+    for (const { bytes, readyAtMs } of this.#unread.values()) {
       unread.count += 1;
       unread.oldestMs = Math.max(unread.oldestMs, nowMs - readyAtMs);
       if (bytes === undefined) continue;

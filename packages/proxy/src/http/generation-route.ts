@@ -5,6 +5,7 @@ import {
   type ErrorForm,
   errorForClient,
   forwardedHeaders,
+  MemberList,
   parseRequestInTurns,
   requestIdOf,
   statusOf,
@@ -49,7 +50,7 @@ export interface ReceivedRequest {
 export class GenerationRoute {
   readonly #options: GenerationRouteOptions;
   /** The deadlines of the requests in flight. */
-  readonly #inFlight = new Set<Deadline>();
+  readonly #inFlight = new MemberList<Deadline>();
   readonly #waitingForIdle: (() => void)[] = [];
   #refusal: KvError | undefined = undefined;
   /** Clients send `Authorization`, and it is not forwarded: this is logged once. */
@@ -88,7 +89,7 @@ export class GenerationRoute {
         body.share.add(lengthBytes);
       },
     };
-    this.#inFlight.add(deadline);
+    const member = this.#inFlight.join(deadline);
     counts.began();
     try {
       if (this.#refusal !== undefined) throw this.#refusal;
@@ -134,7 +135,7 @@ export class GenerationRoute {
     slot?.end();
     if (abandonedEarly) abandoned.add(name);
     if (failure === undefined && !response.writableFinished) failure = deadline.reason;
-    this.#inFlight.delete(deadline);
+    this.#inFlight.leave(member);
     if (this.#inFlight.size === 0) for (const resolve of this.#waitingForIdle.splice(0)) resolve();
     this.#report({ endpoint, requestId, startedAtMs, record, failure, span });
   }
@@ -152,7 +153,7 @@ export class GenerationRoute {
 
   /** Aborts all requests in flight. */
   abortAll(reason: KvError): void {
-    for (const deadline of this.#inFlight) deadline.abort(reason);
+    for (const deadline of this.#inFlight.values()) deadline.abort(reason);
   }
 
   /** Counts, records and logs a request that has ended. */

@@ -1,6 +1,6 @@
 import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Socket } from "node:net";
-import { overloaded } from "@kv/fleet/front-end";
+import { type Member, MemberList, overloaded } from "@kv/fleet/front-end";
 import type { KvError } from "@kv/interface";
 import { clientAddress } from "./client-address.js";
 
@@ -19,6 +19,8 @@ interface Connection {
   readonly address: string;
   /** The response of the request whose turn it is. */
   current: ServerResponse | undefined;
+  /** Where it waits among the idle ones of its address. */
+  idle: Member<Connection> | undefined;
   /** Requests that wait for their turn. */
   readonly waiting: (() => void)[];
 }
@@ -26,7 +28,7 @@ interface Connection {
 interface AddressConnections {
   count: number;
   /** Connections without a request that has arrived: idle, or still sending. The oldest is first. */
-  readonly idle: Set<Connection>;
+  readonly idle: MemberList<Connection>;
 }
 
 /**
@@ -51,7 +53,7 @@ export class ClientConnections {
     const own = this.#byAddress.get(address);
     const byClient = (own?.count ?? 0) >= perAddress;
     if (byClient || this.#count >= all) {
-      const victim = oldestIdle(byClient ? own : this.#largestWithIdle());
+      const victim = (byClient ? own : this.#largestWithIdle())?.idle.oldest;
       const error = byClient ? tooManyOfAddress(perAddress) : tooMany(all);
       if (victim === undefined) {
         refuse(socket, error, true);
@@ -60,11 +62,11 @@ export class ClientConnections {
       this.#forget(victim);
       refuse(victim.socket, error, victim.current?.headersSent !== true);
     }
-    const connection: Connection = { socket, address, current: undefined, waiting: [] };
-    const group = this.#byAddress.get(address) ?? { count: 0, idle: new Set() };
+    const connection: Connection = { socket, address, current: undefined, idle: undefined, waiting: [] };
+    const group = this.#byAddress.get(address) ?? { count: 0, idle: new MemberList() };
     this.#byAddress.set(address, group);
     group.count += 1;
-    group.idle.add(connection);
+    connection.idle = group.idle.join(connection);
     this.#count += 1;
     this.#bySocket.set(socket, connection);
     socket.once("close", () => this.#forget(connection));
@@ -100,7 +102,7 @@ export class ClientConnections {
   /** The whole request has arrived: from now on, the connection keeps its place until the answer has ended. */
   received(request: IncomingMessage): void {
     const connection = this.#bySocket.get(request.socket);
-    if (connection !== undefined) this.#byAddress.get(connection.address)?.idle.delete(connection);
+    if (connection !== undefined) this.#notIdle(connection);
   }
 
   #begin(connection: Connection, response: ServerResponse, serve: () => void): void {
@@ -109,10 +111,15 @@ export class ClientConnections {
       connection.current = undefined;
       const { socket } = connection;
       if (socket.destroyed || socket.writableEnded || this.#bySocket.get(socket) !== connection) return;
-      this.#byAddress.get(connection.address)?.idle.add(connection);
+      connection.idle ??= this.#byAddress.get(connection.address)?.idle.join(connection);
       connection.waiting.shift()?.();
     });
     serve();
+  }
+
+  #notIdle(connection: Connection): void {
+    if (connection.idle !== undefined) this.#byAddress.get(connection.address)?.idle.leave(connection.idle);
+    connection.idle = undefined;
   }
 
   #forget(connection: Connection): void {
@@ -121,7 +128,7 @@ export class ClientConnections {
     this.#count -= 1;
     const group = this.#byAddress.get(connection.address);
     if (group === undefined) return;
-    group.idle.delete(connection);
+    this.#notIdle(connection);
     group.count -= 1;
     if (group.count === 0) this.#byAddress.delete(connection.address);
   }
@@ -134,11 +141,6 @@ export class ClientConnections {
     }
     return largest;
   }
-}
-
-function oldestIdle(group: AddressConnections | undefined): Connection | undefined {
-  const [oldest] = group?.idle ?? [];
-  return oldest;
 }
 
 const tooMany = (all: number) =>
