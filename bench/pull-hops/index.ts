@@ -3,6 +3,7 @@ import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { readSpans, type TraceSpan } from "@kv/protocol";
 import { openBandwidth } from "../push-vs-pull/bandwidth.js";
 import { FORWARD_MS_PER_512, KV_BYTES_PER_TOKEN } from "../push-vs-pull/workload.js";
 import { median, type Row, spread } from "../report.js";
@@ -56,6 +57,24 @@ async function compare(folders: readonly string[]): Promise<readonly Row[]> {
   }
 }
 
+const linesOf = (file: string) => readFileSync(file, "utf8").trim().split("\n");
+
+/** The start and the end of each span, with the request's id, which one span of each trace has. */
+function notesOfSpans(spans: readonly TraceSpan[]): Note[] {
+  const ids = new Map<string, string>();
+  for (const { traceId, attributes } of spans) {
+    const id = attributes["kv.request_id"];
+    if (typeof id === "string") ids.set(traceId, id);
+  }
+  return spans.flatMap(({ traceId, process, name, startMs, endMs }) => {
+    const about = { role: process.replace(/^kv-\S+ /, ""), id: ids.get(traceId) ?? "" };
+    return [
+      { ...about, event: `${name} begins`, atMs: startMs },
+      { ...about, event: `${name} ends`, atMs: endMs },
+    ];
+  });
+}
+
 interface Note {
   readonly atMs: number;
   readonly role: string;
@@ -63,56 +82,66 @@ interface Note {
   readonly id: string;
 }
 
-/** One row per message: the time since the one before, the median of all requests. */
+/** One row per message and per start or end of a span: the time since the one before, and when it was, the medians of all requests. */
 async function traceHops(): Promise<readonly Row[]> {
   const folder = mkdtempSync(join(tmpdir(), "kv-hops-"));
   const file = join(folder, "trace");
   try {
+    const notes: Note[] = [];
     const deployment = await openTree(HERE, file);
-    const sent: number[] = [];
-    const first: number[] = [];
     try {
       for (let round = 0; round < ROUNDS; round++) {
-        sent.push(Number(process.hrtime.bigint()) / 1e6);
-        first.push((sent.at(-1) ?? 0) + (await deployment.ttftMs(128, `hops-${round}`)));
+        for (const inputTokens of LENGTHS) {
+          const id = `hops-${inputTokens}-${round}-`;
+          const sentAtMs = performance.timeOrigin + performance.now();
+          const firstAtMs = sentAtMs + (await deployment.ttftMs(inputTokens, id));
+          notes.push({ atMs: sentAtMs, role: "client", event: "request sent", id });
+          notes.push({ atMs: firstAtMs, role: "client", event: "first token", id });
+        }
       }
     } finally {
       // The processes write their notes twice a second.
       await new Promise((resolve) => setTimeout(resolve, 1500));
       await deployment.close();
     }
-    const notes = readFileSync(file, "utf8")
-      .trim()
-      .split("\n")
-      .map((line) => JSON.parse(line) as Note);
-    const steps = new Map<string, number[]>();
-    for (let round = 0; round < ROUNDS; round++) {
-      const ofRound = notes.filter(({ id }) => id.includes(`hops-${round}-`)).sort((a, b) => a.atMs - b.atMs);
-      let beforeMs = sent[round] ?? 0;
-      const seen = new Map<string, number>();
-      for (const { atMs, role, event } of [
-        ...ofRound,
-        { atMs: first[round] ?? 0, role: "client", event: "first token" },
-      ]) {
-        const name = `${role}: ${event.replace(/ http:.*/, "")}`;
-        seen.set(name, (seen.get(name) ?? 0) + 1);
-        const key = `${name}${(seen.get(name) ?? 0) > 1 ? " again" : ""}`;
-        steps.set(key, [...(steps.get(key) ?? []), atMs - beforeMs]);
-        beforeMs = atMs;
-      }
+    notes.push(...linesOf(file).map((line) => JSON.parse(line) as Note));
+    notes.push(...notesOfSpans(linesOf(`${file}.spans`).flatMap(readSpans)));
+    return LENGTHS.flatMap((inputTokens) => hopsOf(notes, inputTokens));
+  } finally {
+    rmSync(folder, { recursive: true });
+  }
+}
+
+function hopsOf(notes: readonly Note[], inputTokens: number): Row[] {
+  const steps = new Map<string, { sinceMs: number[]; atMs: number[] }>();
+  for (let round = 0; round < ROUNDS; round++) {
+    const ofRound = notes
+      .filter(({ id }) => id.includes(`hops-${inputTokens}-${round}-`))
+      .sort((a, b) => a.atMs - b.atMs);
+    const firstMs = ofRound[0]?.atMs ?? 0;
+    let beforeMs = firstMs;
+    const seen = new Map<string, number>();
+    for (const { atMs, role, event } of ofRound) {
+      const name = `${role}: ${event.replace(/ http:.*/, "")}`;
+      seen.set(name, (seen.get(name) ?? 0) + 1);
+      const key = `${name}${(seen.get(name) ?? 0) > 1 ? " again" : ""}`;
+      const step = steps.get(key) ?? { sinceMs: [], atMs: [] };
+      steps.set(key, step);
+      step.sinceMs.push(atMs - beforeMs);
+      step.atMs.push(atMs - firstMs);
+      beforeMs = atMs;
     }
-    return Array.from(
-      steps,
-      ([what, times]): Row => ({
-        what,
-        ours: spread(times, "ms"),
+  }
+  return Array.from(steps)
+    .sort(([, a], [, b]) => median(a.atMs) - median(b.atMs))
+    .map(
+      ([what, { sinceMs, atMs }]): Row => ({
+        what: `${inputTokens} tokens, at ${median(atMs).toFixed(2)} ms: ${what}`,
+        ours: spread(sinceMs, "ms"),
         theirs: "-",
         ratio: undefined,
         wanted: "reported",
         met: undefined,
       }),
     );
-  } finally {
-    rmSync(folder, { recursive: true });
-  }
 }

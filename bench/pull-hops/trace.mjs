@@ -6,8 +6,8 @@ import { ServerResponse } from "node:http";
 const file = process.env.KV_TRACE_FILE ?? "";
 const role = process.argv.includes("proxy") ? "proxy" : /"role":"(\w+)"/.exec(process.argv.join(" "))?.[1];
 const lines = [];
-/** Milliseconds on the clock that all processes of a host share. */
-const nowMs = () => Number(process.hrtime.bigint()) / 1e6;
+/** Milliseconds since 1970, as in spans. */
+const nowMs = () => performance.timeOrigin + performance.now();
 const note = (event, id) => {
   if (typeof id === "string" && id.includes("hops-")) lines.push({ atMs: nowMs(), role, event, id });
 };

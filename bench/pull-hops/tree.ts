@@ -14,13 +14,14 @@ export interface TreeDeployment {
   close(): Promise<void>;
 }
 
-/** `traceFile`: the processes write there when HTTP messages pass. */
+/** `traceFile`: the processes write there when HTTP messages pass, and their spans to the file with ".spans" added to its name. */
 export async function openTree(folder: string, traceFile?: string): Promise<TreeDeployment> {
   const children: ChildProcess[] = [];
   const start = async (role: string, config: object): Promise<string> => {
-    const trace = traceFile === undefined ? [] : ["--import", new URL("trace.mjs", import.meta.url).href];
-    const args = [...trace, "--import", "tsx", "apps/demo/src/main.ts", role, "--log-level", "error"];
-    const child = spawn(process.execPath, [...args, "--config", JSON.stringify(config)], {
+    const preload = traceFile === undefined ? [] : ["--import", new URL("trace.mjs", import.meta.url).href];
+    const spans = traceFile === undefined ? [] : ["--trace", `${traceFile}.spans`];
+    const args = [...preload, "--import", "tsx", "apps/demo/src/main.ts", role, "--log-level", "error"];
+    const child = spawn(process.execPath, [...args, ...spans, "--config", JSON.stringify(config)], {
       cwd: folder,
       env: { ...process.env, ...KEEP_FREED_MEMORY, KV_TRACE_FILE: traceFile },
       stdio: ["ignore", "pipe", "inherit"],
