@@ -1,12 +1,18 @@
+import { isDeepStrictEqual } from "node:util";
 import {
   chatSchema,
   completionSchema,
   validateBody as validateInstanceBody,
 } from "../../../apps/demo/src/http/request-body.js";
 import {
+  bodyOf,
+  type GenerationRequest,
   parseGenerationRequest,
   type RequestBody,
+  withLongMembers,
 } from "../../../packages/fleet/src/request/generation-request.js";
+import { type ParsedPieces, parseJsonPieces } from "../../../packages/fleet/src/request/json-pieces.js";
+import { JsonScan } from "../../../packages/fleet/src/request/json-scan.js";
 import { checkRemotePrefillParams, parseTransferParams } from "../../../packages/protocol/src/index.js";
 import {
   decodeBody,
@@ -24,7 +30,7 @@ import {
 } from "../../../packages/proxy/src/response/event-stream.js";
 import { bytes, type FuzzTarget, json, parseJson } from "../target.js";
 
-const ENDPOINTS = ["/v1/completions", "/v1/chat/completions", "/v1/responses"] as const;
+const ENDPOINTS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"] as const;
 const remotePrefill = {
   do_remote_prefill: true,
   do_remote_decode: false,
@@ -93,34 +99,123 @@ function parsedBody(body: RequestBody): Record<string, unknown> {
   return JSON.parse(text) as Record<string, unknown>;
 }
 
-/** Clients' bodies at the proxy: what is accepted gives legs whose bodies are JSON again. */
+const utf8 = new TextDecoder("utf-8", { fatal: true });
+const SCAN_LIMITS = { bodyDepth: 100, bodyMembers: 100_000, bodyValues: 2_097_152 };
+/** Lengths of pieces and of long members that cut inputs of some bytes and of some KB. */
+const PIECE_BYTES = [1, 2, 3, 7, 16, 33, 64, 250, 1000, 4096];
+
+/** Parses in pieces; undefined for what is not JSON. */
+function inPieces(input: Uint8Array, pieceBytes: number, longMemberBytes: number): ParsedPieces | undefined {
+  const pieces = parseJsonPieces(input, pieceBytes, longMemberBytes);
+  try {
+    for (;;) {
+      const { done, value } = pieces.next();
+      if (done === true) return value;
+    }
+  } catch (error) {
+    // A TypeError: the bytes are not UTF-8.
+    if (error instanceof SyntaxError || error instanceof TypeError) return undefined;
+    throw error;
+  }
+}
+
+/** A checksum, which chooses how an input is cut. */
+function checksum(input: Uint8Array): number {
+  return input.reduce((sum, byte) => (Math.imul(sum, 31) + byte) >>> 0, input.length);
+}
+
+/** Throws where the pieces give another value than `JSON.parse`, or refuse other texts. Returns one way to cut the input; undefined for what is not JSON. */
+function parsedBothWays(input: Uint8Array): ParsedPieces | undefined {
+  let whole: { readonly value: unknown } | undefined;
+  try {
+    whole = { value: JSON.parse(utf8.decode(input)) as unknown };
+  } catch {
+    whole = undefined;
+  }
+  const sum = checksum(input);
+  // A small input is cut in many ways, a large one in one.
+  const ways = input.length < 1000 ? PIECE_BYTES.length : 1;
+  let pieces: ParsedPieces | undefined;
+  for (let way = 0; way < ways; way += 1) {
+    const pieceBytes = PIECE_BYTES[(sum + way) % PIECE_BYTES.length] ?? 1;
+    const longMemberBytes = PIECE_BYTES[((sum >>> 8) + way) % PIECE_BYTES.length] ?? 1;
+    const how = `pieces of ${pieceBytes} bytes, long members of ${longMemberBytes}:`;
+    pieces = inPieces(input, pieceBytes, longMemberBytes);
+    if ((pieces === undefined) !== (whole === undefined))
+      throw new Error(`${how} ${whole === undefined ? "no JSON was accepted" : "JSON was refused"}`);
+    if (pieces === undefined) continue;
+    if (!isSame(pieces.value, whole?.value)) throw new Error(`${how} another value`);
+    if (
+      isObject(pieces.value) &&
+      !isDeepStrictEqual(parsedBody(withLongMembers(pieces.text, pieces.long)), pieces.value)
+    )
+      throw new Error(`${how} the text and the long members are another object`);
+  }
+  return pieces;
+}
+
+function isObject(value: unknown): boolean {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+/** The texts tell other orders of the members apart. */
+function isSame(one: unknown, other: unknown): boolean {
+  return isDeepStrictEqual(one, other) && JSON.stringify(one) === JSON.stringify(other);
+}
+
+/** The legs of a request are JSON, with its prompt. */
+function checkLegs(request: GenerationRequest): void {
+  for (const part of splitRequest(request, 16)) {
+    const own = parsedBody(bodyOf(part.request));
+    const prefill = parsedBody(prefillBody(part.request, KV_REQUEST_PULL, "id"));
+    const decode = parsedBody(decodeBody(part.request, KV_REQUEST_PULL, "id"));
+    const single = parsedBody(singleInstanceBody(part.request));
+    for (const key of ["prompt", "messages", "input", "model"]) {
+      for (const body of [prefill, decode, single, part.request.fields]) {
+        if (JSON.stringify(body[key]) !== JSON.stringify(own[key])) throw new Error(`${key} was changed`);
+      }
+    }
+    if (single.kv_transfer_params !== undefined) throw new Error("kv_transfer_params were passed on");
+    const { do_remote_decode: isSet } = prefill.kv_transfer_params as Record<string, unknown>;
+    if (isSet !== true) throw new Error("kv_transfer_params were not set");
+  }
+}
+
+/** Clients' bodies at the proxy: in pieces they are read as by `JSON.parse`, and what is accepted gives legs whose bodies are JSON again. */
 export const requestBody: FuzzTarget = {
   seeds: [
     json(completion),
     json(chat),
     json({ model: "m", input: "text", max_output_tokens: 3, background: false }),
+    json({ model: "m", messages: chat.messages, max_tokens: 3 }),
+    json({ prompt: "xé\u{1f600}\\\n\ud800".repeat(20) }),
     bytes(String.raw`{"a\"b" : "\\" , "prompt":"x","n":1.0e0,"seed":123456789012345678901, "prompt":"y"}`),
+    bytes(
+      String.raw` {"prompt" : [ "a long prompt \ud83d\ude00", "é😀" ], "__proto__" : { "0" : [ -0, 1E-2 ] } , "prompt" : "\u0061" } `,
+    ),
   ],
-  words: ["kv_transfer_params", "use_beam_search", "min_completion_tokens", "prompt_logprobs", "\\u0000"],
+  words: [
+    "kv_transfer_params",
+    "use_beam_search",
+    "min_completion_tokens",
+    "prompt_logprobs",
+    "\\u0000",
+    "__proto__",
+    "\ufeff",
+    ',"prompt":',
+    "[[],{}]",
+  ],
   isJson: true,
   read(input) {
     const endpoint = ENDPOINTS[input.length % ENDPOINTS.length] ?? "/v1/completions";
+    const scan = new JsonScan(SCAN_LIMITS);
+    const size = 1 + (checksum(input) % 100);
+    for (let at = 0; at < input.length; at += size) scan.push(input.subarray(at, at + size));
+    const pieces = parsedBothWays(input);
     const request = parseGenerationRequest(endpoint, input);
-    for (const part of splitRequest(request, 16)) {
-      const { fields, text } = part.request;
-      const own = JSON.parse(text) as Record<string, unknown>;
-      const prefill = parsedBody(prefillBody(part.request, KV_REQUEST_PULL, "id"));
-      const decode = parsedBody(decodeBody(part.request, KV_REQUEST_PULL, "id"));
-      const single = parsedBody(singleInstanceBody(part.request));
-      for (const key of ["prompt", "messages", "input", "model"]) {
-        for (const body of [prefill, decode, single, fields]) {
-          if (JSON.stringify(body[key]) !== JSON.stringify(own[key])) throw new Error(`${key} was changed`);
-        }
-      }
-      if (single.kv_transfer_params !== undefined) throw new Error("kv_transfer_params were passed on");
-      const { do_remote_decode: isSet } = prefill.kv_transfer_params as Record<string, unknown>;
-      if (isSet !== true) throw new Error("kv_transfer_params were not set");
-    }
+    checkLegs(request);
+    // As the body is read that is longer than the limit of one piece.
+    if (pieces !== undefined) checkLegs({ ...request, text: pieces.text, long: pieces.long });
   },
 };
 
