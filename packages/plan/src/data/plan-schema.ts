@@ -145,11 +145,15 @@ export const planDocumentSchema = z.strictObject({
 /** A plan as plain JSON, with its tables. */
 export type PlanDocument = z.infer<typeof planDocumentSchema>;
 
+const MOST_ISSUE_CHARACTERS = 300;
+
 /** The first three faults that a schema finds, each with its place in the document. */
 export function describeIssues(error: z.ZodError): string {
   const shown = error.issues.slice(0, 3).map((issue) => {
     const place = issue.path.length === 0 ? "the document" : issue.path.join(".");
-    return `${place}: ${issue.message}`;
+    const text = `${place}: ${issue.message}`;
+    // Both may contain names of members, which the document chooses.
+    return text.length <= MOST_ISSUE_CHARACTERS ? text : `${text.slice(0, MOST_ISSUE_CHARACTERS)}…`;
   });
   const more = error.issues.length - shown.length;
   return shown.join("; ") + (more > 0 ? `; and ${more} more` : "");
