@@ -1,4 +1,4 @@
-import { mkdtempSync, writeFileSync } from "node:fs";
+import { existsSync, mkdtempSync, writeFileSync } from "node:fs";
 import type { AddressInfo } from "node:net";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
@@ -11,9 +11,14 @@ import { ObservedProcess } from "./observed-process.js";
 const PROMPTS = 16;
 const PROMPT_TOKENS = 100;
 const OUTPUT_TOKENS = 8;
+/** The built programs, which users run. From source, each stack trace of an aborted connection would be translated to TypeScript. */
+const [INSTANCE, PROXY] = ["apps/demo/dist/main.js", "packages/proxy/dist/cli.js"];
 
-/** Why the demo's processes cannot run here; undefined where they can. */
+/** Why the demo's processes cannot run here; undefined where they can. Throws where they are not built. */
 export async function demoAbsence(): Promise<string | undefined> {
+  for (const file of [INSTANCE, PROXY])
+    if (!existsSync(new URL(`../../../${file}`, import.meta.url)))
+      throw new Error(`${file} is missing: run npm run build`);
   try {
     await chooseTransport("nixl", () => {});
     return undefined;
@@ -37,7 +42,7 @@ export class Demo {
   static async start(): Promise<Demo> {
     const sideChannelPort = await freePort();
     const instance = (role: "prefill" | "decode", port: number) =>
-      new ObservedProcess("apps/demo/src/main.ts", [
+      new ObservedProcess(INSTANCE, [
         ...["instance", "--log-level", "silent", "--config"],
         JSON.stringify({
           role,
@@ -56,7 +61,7 @@ export class Demo {
       (JSON.parse(await started.line()) as { url: string }).url;
     const [prefillUrl, decodeUrl] = await Promise.all([urlOf(P), urlOf(D)]);
     const host = (url: string) => url.replace("http://", "");
-    const proxy = new ObservedProcess("packages/proxy/src/cli.ts", [
+    const proxy = new ObservedProcess(PROXY, [
       ...["--prefill", host(prefillUrl), "--decode", host(decodeUrl)],
       ...["--port", "0", "--admin-port", "0", "--log-level", "silent"],
     ]);

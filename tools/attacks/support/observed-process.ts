@@ -11,9 +11,10 @@ export class ObservedProcess {
   readonly #lines: AsyncIterator<string>;
   #watch: NodeJS.Timeout | undefined;
 
-  /** Starts a file from its source. `file` is relative to the repository. */
+  /** Starts a file, from its source where that is TypeScript. `file` is relative to the repository. */
   constructor(file: string, args: readonly string[]) {
-    this.#child = spawn(process.execPath, ["--import", "tsx", `${ROOT}${file}`, ...args], {
+    const loader = file.endsWith(".ts") ? ["--import", "tsx"] : [];
+    this.#child = spawn(process.execPath, [...loader, `${ROOT}${file}`, ...args], {
       cwd: ROOT,
       stdio: ["pipe", "pipe", "inherit"],
     });
