@@ -1,4 +1,5 @@
 import type { IncomingMessage } from "node:http";
+import { ByteCollector } from "@kv/fleet/front-end";
 import { Turns } from "@kv/interface";
 import { httpError } from "./error-response.js";
 import type { HttpLimits } from "./limits.js";
@@ -61,7 +62,7 @@ export class BodyReader {
         `the bodies of this address take more than ${maxBodiesBytesPerAddress} bytes, its limit`,
       );
     return new Promise((resolve, reject) => {
-      const chunks: Buffer[] = [];
+      const bytes = new ByteCollector();
       const body: PendingBody = { bytes: 0, refuse: (error) => end(() => reject(error)) };
       const end = (settle: () => void) => {
         if (!this.#pending.delete(body)) return;
@@ -69,6 +70,8 @@ export class BodyReader {
         this.#count(address, -Math.max(declaredBytes, body.bytes));
         request.off("data", onData);
         settle();
+        // Of a refused body, the request may live longer than its bytes are wanted.
+        bytes.take();
       };
       const onData = (chunk: Buffer) => {
         const undeclared = Math.max(0, body.bytes + chunk.length - Math.max(declaredBytes, body.bytes));
@@ -77,7 +80,7 @@ export class BodyReader {
         const ofAddress = this.#count(address, undeclared);
         if (body.bytes > maxBodyBytes) return end(() => reject(tooLarge()));
         if (undeclared > 0 && ofAddress > maxBodiesBytesPerAddress) return end(() => reject(tooMany()));
-        chunks.push(chunk);
+        bytes.push(chunk);
         for (const oldest of this.#pending) {
           if (this.#bytes <= maxBodiesBytes) break;
           oldest.refuse(httpError(503, "the memory for request bodies is full", undefined));
@@ -92,7 +95,7 @@ export class BodyReader {
       if (declaredBytes > maxBodyBytes) return end(() => reject(tooLarge()));
       if (ofAddress > maxBodiesBytesPerAddress) return end(() => reject(tooMany()));
       request.on("data", onData);
-      request.once("end", () => end(() => resolve(Buffer.concat(chunks))));
+      request.once("end", () => end(() => resolve(bytes.take())));
       request.once("error", (error) => end(() => reject(error)));
       request.once("close", () => end(() => reject(httpError(400, "the client closed the connection"))));
     });
