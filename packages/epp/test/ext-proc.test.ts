@@ -50,6 +50,17 @@ test("a body of many pieces passes byte for byte, in pieces of 64 KiB at most", 
   expect(Math.max(...sizes.filter((size) => size !== undefined))).toBeLessThanOrEqual(64 * 1024);
 });
 
+test("a body of many small messages is kept, and passed on, as one", async () => {
+  const { client } = await picked();
+  const text = JSON.stringify({ prompt: "a b c" });
+  const request = new GatewayRequest(client);
+  request.headers({});
+  for (const character of text) request.body(character, false);
+  request.body("", true);
+  expect((await request.passedBody()).toString()).toBe(text);
+  expect(request.answers.filter((message) => message.request_body !== undefined)).toHaveLength(1);
+});
+
 test("a body that trailers end is passed on before them, and is not ended itself", async () => {
   const { client } = await picked();
   const request = new GatewayRequest(client);

@@ -118,12 +118,11 @@ export function headerMutation(
 /** The bytes of a body as `StreamedBodyResponse`s; the last one ends the body where `end`. */
 export function* bodyResponses(
   direction: "request_body" | "response_body",
-  chunks: readonly Buffer[],
+  bytes: Buffer,
   end: boolean,
 ): Generator<ProcessingResponse> {
   const pieces: Buffer[] = [];
-  for (const chunk of chunks)
-    for (let at = 0; at < chunk.length; at += CHUNK_BYTES) pieces.push(chunk.subarray(at, at + CHUNK_BYTES));
+  for (let at = 0; at < bytes.length; at += CHUNK_BYTES) pieces.push(bytes.subarray(at, at + CHUNK_BYTES));
   if (pieces.length === 0 && end) pieces.push(Buffer.alloc(0));
   for (const [i, body] of pieces.entries()) {
     const streamed_response = { body, end_of_stream: end && i === pieces.length - 1 };

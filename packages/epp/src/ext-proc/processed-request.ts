@@ -4,6 +4,7 @@ import type { FailureStage, Instance, Visit } from "@kv/fleet";
 import {
   type BodyBudget,
   type BodyShare,
+  ByteCollector,
   Deadline,
   type Endpoint,
   errorBody,
@@ -82,7 +83,9 @@ export class ProcessedRequest {
   #subset: ReadonlySet<string> | undefined = undefined;
   #scan: JsonScan | undefined = undefined;
   #share: BodyShare | undefined = undefined;
-  #chunks: Buffer[] = [];
+  /** The body while it comes, and when it has come. */
+  readonly #received = new ByteCollector();
+  #body: Buffer = Buffer.alloc(0);
   #lengthBytes = 0;
   #choice: Choice | undefined = undefined;
   /** The visit of the decode instance that serves the request. */
@@ -156,7 +159,7 @@ export class ProcessedRequest {
       await this.#write({ response_headers: {} });
     } else if (message.response_body !== undefined) {
       const { body, end_of_stream: isLast = false } = message.response_body;
-      for (const response of bodyResponses("response_body", body === undefined ? [] : [body], isLast))
+      for (const response of bodyResponses("response_body", body ?? Buffer.alloc(0), isLast))
         await this.#write(response);
     } else if (message.response_trailers !== undefined) await this.#write({ response_trailers: {} });
   }
@@ -196,7 +199,7 @@ export class ProcessedRequest {
     if (this.#lengthBytes > bodyLengthBytes) throw tooLarge(bodyLengthBytes);
     this.#scan?.push(body);
     this.#share?.add(body.length);
-    this.#chunks.push(body);
+    this.#received.push(body);
   }
 
   /** Chooses instances for a request that has arrived, and answers its headers. */
@@ -206,6 +209,7 @@ export class ProcessedRequest {
     const arrivedAtMs = clock.now();
     this.#deadline.endPhase();
     this.#share?.arrived();
+    this.#body = this.#received.take();
     const requestId = this.#requestId ?? "";
     const span = tracer?.start("kv_epp.pick", {
       kind: "server",
@@ -245,7 +249,7 @@ export class ProcessedRequest {
   /** The request, with the token ids of its prompt where the routing reads them and an instance renders them. */
   async #parse(endpoint: Endpoint): Promise<GenerationRequest> {
     const { fleet, renderer } = this.#options;
-    const request = await parseRequestInTurns(endpoint, Buffer.concat(this.#chunks), PARSES);
+    const request = await parseRequestInTurns(endpoint, this.#body, PARSES);
     const { prefill, decode } = fleet.pools;
     if (!prefill.readsTokenIds() && !decode.readsTokenIds()) return request;
     request.tokenIds = await renderer.tokenIds(request, this.#headers);
@@ -265,9 +269,9 @@ export class ProcessedRequest {
 
   /** Passes the request's body on. `isLast`: no trailers follow. */
   async #passBody(isLast: boolean): Promise<void> {
-    const chunks = this.#chunks;
-    this.#chunks = [];
-    for (const response of bodyResponses("request_body", chunks, isLast)) await this.#write(response);
+    const body = this.#body;
+    this.#body = Buffer.alloc(0);
+    for (const response of bodyResponses("request_body", body, isLast)) await this.#write(response);
     this.#share?.end();
   }
 
@@ -310,7 +314,8 @@ export class ProcessedRequest {
   #refuse(error: KvError): void {
     if (this.#failure !== undefined || this.#choice !== undefined) return;
     this.#failure = error;
-    this.#chunks = [];
+    this.#received.take();
+    this.#body = Buffer.alloc(0);
     const shown = errorForClient(error, this.#options.settings.exposeInstances);
     const { retryAfterSeconds } = error.details;
     const headers: Record<string, string> = { "content-type": "application/json" };
