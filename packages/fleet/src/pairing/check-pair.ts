@@ -49,6 +49,11 @@ export function checkPair(prefill: EngineFacts, decode: EngineFacts): PairCheck 
   return check;
 }
 
+/** Equal for engines that have equal checks with every other. */
+export function checkKey(facts: EngineFacts): string {
+  return `${planKey(facts)} ${facts.factors !== undefined} ${facts.compatibilityHash}`;
+}
+
 /** Whether the hashes of two engines differ, and the factor is not known without a search. */
 export function hashesDifferUnexplained(prefill: EngineFacts, decode: EngineFacts): boolean {
   return (

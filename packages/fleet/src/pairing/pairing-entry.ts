@@ -1,7 +1,7 @@
 import { KvError, type Timer } from "@kv/interface";
 import type { Instance, Role } from "../instances/instance.js";
 import type { SideChannelAddress } from "../zmq/zmq-request.js";
-import { checkPair, type PairCheck } from "./check-pair.js";
+import { checkKey, checkPair, type PairCheck } from "./check-pair.js";
 import type { EngineFacts } from "./engine-facts.js";
 import type { PairingSettings } from "./pairing-settings.js";
 
@@ -31,6 +31,42 @@ export interface AnsweredEngine {
   readonly mode: "pull" | "push";
 }
 
+/** Instances of one role that are alike in all that decides which others they fit: fleets have many instances of few kinds. */
+export interface Kind {
+  readonly key: string;
+  /** A number of its own. */
+  readonly id: number;
+  /** Never empty. */
+  readonly entries: Set<Entry>;
+  /** The check with each kind of the other role. */
+  readonly checks: Map<Kind, PairCheck>;
+}
+
+/** Equal for instances of a role that are of one kind. */
+export function kindKey({ facts, instance: { label } }: Entry): string {
+  return JSON.stringify([facts === undefined ? null : checkKey(facts), label]);
+}
+
+/** How many instances of the other role fit those of a kind. */
+export function partnersOf({ checks }: Kind): number {
+  let partners = 0;
+  for (const [{ entries }, { fits }] of checks) if (fits) partners += entries.size;
+  return partners;
+}
+
+/** Whether one of a kind's instances is so. */
+export function hasEntry({ entries }: Kind, is: (entry: Entry) => boolean): boolean {
+  for (const entry of entries) if (is(entry)) return true;
+  return false;
+}
+
+/** The kinds of the other role that fit a kind. */
+export function fittingKinds(kind: Kind | undefined): Kind[] {
+  const fitting: Kind[] = [];
+  if (kind !== undefined) for (const [other, { fits }] of kind.checks) if (fits) fitting.push(other);
+  return fitting;
+}
+
 /** What is known about one instance. */
 export class Entry {
   facts: EngineFacts | undefined = undefined;
@@ -45,10 +81,8 @@ export class Entry {
   timer: Timer | undefined = undefined;
   delayMs = FIRST_RETRY_MS;
   readAtMs = Number.NEGATIVE_INFINITY;
-  /** The check of each instance of the other role. */
-  readonly checks: ReadonlyMap<Entry, PairCheck> = new Map<Entry, PairCheck>();
-  /** How many of them fit. */
-  partners = 0;
+  /** Those that fit the same instances. Undefined until its first check. */
+  kind: Kind | undefined = undefined;
   /** What the last log line said. */
   logged = "";
 
@@ -57,19 +91,6 @@ export class Entry {
 
   constructor(readonly instance: PairedInstance) {
     this.origin = new URL(instance.url).origin;
-  }
-
-  /** Records the check of a pair. */
-  setCheck(other: Entry, check: PairCheck): void {
-    this.deleteCheck(other);
-    (this.checks as Map<Entry, PairCheck>).set(other, check);
-    if (check.fits) this.partners += 1;
-  }
-
-  /** Forgets an instance of the other role. */
-  deleteCheck(other: Entry): void {
-    if (this.checks.get(other)?.fits === true) this.partners -= 1;
-    (this.checks as Map<Entry, PairCheck>).delete(other);
   }
 
   get address(): SideChannelAddress | undefined {
@@ -94,12 +115,11 @@ export function isReady(entry: Entry): boolean {
   return !entry.isUnsure && entry.instance.available();
 }
 
-/** Of an instance that fits none: the check with the fewest differences. */
-export function nearest({ checks, partners }: Entry): Extract<PairCheck, { fits: false }> | undefined {
+/** Of a kind that fits none: the check with the fewest differences. */
+export function nearest({ checks }: Kind): Extract<PairCheck, { fits: false }> | undefined {
   let best: Extract<PairCheck, { fits: false }> | undefined;
-  if (partners > 0) return undefined;
   for (const check of checks.values()) {
-    if (check.fits) continue;
+    if (check.fits) return undefined;
     if (best === undefined || check.differences.length < best.differences.length) best = check;
   }
   return best;

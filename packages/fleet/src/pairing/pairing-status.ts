@@ -1,21 +1,22 @@
 import { formatValue } from "@kv/protocol";
 import type { PairingStatus } from "../instances/instance.js";
 import type { PairDifference } from "./check-pair.js";
-import { type Entry, nearest } from "./pairing-entry.js";
+import { type Entry, type Kind, nearest, partnersOf } from "./pairing-entry.js";
 
-/** How an instance is paired, as JSON for status pages. */
-export function pairingStatus(entry: Entry): PairingStatus {
-  const { facts, error, address, stale, partners } = entry;
-  const near = nearest(entry);
+/** How an instance of a kind is paired, as JSON for status pages. */
+export function pairingStatus(entry: Entry, kind: Kind): PairingStatus {
+  const { facts, error, address, stale } = entry;
+  const partners = partnersOf(kind);
+  const near = nearest(kind);
   const unverified = facts === undefined && partners > 0;
   const state =
-    entry.checks.size === 0 ? "alone" : partners === 0 ? "unpaired" : unverified ? "unverified" : "paired";
+    kind.checks.size === 0 ? "alone" : partners === 0 ? "unpaired" : unverified ? "unverified" : "paired";
   const reason =
     near !== undefined
       ? differencesText(near) + (facts === undefined && error !== undefined ? ` (${error.message})` : "")
       : unverified
         ? (error?.message ?? "its side channel is being read")
-        : noteOf(entry);
+        : noteOf(kind);
   return {
     state,
     partners,
@@ -38,7 +39,7 @@ export function pairingStatus(entry: Entry): PairingStatus {
 }
 
 /** What could not be checked of a pair that fits. */
-function noteOf({ checks }: Entry): string | null {
+function noteOf({ checks }: Kind): string | null {
   for (const check of checks.values()) if (check.fits && check.note !== undefined) return check.note;
   return null;
 }

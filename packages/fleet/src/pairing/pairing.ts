@@ -1,7 +1,7 @@
 import { setMaxListeners } from "node:events";
 import { type Clock, KvError, type Log } from "@kv/interface";
 import { type Instance, instanceName, type PairingStatus, type Role } from "../instances/instance.js";
-import { hashesDifferUnexplained, type PairCheck } from "./check-pair.js";
+import { hashesDifferUnexplained } from "./check-pair.js";
 import { type EngineFacts, type InstanceGet, kvBytesOf, modeIn, readEngineFacts } from "./engine-facts.js";
 import { findFactors, mayFindFactors } from "./find-factors.js";
 import {
@@ -10,7 +10,11 @@ import {
   checkEntries,
   Entry,
   FIRST_RETRY_MS,
+  fittingKinds,
+  hasEntry,
   isReady,
+  type Kind,
+  kindKey,
   type PairedInstance,
   requireAnsweredEngine,
   sameEngine,
@@ -52,14 +56,14 @@ export class Pairing {
   readonly #entries: Record<Role, Map<Instance, Entry>> = { prefill: new Map(), decode: new Map() };
   readonly #closing = new AbortController();
   #isCurrent = true;
-  /** Entries whose pairs are to be checked again. */
+  /** Entries that may fit others than before. */
   readonly #toCheck = new Set<Entry>();
   /** Entries of which a log line may have changed. */
   readonly #toReport = new Set<Entry>();
-  /** Pairs that do not fit. */
-  #misfits = 0;
-  /** Every instance fits every one of the other role, and all are verified or never were. */
-  #allFit = true;
+  readonly #kinds: Record<Role, Map<string, Kind>> = { prefill: new Map(), decode: new Map() };
+  #lastKind = 0;
+  /** By a list that is the same at each request, and by the kinds that fit: those of the list that do, until an instance changes. */
+  #fitting = new WeakMap<readonly PairedInstance[], Map<string, Fitting>>();
 
   /** Reads nothing until pools have instances. */
   constructor(options: PairingOptions) {
@@ -76,7 +80,9 @@ export class Pairing {
       if (left.has(instance)) continue;
       entries.delete(instance);
       entry.timer?.cancel();
-      this.#forget(entry);
+      this.#toCheck.delete(entry);
+      this.#toReport.delete(entry);
+      this.#leaveKind(entry);
     }
     for (const instance of instances) {
       if (entries.has(instance)) continue;
@@ -143,11 +149,15 @@ export class Pairing {
    */
   certain(prefill: Instance): Promise<unknown> | undefined {
     this.#update();
-    const checks = this.#allFit ? undefined : this.#entryOf(prefill)?.checks;
-    const fitting = [...(checks ?? [])].flatMap(([other, { fits }]) =>
-      fits && !other.instance.draining ? [other] : [],
-    );
-    if (fitting.some(({ isUnsure }) => !isUnsure)) return undefined;
+    const kind = this.#entryOf(prefill)?.kind;
+    const fitting: Entry[] = [];
+    for (const { entries } of fittingKinds(kind)) {
+      for (const entry of entries) {
+        if (entry.instance.draining) continue;
+        if (!entry.isUnsure) return undefined;
+        fitting.push(entry);
+      }
+    }
     // One that does not even refuse connections would hold up each request.
     const readable = fitting.filter(({ error }) => error?.code !== "KV_SIDE_CHANNEL_TIMEOUT");
     return readable.length === 0 ? undefined : Promise.all(readable.map((entry) => this.#read(entry)));
@@ -167,66 +177,55 @@ export class Pairing {
    */
   *choices<T extends PairedInstance>(instances: readonly T[], partner: Partner): Generator<readonly T[]> {
     this.#update();
-    const avoiding = "avoiding" in partner ? partner.avoiding : undefined;
-    if (this.#allFit && (avoiding === undefined || avoiding.size === 0)) {
-      yield instances;
+    if (!("avoiding" in partner)) {
+      const kind = this.#entryOf(partner)?.kind;
+      const { sure, all } = this.#ofKinds(instances, fittingKinds(kind));
+      yield sure;
+      yield all;
       return;
     }
-    if (avoiding === undefined) {
-      const own = this.#entryOf(partner as Instance)?.checks;
-      const fitting = instances.filter((instance) => {
-        const entry = this.#entryOf(instance);
-        return entry !== undefined && own?.get(entry)?.fits === true;
-      });
-      yield fitting.filter((instance) => this.#entryOf(instance)?.isUnsure !== true);
-      yield fitting;
-      return;
-    }
-    yield instances.filter(
-      (instance) =>
-        this.#entryOf(instance)?.isUnsure !== true &&
-        this.#hasPartner(instance, (other) => isReady(other) && !avoiding.has(other.instance)),
-    );
-    yield instances.filter((instance) => this.#hasPartner(instance, () => true));
+    const [first] = instances;
+    if (first === undefined) return;
+    const kinds = [...this.#kinds[first.role].values()];
+    const withPartner = (accepts: (other: Entry) => boolean) =>
+      this.#ofKinds(
+        instances,
+        kinds.filter((kind) => fittingKinds(kind).some((other) => hasEntry(other, accepts))),
+      );
+    yield withPartner((other) => isReady(other) && !partner.avoiding.has(other.instance)).sure;
+    yield withPartner(({ instance }) => !instance.draining).all;
   }
 
   /** Whether two instances of different roles fit, as far as neither may have been restarted since it was read. */
   fits(one: Instance, other: Instance): boolean {
     this.#update();
-    if (this.#allFit) return true;
     const [own, partner] = [this.#entryOf(one), this.#entryOf(other)];
-    if (own === undefined || partner === undefined || own.isUnsure || partner.isUnsure) return false;
-    return own.checks.get(partner)?.fits === true;
+    if (own?.kind === undefined || partner?.kind === undefined || own.isUnsure || partner.isUnsure)
+      return false;
+    return own.kind.checks.get(partner.kind)?.fits === true;
   }
 
   /** Whether a prefill and a decode instance that fit are available. */
   hasPair(): boolean {
-    this.#update();
-    return [...this.#entries.prefill.values()].some(
-      ({ instance }) =>
-        instance.available() && this.#hasPartner(instance, (other) => other.instance.available()),
-    );
+    return this.#hasPair(({ instance }) => instance.available());
   }
 
   /** Whether a prefill instance besides `instance` has an available partner. */
   hasOther(instance: Instance): boolean {
-    this.#update();
-    return [...this.#entries.prefill.values()].some(
-      (entry) => entry.instance !== instance && isReady(entry) && this.#hasPartner(entry.instance, isReady),
-    );
+    return this.#hasPair((entry) => entry.instance !== instance && isReady(entry));
   }
 
   /** Why no instance of `role`, or none of `among`, fits `partner`; undefined where one does. */
   refusal(role: Role, partner: Partner, among?: readonly Instance[]): string | undefined {
     this.#update();
-    const entries = [...this.#entries[role].values()].filter(
-      ({ instance }) => !instance.draining && (among?.includes(instance) ?? true),
-    );
     const texts = new Set<string>();
-    for (const entry of entries) {
-      for (const [other, check] of entry.checks) {
-        if (other.instance.draining) continue;
-        if (!("avoiding" in partner) && other.instance !== partner) continue;
+    const isAmong = ({ instance }: Entry) => !instance.draining && (among?.includes(instance) ?? true);
+    const isPartner = ({ instance }: Entry) =>
+      !instance.draining && ("avoiding" in partner || instance === partner);
+    for (const kind of this.#kinds[role].values()) {
+      if (!hasEntry(kind, isAmong)) continue;
+      for (const [other, check] of kind.checks) {
+        if (!hasEntry(other, isPartner)) continue;
         if (check.fits) return undefined;
         texts.add(differencesText(check));
       }
@@ -249,7 +248,7 @@ export class Pairing {
   status(instance: Instance): PairingStatus | null {
     this.#update();
     const entry = this.#entryOf(instance);
-    return entry === undefined ? null : pairingStatus(entry);
+    return entry?.kind === undefined ? null : pairingStatus(entry, entry.kind);
   }
 
   /** Ends all readings. */
@@ -271,12 +270,30 @@ export class Pairing {
     return this.#entries[instance.role].get(instance);
   }
 
-  #hasPartner(instance: Instance, accepts: (other: Entry) => boolean): boolean {
-    const entry = this.#entryOf(instance);
-    if (entry === undefined) return false;
-    for (const [other, check] of entry.checks)
-      if (check.fits && !other.instance.draining && accepts(other)) return true;
-    return false;
+  #hasPair(is: (entry: Entry) => boolean): boolean {
+    this.#update();
+    return [...this.#kinds.prefill.values()].some(
+      (kind) => hasEntry(kind, is) && fittingKinds(kind).some((other) => hasEntry(other, is)),
+    );
+  }
+
+  /** Those of a list that are of one of the kinds. */
+  #ofKinds<T extends PairedInstance>(instances: readonly T[], kinds: readonly Kind[]): Fitting<T> {
+    let known = this.#fitting.get(instances);
+    if (known === undefined) {
+      known = new Map();
+      this.#fitting.set(instances, known);
+    }
+    const key = kinds.map(({ id }) => id).join();
+    let fitting = known.get(key) as Fitting<T> | undefined;
+    if (fitting === undefined) {
+      const ofKind = new Set<Kind | undefined>(kinds);
+      const isSure = (instance: T) => this.#entryOf(instance)?.isUnsure !== true;
+      const all = partOf(instances, (instance) => ofKind.has(this.#entryOf(instance)?.kind));
+      fitting = { all, sure: partOf(all, isSure) };
+      known.set(key, fitting);
+    }
+    return fitting;
   }
 
   #suspect(entry: Entry): void {
@@ -287,6 +304,8 @@ export class Pairing {
   }
 
   #read(entry: Entry): Promise<void> {
+    // From now on it is unsure.
+    if (entry.facts === undefined) this.#changed();
     entry.reading ??= this.#readOnce(entry).finally(() => {
       entry.reading = undefined;
       this.#toReport.add(entry);
@@ -345,63 +364,72 @@ export class Pairing {
     this.#changed(entry);
   }
 
-  /** `entry`: one whose pairs are to be checked again. */
+  /** `entry`: one that may fit others than before. */
   #changed(entry?: Entry): void {
     if (entry !== undefined) this.#toCheck.add(entry);
     if (this.#isCurrent) queueMicrotask(() => this.#update());
     this.#isCurrent = false;
   }
 
-  /** Checks the pairs of what has changed, not all. */
+  /** Checks what has changed, not all. */
   #update(): void {
     if (this.#isCurrent) return;
     this.#isCurrent = true;
-    for (const entry of this.#toCheck) this.#checkPairsOf(entry);
+    this.#fitting = new WeakMap();
+    for (const entry of this.#toCheck) this.#assignKind(entry);
     this.#toCheck.clear();
-    const all = this.#all();
-    this.#allFit = this.#misfits === 0 && !all.some(({ isUnsure }) => isUnsure);
     // What is still being read may fit.
-    if (all.some(({ facts, reading }) => facts === undefined && reading !== undefined)) return;
+    if (this.#all().some(({ facts, reading }) => facts === undefined && reading !== undefined)) return;
     for (const entry of this.#toReport) this.#report(entry);
     this.#toReport.clear();
   }
 
-  #checkPairsOf(entry: Entry): void {
+  #assignKind(entry: Entry): void {
     const { role } = entry.instance;
     if (this.#entryOf(entry.instance) !== entry) return;
     this.#toReport.add(entry);
-    for (const other of this.#entries[role === "prefill" ? "decode" : "prefill"].values()) {
-      const check = role === "prefill" ? this.#check(entry, other) : this.#check(other, entry);
-      const before = entry.checks.get(other);
-      if (before === check) continue;
-      this.#misfits += Number(!check.fits) - Number(before?.fits === false);
-      entry.setCheck(other, check);
-      other.setCheck(entry, check);
-      // A partner more or less changes no line of one that has partners.
-      if (!check.fits || before?.fits !== true) this.#toReport.add(other);
+    const key = kindKey(entry);
+    if (entry.kind?.key !== key) {
+      this.#leaveKind(entry);
+      entry.kind = this.#kinds[role].get(key) ?? this.#createKind(entry, key);
+      entry.kind.entries.add(entry);
+    }
+    const { facts } = entry;
+    if (facts === undefined || !mayFindFactors(facts)) return;
+    for (const { entries } of entry.kind.checks.keys()) {
+      const [other] = entries;
+      if (other?.facts !== undefined && hashesDifferUnexplained(facts, other.facts))
+        void this.#searchFactors(entry);
     }
   }
 
-  #forget(entry: Entry): void {
-    this.#toCheck.delete(entry);
-    this.#toReport.delete(entry);
-    for (const [other, check] of entry.checks) {
-      this.#misfits -= Number(!check.fits);
-      other.deleteCheck(entry);
-      this.#toReport.add(other);
+  #createKind(entry: Entry, key: string): Kind {
+    const { role } = entry.instance;
+    this.#lastKind += 1;
+    const created: Kind = { key, id: this.#lastKind, entries: new Set([entry]), checks: new Map() };
+    this.#kinds[role].set(key, created);
+    for (const kind of this.#kinds[role === "prefill" ? "decode" : "prefill"].values()) {
+      const [other] = kind.entries;
+      if (other === undefined) continue;
+      const [p, d] = role === "prefill" ? [entry, other] : [other, entry];
+      const check = checkEntries(p, d, this.#options.mode);
+      created.checks.set(kind, check);
+      kind.checks.set(created, check);
+      for (const one of kind.entries) this.#toCheck.add(one);
     }
+    return created;
   }
 
-  #check(p: Entry, d: Entry): PairCheck {
-    const check = checkEntries(p, d, this.#options.mode);
-    if (
-      !check.fits &&
-      p.facts !== undefined &&
-      d.facts !== undefined &&
-      hashesDifferUnexplained(p.facts, d.facts)
-    )
-      for (const entry of [p, d]) void this.#searchFactors(entry);
-    return check;
+  #leaveKind(entry: Entry): void {
+    const { kind } = entry;
+    if (kind === undefined) return;
+    kind.entries.delete(entry);
+    if (kind.entries.size > 0) return;
+    this.#kinds[entry.instance.role].delete(kind.key);
+    for (const other of kind.checks.keys()) {
+      other.checks.delete(kind);
+      for (const one of other.entries) this.#toReport.add(one);
+    }
   }
 
   /** Finds the factors of a hash, so that the one that differs can be named. */
@@ -438,4 +466,16 @@ export class Pairing {
     else if (state === "paired" && before !== "")
       log.info("instance-paired", { ...fields, partners: status.partners });
   }
+}
+
+/** Instances of a list that fit. */
+interface Fitting<T extends PairedInstance = PairedInstance> {
+  readonly all: readonly T[];
+  /** Those of which it is known which engine they have. */
+  readonly sure: readonly T[];
+}
+
+/** The same list where all are so: strategies keep what they know of a list. */
+function partOf<T>(list: readonly T[], is: (one: T) => boolean): readonly T[] {
+  return list.every(is) ? list : list.filter(is);
 }
