@@ -1,6 +1,15 @@
-import { type Instance, InstancePool, Pairing, prefixAware, type Role, type Routing } from "@kv/fleet";
-import { PrometheusMetrics } from "@kv/fleet/front-end";
-import { silentLog, systemClock, systemRandom } from "@kv/interface";
+import {
+  type Instance,
+  InstancePool,
+  Pairing,
+  type PooledInstance,
+  prefixAware,
+  type Role,
+  type Routing,
+} from "@kv/fleet";
+import { type Fleet, PrefillCosts, PrometheusMetrics, parseGenerationRequest } from "@kv/fleet/front-end";
+import { KvError, silentLog, systemClock, systemRandom } from "@kv/interface";
+import { EndpointPicker } from "../../../packages/epp/src/pick/endpoint-picker.js";
 import { HealthChecks } from "../../../packages/fleet/src/health/health-checks.js";
 import { BlockHolders } from "../../../packages/fleet/src/kv-events/block-holders.js";
 import {
@@ -21,7 +30,8 @@ const BLOCK_TOKENS = 16;
 /** Blocks of a prompt. */
 const PROMPT_BLOCKS = 32;
 const NONE: ReadonlySet<never> = new Set();
-const TIMES = { coolDownMs: 1000, maxCoolDownMs: 30_000, slowReturnMs: 10_000 };
+/** Longer than a measurement takes. */
+const TIMES = { coolDownMs: 600_000, maxCoolDownMs: 600_000, slowReturnMs: 600_000 };
 const clock = systemClock();
 const TEXT = "a system prompt that many requests begin with; ".repeat(90);
 
@@ -36,13 +46,13 @@ function pool(
   role: Role,
   count: number,
   routing: Routing = roundRobin(),
-  { pairing, port }: { readonly pairing?: Pairing; readonly port?: number } = {},
+  { pairing, ports = [] }: { readonly pairing?: Pairing; readonly ports?: readonly number[] } = {},
 ): InstancePool {
   return new InstancePool({
     role,
     instances: Array.from({ length: count }, (_, at) => ({
       url: `http://127.0.0.1:${20_000 + at}`,
-      ...(port === undefined ? {} : { kv: { host: "127.0.0.1", port } }),
+      ...(ports.length === 0 ? {} : { kv: { host: "127.0.0.1", port: ports[at % ports.length] } }),
     })),
     routing,
     clock,
@@ -64,6 +74,60 @@ function routing(name: string, create: () => Routing): Quantity {
       return processorTime("us", 1, () => {
         at += 1;
         instances.visit({ requestId: `${at}`, request }, NONE)?.succeeded();
+      });
+    },
+  };
+}
+
+const unreachable = new KvError("KV_PROXY_UPSTREAM_FAILED", "x", { details: { stage: "connect" } });
+const answered500 = new KvError("KV_PROXY_UPSTREAM_FAILED", "x", { details: { stage: "status" } });
+
+/** Choices with each strategy after `change` of the first instance. */
+function routingAfter(
+  what: string,
+  change: (first: PooledInstance) => void,
+  name: string,
+  create: () => Routing,
+): Quantity {
+  return {
+    name: `routing, ${name}, ${what}`,
+    unit: "us per choice",
+    ...{ sizeOf: "instances", sizes: INSTANCES, exponent: 0 },
+    measure(size) {
+      const instances = pool("prefill", size, create());
+      const [first] = instances.list();
+      if (first !== undefined) change(first);
+      let at = 0;
+      return processorTime("us", 1, () => {
+        at += 1;
+        const request = { fields: { prompt: TEXT, user: `u${at}` } };
+        instances.visit({ requestId: `${at}`, request }, NONE)?.succeeded();
+      });
+    },
+  };
+}
+
+function bringBack(first: PooledInstance): void {
+  first.checked(unreachable, 1);
+  first.checked(undefined, 1);
+}
+
+/** A visit that was answered with 500, and one elsewhere. */
+function secondAttempt(name: string, create: () => Routing): Quantity {
+  return {
+    name: `routing, ${name}, a request whose first instance answers with 500`,
+    unit: "us per request",
+    ...{ sizeOf: "instances", sizes: INSTANCES, exponent: 0 },
+    measure(size) {
+      const instances = pool("prefill", size, create());
+      let at = 0;
+      return processorTime("us", 1, () => {
+        at += 1;
+        const context = { requestId: `${at}`, request: { fields: { prompt: TEXT, user: "u" } } };
+        const first = instances.visit(context, NONE);
+        if (first === undefined) return;
+        first.failed(answered500);
+        instances.visit(context, new Set([first.instance]))?.succeeded();
       });
     },
   };
@@ -137,10 +201,12 @@ interface Paired {
   close(): Promise<void>;
 }
 
-/** As many instances, half of each role, all of whose side channels were read. */
-async function paired(count: number): Promise<Paired> {
+/** As many instances, half of each role, all of whose side channels were read. They take turns in the versions: those of one fit. */
+async function paired(count: number, versions: readonly string[] = ["0.33.0"]): Promise<Paired> {
   let engines = 0;
-  const channel = await startSideChannel(() => ({ engineId: `e${++engines}`, vllmVersion: "0.33.0" }));
+  const channels = await Promise.all(
+    versions.map((vllmVersion) => startSideChannel(() => ({ engineId: `e${++engines}`, vllmVersion }))),
+  );
   const get = async () => ({ status: 404, body: "" });
   const pairing = new Pairing({
     mode: "lenient",
@@ -150,7 +216,7 @@ async function paired(count: number): Promise<Paired> {
     clock,
     log: silentLog,
   });
-  const given = { pairing, port: channel.port };
+  const given = { pairing, ports: channels.map(({ port }) => port) };
   const pools = [
     pool("prefill", count / 2, undefined, given),
     pool("decode", count / 2, undefined, given),
@@ -161,20 +227,93 @@ async function paired(count: number): Promise<Paired> {
     pools,
     async close() {
       pairing.close();
-      await channel.close();
+      for (const channel of channels) await channel.close();
     },
   };
 }
 
-async function withPaired(count: number, measure: (fleet: Paired) => Promise<number>): Promise<number> {
-  const fleet = await paired(count);
+async function withPaired(
+  count: number,
+  measure: (fleet: Paired) => Promise<number>,
+  versions?: readonly string[],
+): Promise<number> {
+  const fleet = await paired(count, versions);
   const cost = await measure(fleet);
   await fleet.close();
   return cost;
 }
 
+/** Choices of a P, and of a D for it. */
+function pairs(name: string, versions: readonly string[]): Quantity {
+  return {
+    name: `pairing: choice of a P and of a D for it, ${name}`,
+    unit: "us per pair",
+    ...{ sizeOf: "instances", sizes: INSTANCES.slice(1), exponent: 0 },
+    measure: (size) =>
+      withPaired(
+        size,
+        ({ pools: [prefill, decode] }) => {
+          const context = { requestId: "r" };
+          return processorTime("us", 1, () => {
+            const p = prefill.visit(context, NONE, { avoiding: NONE });
+            if (p === undefined) throw new Error("no P has a partner");
+            decode.visit(context, NONE, p.instance)?.succeeded();
+            p.succeeded();
+          });
+        },
+        versions,
+      ),
+  };
+}
+
+function picking(
+  name: string,
+  versions: readonly string[],
+  change: (first: PooledInstance) => void,
+): Quantity {
+  return {
+    name: `endpoint picker: a choice, ${name}`,
+    unit: "us per request",
+    ...{ sizeOf: "instances", sizes: INSTANCES.slice(1), exponent: 0 },
+    measure: (size) =>
+      withPaired(
+        size,
+        ({ pools: [prefill, decode] }) => {
+          const settings = {
+            limits: { requestsPerDecode: 100 } as never,
+            fallbacks: 2,
+            unsplittable: "fail" as const,
+            disaggregateAbove: undefined,
+          };
+          const picker = new EndpointPicker({
+            fleet: { pools: { prefill, decode } } as unknown as Fleet,
+            settings,
+            costs: new PrefillCosts(),
+            metrics: { count() {}, observe() {} },
+          });
+          const [first] = prefill.list();
+          if (first !== undefined) change(first);
+          const request = parseGenerationRequest("/v1/completions", Buffer.from('{"prompt":"a"}'));
+          return processorTime("us", 1, () => {
+            const choice = picker.pick({ requestId: "r", request });
+            choice.decode.succeeded();
+            choice.prefill?.succeeded();
+          });
+        },
+        versions,
+      ),
+  };
+}
+
+const TWO_VERSIONS = ["0.33.0", "0.32.0"];
+
 const quantities: Quantity[] = [
   ...Object.entries(STRATEGIES).map(([name, create]) => routing(name, create)),
+  ...Object.entries(STRATEGIES).flatMap(([name, create]) => [
+    routingAfter("one instance cools down", (first) => first.begin().failed(unreachable), name, create),
+    routingAfter("one instance returns from ejection", bringBack, name, create),
+    secondAttempt(name, create),
+  ]),
   routingByEvents("one cache has the prompt", false),
   routingByEvents("all caches have it", true),
   {
@@ -189,16 +328,11 @@ const quantities: Quantity[] = [
       return cost;
     },
   },
-  {
-    name: "pairing: choice of D for a P",
-    unit: "us per choice",
-    ...{ sizeOf: "instances", sizes: INSTANCES, exponent: 0 },
-    measure: (size) =>
-      withPaired(size, ({ pools: [prefill, decode] }) => {
-        const [p] = prefill.list();
-        return processorTime("us", 1, () => decode.visit({ requestId: "r" }, NONE, p)?.succeeded());
-      }),
-  },
+  pairs("all fit", ["0.33.0"]),
+  pairs("two versions, half fit", TWO_VERSIONS),
+  picking("all fit", ["0.33.0"], () => {}),
+  picking("two versions", TWO_VERSIONS, () => {}),
+  picking("one P is ejected", ["0.33.0"], (first) => first.checked(unreachable, 1)),
   {
     name: "health: a round of checks, besides their HTTP",
     unit: "us per instance",

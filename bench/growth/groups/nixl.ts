@@ -216,7 +216,7 @@ const quantities: Quantity[] = [
   {
     name: "add a peer, and notify it",
     unit: "us per peer",
-    ...{ sizeOf: "peers of an agent", sizes: [1, 4, 16, 64], exponent: 0 },
+    ...{ sizeOf: "peers of an agent", sizes: [2, 8, 32, 128, 512], exponent: 0 },
     measure: (size) =>
       agents(size + 1, async ([own, ...peers]) => {
         const all = await Promise.all(peers.map((peer) => peer.localMetadata()));

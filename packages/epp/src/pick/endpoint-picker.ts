@@ -4,6 +4,7 @@ import {
   type Instance,
   type InstancePool,
   instanceName,
+  type Partner,
   type PooledInstance,
   type RoutingContext,
   type Visit,
@@ -55,18 +56,19 @@ export class EndpointPicker {
     const { fleet, settings } = this.#options;
     const { prefill: prefillers, decode: decoders } = fleet.pools;
     const alone = this.#isForDecodeAlone(context);
-    const outPrefillers = alone ? NONE : unavailable(prefillers, subsetOf(prefillers, context.subset));
-    const outDecoders = unavailable(decoders, context.subset);
-    const busy = busyAmong(decoders, outDecoders, settings.limits.requestsPerDecode);
-    const out = busy.length === 0 ? outDecoders : new Set([...outDecoders, ...busy]);
-    const decode = decoders.choose(context, out, alone ? undefined : { avoiding: outPrefillers });
-    if (decode === undefined)
-      throw busy.length > 0 ? shed(busy.length, settings.limits.requestsPerDecode) : none(decoders, context);
-    const { fallbacks } = settings;
+    const outPrefillers = alone ? NONE : excluded(prefillers, subsetOf(prefillers, context.subset));
+    const outDecoders = excluded(decoders, context.subset);
+    const { fallbacks, limits } = settings;
+    const most = limits.requestsPerDecode ?? Number.POSITIVE_INFINITY;
+    const partner = alone ? undefined : { avoiding: outPrefillers };
+    const decode = chooseIdle(decoders, context, { out: outDecoders, partner, most });
+    if (decode === undefined) throw shed(decoders, outDecoders, most) ?? none(decoders, context);
     const others = (partners: readonly Instance[]) =>
       decoders
-        .alternatives(fallbacks, new Set([...out, decode]), partners)
-        .filter(({ dataParallelRank: rank }) => rank === decode.dataParallelRank);
+        .alternatives(fallbacks, new Set([...outDecoders, decode]), partners)
+        .filter(
+          ({ dataParallelRank: rank, inFlight }) => rank === decode.dataParallelRank && inFlight < most,
+        );
     if (alone || this.#oneLegPays(context, decode))
       return {
         decode: decode.begin(),
@@ -74,7 +76,7 @@ export class EndpointPicker {
         prefill: undefined,
         prefillers: [],
       };
-    const prefill = prefillers.choose(context, outPrefillers, decode);
+    const prefill = chooseIdle(prefillers, context, { out: outPrefillers, partner: decode });
     if (prefill === undefined) throw none(prefillers, context, decode);
     const allDecoders = [decode, ...others([prefill])];
     const excluding = new Set([...outPrefillers, prefill]);
@@ -148,30 +150,50 @@ function subsetOf(pool: InstancePool, subset: PickContext["subset"]): PickContex
   return named ? subset : undefined;
 }
 
-/** The instances that take no requests now, or are not in the subset. */
-function unavailable(pool: InstancePool, subset: PickContext["subset"]): ReadonlySet<Instance> {
-  const isDestination = pool.role === "decode";
-  return new Set(
-    pool
-      .list()
-      .filter(
-        (instance) =>
-          !instance.available() ||
-          (isDestination && !hasAddress(instance)) ||
-          (subset !== undefined && !subset.has(endpointOf(instance))),
-      ),
-  );
+/** Decode instances without an address, by the list of their pool. */
+const withoutAddress = new WeakMap<readonly Instance[], ReadonlySet<Instance>>();
+
+/** The instances that no gateway could use as a destination, or that are not in the subset. */
+function excluded(pool: InstancePool, subset: PickContext["subset"]): ReadonlySet<Instance> {
+  const all = pool.list();
+  let out = pool.role === "decode" ? withoutAddress.get(all) : NONE;
+  if (out === undefined) {
+    out = new Set(all.filter((instance) => !hasAddress(instance)));
+    withoutAddress.set(all, out);
+  }
+  if (subset === undefined) return out;
+  return new Set([...out, ...all.filter((instance) => !subset.has(endpointOf(instance)))]);
 }
 
-function busyAmong(pool: InstancePool, out: ReadonlySet<Instance>, limit: number | undefined) {
-  if (limit === undefined) return [];
-  return pool.list().filter((instance) => !out.has(instance) && instance.inFlight >= limit);
+interface ChooseOptions {
+  readonly out: ReadonlySet<Instance>;
+  readonly partner: Partner | undefined;
+  /** Requests that an instance may have. */
+  readonly most?: number;
 }
 
-function shed(count: number, limit: number | undefined): KvError {
+/** Chooses one that takes requests and has fewer than `most`. All are looked at only where the pool's choice is none of these. */
+function chooseIdle(
+  pool: InstancePool,
+  context: PickContext,
+  { out, partner, most = Number.POSITIVE_INFINITY }: ChooseOptions,
+): PooledInstance | undefined {
+  const isIdle = (instance: PooledInstance) => instance.available() && instance.inFlight < most;
+  const chosen = pool.choose(context, out, partner);
+  if (chosen === undefined || isIdle(chosen)) return chosen;
+  const busy = pool.list().filter((instance) => !isIdle(instance));
+  return pool.choose(context, new Set([...out, ...busy]), partner);
+}
+
+/** The error where instances that are available have as many requests as they may have. */
+function shed(pool: InstancePool, out: ReadonlySet<Instance>, most: number): KvError | undefined {
+  const busy = pool
+    .list()
+    .filter((instance) => !out.has(instance) && instance.available() && instance.inFlight >= most);
+  if (busy.length === 0) return undefined;
   return overloaded({
     limit: "limits.requestsPerDecode",
-    message: `each of the ${count} decode instances that are available has ${limit} requests in flight`,
+    message: `each of the ${busy.length} decode instances that are available has ${most} requests in flight`,
     byClient: true,
   });
 }

@@ -120,3 +120,38 @@ test("ranks of one server are added, drained and removed one by one", async () =
   expect(pool.status().map((one) => one.data_parallel_rank)).toEqual([0, 1]);
   await expect(pool.remove({ url: "a" })).rejects.toMatchObject({ hint: "there are a@0, a@1" });
 });
+
+/** Strategies keep what they know of a list: a new list at each request would cost more with each instance. */
+test("the strategy gets the same list while no instance changes: after a return from ejection, and after a failure", () => {
+  const lists = new Set<readonly unknown[]>();
+  let chance = 0;
+  const pool = new InstancePool({
+    role: "prefill",
+    instances: ["a", "b", "c", "d"].map((url) => ({ url })),
+    routing: {
+      name: "first",
+      choose(candidates) {
+        lists.add(candidates);
+        return candidates[0];
+      },
+    },
+    clock: { now: () => 0, setTimer: () => ({ cancel() {} }) },
+    random: { ...systemRandom(), next: () => chance },
+    times: { coolDownMs: 1000, maxCoolDownMs: 3000, slowReturnMs: 1000 },
+  });
+  const [, b] = pool.list();
+  b?.checked(silent, 1);
+  b?.checked(undefined, 1);
+  for (let at = 0; at < 10; at += 1) {
+    chance = at % 2;
+    pool.visit({ requestId: "r" }, new Set());
+  }
+  expect(lists.size).toBe(2);
+  for (let at = 0; at < 10; at += 1) {
+    const first = pool.visit({ requestId: "r" }, new Set());
+    first?.failed(new KvError("KV_PROXY_UPSTREAM_FAILED", "answered 500"));
+    const second = pool.visit({ requestId: "r" }, new Set(first === undefined ? [] : [first.instance]));
+    expect(second?.instance).not.toBe(first?.instance);
+  }
+  expect(lists.size).toBe(3);
+});

@@ -1,4 +1,4 @@
-import { type Clock, KvError } from "@kv/interface";
+import { type Clock, KvError, type Random } from "@kv/interface";
 import type { Pairing, Partner } from "../pairing/pairing.js";
 import { LeastLoaded } from "../routing/least-loaded.js";
 import type { Routing, RoutingContext } from "../routing/routing.js";
@@ -8,6 +8,7 @@ import {
   type InstanceSpec,
   type InstanceStatus,
   instanceName,
+  partOf,
   type Role,
   type Visit,
 } from "./instance.js";
@@ -21,6 +22,8 @@ export interface InstancePoolOptions extends PooledInstanceOptions {
   readonly instances: readonly InstanceSpec[];
   /** Chooses among the instances that take requests. */
   readonly routing: Routing;
+  /** Draws which requests instances take after their ejection. */
+  readonly random: Random;
   /** Called with each instance that is added. */
   readonly added?: ((instance: PooledInstance) => void) | undefined;
   /** Knows which instances fit those of the other role. Without it all do. */
@@ -39,8 +42,11 @@ export class InstancePool {
   #instances: readonly PooledInstance[] = [];
   readonly #byName = new Map<string, PooledInstance>();
   readonly #byLoad = new LeastLoaded();
-  /** By a list that is the same at each request: those of it that take requests, while none changes. With many instances a search at each request would take longer than the rest. */
+  /** By a list that is the same at each request. With many instances a search at each request would take longer than the rest. */
   #admitting = new WeakMap<readonly PooledInstance[], Admitting>();
+
+  /** By a list: the instance that was left out of it last, and the others. */
+  readonly #withoutOne = new WeakMap<readonly PooledInstance[], Without>();
 
   /** Errors: `KV_CONFIG_INVALID` for an instance that is named twice. */
   constructor(options: InstancePoolOptions) {
@@ -61,6 +67,17 @@ export class InstancePool {
     context: RoutingContext,
     excluding: ReadonlySet<Instance>,
     partner?: Partner,
+  ): PooledInstance | undefined {
+    // Mostly another one is chosen anyway, and a list without those is a new one, which strategies have to look through.
+    const chosen = this.#chooseWithout(context, NONE, partner);
+    if (chosen === undefined || !excluding.has(chosen)) return chosen;
+    return this.#chooseWithout(context, excluding, partner);
+  }
+
+  #chooseWithout(
+    context: RoutingContext,
+    excluding: ReadonlySet<Instance>,
+    partner: Partner | undefined,
   ): PooledInstance | undefined {
     const named = this.role === "prefill" ? context.prefillers : undefined;
     const candidates = this.#candidates(named ?? this.#instances, excluding, partner);
@@ -231,31 +248,75 @@ export class InstancePool {
   }
 
   #ready(instances: readonly PooledInstance[], excluding: ReadonlySet<Instance>): readonly PooledInstance[] {
-    const nowMs = this.#clock.now();
-    const known = excluding.size === 0 ? this.#admitting.get(instances) : undefined;
-    if (known !== undefined && nowMs < known.untilMs) return known.instances;
-    const found = instances.filter((instance) => !excluding.has(instance) && instance.admits(nowMs));
-    // The same list as before, where all take requests.
-    const admitting = found.length === instances.length ? instances : found;
-    if (excluding.size === 0 && admitting.length > 0)
-      this.#admitting.set(instances, { instances: admitting, untilMs: steadyUntilMs(instances, nowMs) });
-    if (admitting.length > 0) return admitting;
+    const admitting = this.#admittingOf(instances);
+    const out = [...excluding].filter((instance) => this.#byLoad.has(admitting, instance));
+    const ready = out.length === 0 ? admitting : this.#without(admitting, out);
+    if (ready.length > 0) return ready;
     const left = instances.filter((instance) => !excluding.has(instance) && !instance.draining);
     const available = left.filter((instance) => instance.available());
     return available.length > 0 ? available : left;
   }
+
+  /** A list without some of its instances; the same list where one is left out again, as after each failure of an instance that does not cool down. */
+  #without(list: readonly PooledInstance[], out: readonly Instance[]): readonly PooledInstance[] {
+    const only = out.length === 1 ? out[0] : undefined;
+    const known = this.#withoutOne.get(list);
+    if (only !== undefined && known?.only === only) return known.left;
+    const all = new Set(out);
+    const left = list.filter((instance) => !all.has(instance));
+    if (only !== undefined) this.#withoutOne.set(list, { only, left });
+    return left;
+  }
+
+  /** Those that take requests. The same list as before while none changes. */
+  #admittingOf(instances: readonly PooledInstance[]): readonly PooledInstance[] {
+    const nowMs = this.#clock.now();
+    let known = this.#admitting.get(instances);
+    if (known === undefined || nowMs >= known.untilMs) {
+      known = admittingOf(instances, nowMs);
+      this.#admitting.set(instances, known);
+    }
+    const { returning, lists } = known;
+    let taking = 0;
+    if (returning.length > 0) {
+      const chance = this.#options.random.next();
+      while (taking < returning.length && chance < (returning[taking]?.returningShare(nowMs) ?? 0))
+        taking += 1;
+    }
+    let list = lists[taking];
+    if (list === undefined) {
+      const without = new Set(returning.slice(taking));
+      list = partOf(instances, (instance) => instance.available(nowMs) && !without.has(instance));
+      lists[taking] = list;
+    }
+    return list;
+  }
 }
 
+interface Without {
+  readonly only: Instance;
+  readonly left: readonly PooledInstance[];
+}
+
+/** Which instances of a list take requests. */
 interface Admitting {
-  readonly instances: readonly PooledInstance[];
+  /** Those that return from ejection, the first one first: each takes more requests than the next. */
+  readonly returning: readonly PooledInstance[];
+  /** Those that take a request of which so many of `returning` take their share. */
+  readonly lists: (readonly PooledInstance[] | undefined)[];
+  /** Until then it stays so, unless an instance changes. */
   readonly untilMs: number;
 }
 
-const NONE: ReadonlySet<never> = new Set();
-
-/** When it has to be looked at again which instances take requests, though none changes until then. */
-function steadyUntilMs(instances: readonly PooledInstance[], nowMs: number): number {
+function admittingOf(instances: readonly PooledInstance[], nowMs: number): Admitting {
   let untilMs = Number.POSITIVE_INFINITY;
-  for (const instance of instances) untilMs = Math.min(untilMs, instance.steadyUntilMs(nowMs));
-  return untilMs;
+  const returning: PooledInstance[] = [];
+  for (const instance of instances) {
+    untilMs = Math.min(untilMs, instance.steadyUntilMs(nowMs));
+    if (instance.available(nowMs) && instance.returningShare(nowMs) < 1) returning.push(instance);
+  }
+  returning.sort((one, other) => other.returningShare(nowMs) - one.returningShare(nowMs));
+  return { returning, lists: [], untilMs };
 }
+
+const NONE: ReadonlySet<never> = new Set();

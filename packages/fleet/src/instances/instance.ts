@@ -164,3 +164,8 @@ export function failureStage(error: unknown): FailureStage | undefined {
 
 /** The header in which an endpoint picker names the prefill instances of a request to a sidecar, as in llm-d: `host:port`, several separated by commas, in order. */
 export const PREFILLER_HEADER = "x-prefiller-host-port";
+
+/** The same list where all are so: strategies keep what they know of a list. */
+export function partOf<T>(list: readonly T[], is: (one: T) => boolean): readonly T[] {
+  return list.every(is) ? list : list.filter(is);
+}

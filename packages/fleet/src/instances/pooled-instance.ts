@@ -1,4 +1,4 @@
-import type { Clock, KvError, Random } from "@kv/interface";
+import type { Clock, KvError } from "@kv/interface";
 import type { Pairing } from "../pairing/pairing.js";
 import {
   failureStage,
@@ -24,8 +24,6 @@ export interface InstanceTimes {
 export interface PooledInstanceOptions {
   /** Times cool-downs. */
   readonly clock: Clock;
-  /** Draws the share of requests that an instance takes after ejection. */
-  readonly random: Random;
   /** How long instances are left out. */
   readonly times: InstanceTimes;
   /** Learns from visits and health checks that an engine may have been restarted. */
@@ -53,7 +51,6 @@ export class PooledInstance implements Instance {
   /** Announces which instances it fits. */
   readonly label: string | undefined;
   readonly #clock: Clock;
-  readonly #random: Random;
   readonly #times: InstanceTimes;
   readonly #pairing: PooledInstanceOptions["pairing"];
   readonly #changed: () => void;
@@ -77,7 +74,7 @@ export class PooledInstance implements Instance {
   constructor(
     role: Role,
     spec: InstanceSpec,
-    { clock, random, times, pairing, changed = () => {}, loadChanged = () => {} }: PooledInstanceOptions,
+    { clock, times, pairing, changed = () => {}, loadChanged = () => {} }: PooledInstanceOptions,
   ) {
     this.role = role;
     this.url = spec.url;
@@ -87,7 +84,6 @@ export class PooledInstance implements Instance {
     this.kv = spec.kv;
     this.label = spec.label;
     this.#clock = clock;
-    this.#random = random;
     this.#times = times;
     this.#pairing = pairing;
     this.#changed = changed;
@@ -126,17 +122,15 @@ export class PooledInstance implements Instance {
     return !this.#ejected && !this.#unreachable && !this.#draining && nowMs >= this.#availableAtMs;
   }
 
-  /** Whether it takes this request: an instance that returns from ejection admits a random, growing share. */
-  admits(nowMs: number): boolean {
-    if (!this.available(nowMs)) return false;
-    if (!this.#returning(nowMs)) return true;
-    return this.#random.next() < (nowMs - this.#returnedAtMs + 1) / this.#times.slowReturnMs;
+  /** The share of the requests that it takes: less than 1, and growing, after its return from ejection. */
+  returningShare(nowMs: number): number {
+    return Math.min(1, (nowMs - this.#returnedAtMs + 1) / this.#times.slowReturnMs);
   }
 
-  /** Until when `admits` stays the same unless the instance changes; `nowMs` while it takes a random share. */
+  /** Until when it is available, or not, and returning, or not, unless it changes. */
   steadyUntilMs(nowMs: number): number {
-    if (this.#returning(nowMs)) return nowMs;
-    return nowMs < this.#availableAtMs ? this.#availableAtMs : Number.POSITIVE_INFINITY;
+    if (nowMs < this.#availableAtMs) return this.#availableAtMs;
+    return this.#returning(nowMs) ? this.#returnedAtMs + this.#times.slowReturnMs : Number.POSITIVE_INFINITY;
   }
 
   /** Begins a visit, which counts as load until it ends. */

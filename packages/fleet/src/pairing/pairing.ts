@@ -1,6 +1,6 @@
 import { setMaxListeners } from "node:events";
 import { type Clock, KvError, type Log } from "@kv/interface";
-import { type Instance, instanceName, type PairingStatus, type Role } from "../instances/instance.js";
+import { type Instance, instanceName, type PairingStatus, partOf, type Role } from "../instances/instance.js";
 import { hashesDifferUnexplained } from "./check-pair.js";
 import { type EngineFacts, type InstanceGet, kvBytesOf, modeIn, readEngineFacts } from "./engine-facts.js";
 import { findFactors, mayFindFactors } from "./find-factors.js";
@@ -473,9 +473,4 @@ interface Fitting<T extends PairedInstance = PairedInstance> {
   readonly all: readonly T[];
   /** Those of which it is known which engine they have. */
   readonly sure: readonly T[];
-}
-
-/** The same list where all are so: strategies keep what they know of a list. */
-function partOf<T>(list: readonly T[], is: (one: T) => boolean): readonly T[] {
-  return list.every(is) ? list : list.filter(is);
 }

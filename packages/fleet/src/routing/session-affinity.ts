@@ -12,14 +12,18 @@ const PROBES = 21;
 export function sessionAffinity(): Routing {
   const withoutSession = leastLoad();
   const hashes = new WeakMap<Instance, number>();
-  /** Of the candidates of the last choice. They are the same list while no instance changes. */
-  let ring = new Ring([], hashes);
+  /** By candidates, which are the same list while no instance changes. */
+  const rings = new WeakMap<readonly Instance[], Ring>();
   return {
     name: "session-affinity",
     choose(candidates, context) {
       const session = sessionOf(context);
       if (session === undefined) return withoutSession.choose(candidates, context);
-      if (ring.instances !== candidates) ring = new Ring(candidates, hashes);
+      let ring = rings.get(candidates);
+      if (ring === undefined) {
+        ring = new Ring(candidates, hashes);
+        rings.set(candidates, ring);
+      }
       return ring.instanceOf(hashOf(session));
     },
     loadChanged: (instance) => withoutSession.loadChanged?.(instance),
@@ -35,10 +39,7 @@ class Ring {
   readonly #starts: Uint32Array;
   readonly #shift: number;
 
-  constructor(
-    readonly instances: readonly Instance[],
-    hashes: WeakMap<Instance, number>,
-  ) {
+  constructor(instances: readonly Instance[], hashes: WeakMap<Instance, number>) {
     const placeOf = (instance: Instance) => {
       let place = hashes.get(instance);
       if (place === undefined) {
