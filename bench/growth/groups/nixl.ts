@@ -89,7 +89,7 @@ const quantities: Quantity[] = [
     "prepare a list of scattered descriptors",
     "us per descriptor",
     "descriptors",
-    [1000, 10_000, 100_000, 1_000_000],
+    [1, 10, 100, 1000, 10_000, 100_000, 1_000_000],
     {
       measure: ({ near, memory }, size) => {
         const table = scattered(memory, size);

@@ -1,7 +1,18 @@
 import { createServer, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
+import { InstancePool, prefixAware } from "@kv/fleet";
+import {
+  AutoscalingSignals,
+  PrefillCosts,
+  PrometheusMetrics,
+  parseGenerationRequest,
+} from "@kv/fleet/front-end";
+import { systemClock, systemRandom } from "@kv/interface";
 import { createProxy } from "@kv/proxy";
 import { Agent } from "undici";
+import { RequestCounts } from "../../../packages/proxy/src/telemetry/request-counts.js";
+import { RequestHistory } from "../../../packages/proxy/src/telemetry/request-history.js";
+import { RequestRecord } from "../../../packages/proxy/src/telemetry/request-record.js";
 import { heldBytes, processorTimeOf } from "../costs.js";
 import type { Group, Quantity } from "../quantity.js";
 
@@ -20,6 +31,7 @@ const PREFILLED = JSON.stringify({
     },
   },
 });
+const NONE: ReadonlySet<never> = new Set();
 const event = (text: string, end: string | null = null) =>
   `data: ${JSON.stringify({ id: "c", choices: [{ index: 0, text, finish_reason: end }] })}\n\n`;
 
@@ -106,6 +118,51 @@ async function ask({ url, agent }: Running, prompt: string): Promise<void> {
   if (statusCode !== 200) throw new Error(`the proxy answered ${statusCode}: ${text.slice(0, 500)}`);
 }
 
+const REQUEST = parseGenerationRequest("/v1/completions", Buffer.from('{"prompt":"a"}'));
+
+/** All that keeps something of a request after its end, after so many requests with prompts of their own. */
+function recorded(requests: number) {
+  const clock = systemClock();
+  const [prefillers, decoders] = (["prefill", "decode"] as const).map(
+    (role) =>
+      new InstancePool({
+        role,
+        instances: [{ url: `http://${role}-0` }, { url: `http://${role}-1` }],
+        routing: prefixAware(),
+        clock,
+        random: systemRandom(),
+        times: { coolDownMs: 1000, maxCoolDownMs: 30_000, slowReturnMs: 10_000 },
+      }),
+  ) as [InstancePool, InstancePool];
+  const metrics = new PrometheusMetrics([prefillers, decoders]);
+  const signals = new AutoscalingSignals({ prefillers, decoders, pairing: undefined, clock });
+  const [history, counts, costs] = [new RequestHistory(clock), new RequestCounts(), new PrefillCosts()];
+  const usage = { prompt_tokens: 100, prompt_tokens_details: { cached_tokens: 10 } };
+  const endpoint = "/v1/completions";
+  for (let at = 0; at < requests; at += 1) {
+    const requestId = `request-${at}`;
+    const context = { requestId, request: { fields: { prompt: `${at} `.padEnd(260, "a word ") } } };
+    const record = new RequestRecord();
+    counts.began();
+    const p = prefillers.visit(context, NONE);
+    record.prefill = p?.instance.url;
+    p?.succeeded();
+    costs.ended({ request: REQUEST, usage, durationMs: 10, wasAlone: true });
+    signals.prefilled(100, 10, 10);
+    const d = decoders.visit(context, NONE);
+    record.decode = d?.instance.url;
+    if (p !== undefined) signals.kvReady(p.instance, [[1, 2]], clock.now())();
+    d?.succeeded();
+    counts.answered(200);
+    metrics.count("kv_proxy_requests_total", 1, { endpoint, outcome: "200" });
+    metrics.observe("kv_proxy_request_duration_seconds", 0.1, { endpoint });
+    metrics.observe("kv_proxy_prefill_duration_seconds", 0.01);
+    const times = { startedAtMs: clock.now(), durationMs: 100 };
+    history.add({ requestId, endpoint, ...times, outcome: "200", record });
+  }
+  return { prefillers, decoders, metrics, signals, history, counts, costs };
+}
+
 async function withProxy(measure: (running: Running) => Promise<number>): Promise<number> {
   const running = await open();
   for (let at = 0; at < 20; at += 1) await ask(running, "warm");
@@ -163,6 +220,12 @@ const quantities: Quantity[] = [
             await Promise.all(Array.from({ length: 50 }, (_, one) => ask(running, `prompt ${at + one}`)));
         }),
       ),
+  },
+  {
+    name: "memory that a request leaves behind in routing, metrics, signals and history, without HTTP",
+    unit: "bytes per request",
+    ...{ sizeOf: "requests", sizes: [1000, 10_000, 100_000, 1_000_000], exponent: -0.5 },
+    measure: (size) => heldBytes(size, () => recorded(size)),
   },
 ];
 
