@@ -1,7 +1,10 @@
 /** The place of a member in a `MemberList`. */
 export interface Member<T> {
+  /** Undefined once the member has left. */
   value: T | undefined;
+  /** The one that joined before it. */
   before: Member<T> | undefined;
+  /** The one that joined after it. */
   after: Member<T> | undefined;
 }
 
@@ -15,6 +18,7 @@ export class MemberList<T> {
   #last: Member<T> | undefined = undefined;
   #size = 0;
 
+  /** How many members there are. */
   get size(): number {
     return this.#size;
   }
