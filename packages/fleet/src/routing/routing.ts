@@ -53,9 +53,8 @@ export interface Routing {
 export function roundRobin(): Routing {
   const chosenAt = new WeakMap<Instance, number>();
   let turn = 0;
-  /** The candidates of the last choice. They are the same list while no instance changes: then the next one follows in it. */
-  let known: readonly Instance[] = [];
-  let next = 0;
+  /** By candidates, which are the same list while no instance changes: whose turn it is in it. Instances of two versions are two lists. */
+  const turns = new WeakMap<readonly Instance[], number>();
   // The one that was not chosen for the longest time, so that turns stay even while some are left out.
   const earliest = (candidates: readonly Instance[]) => {
     let found = 0;
@@ -71,11 +70,15 @@ export function roundRobin(): Routing {
   return {
     name: "round-robin",
     choose(candidates) {
-      const at = candidates === known ? next % known.length : earliest(candidates);
+      const { length } = candidates;
+      const turnOf = (at: number) => chosenAt.get(candidates[at % length] as Instance) ?? 0;
+      let at = turns.get(candidates) ?? earliest(candidates);
+      // Those that were chosen from another list meanwhile are passed over.
+      for (let left = length; left > 1 && turnOf(at) > turnOf(at + 1); left -= 1) at += 1;
+      at %= length;
       const chosen = candidates[at];
       if (chosen !== undefined) chosenAt.set(chosen, ++turn);
-      known = candidates;
-      next = at + 1;
+      turns.set(candidates, at + 1);
       return chosen;
     },
   };
