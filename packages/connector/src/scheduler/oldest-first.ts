@@ -43,6 +43,8 @@ export class OldestFirst<Key, Value> {
     else older.newer = newer;
     if (newer === undefined) this.#newest = older;
     else newer.older = older;
+    // In V8's old generation it would keep its neighbours, which keep theirs, until the next full collection.
+    entry.older = entry.newer = undefined;
     return this.#entries.delete(key);
   }
 
