@@ -165,7 +165,10 @@ function isSame(one: unknown, other: unknown): boolean {
 
 /** The legs of a request are JSON, with its prompt. */
 function checkLegs(request: GenerationRequest): void {
-  for (const part of splitRequest(request, 16)) {
+  const split = splitRequest(request, 16);
+  let step = split.next();
+  while (step.done !== true) step = split.next();
+  for (const part of step.value) {
     const own = parsedBody(bodyOf(part.request));
     const prefill = parsedBody(prefillBody(part.request, KV_REQUEST_PULL, "id"));
     const decode = parsedBody(decodeBody(part.request, KV_REQUEST_PULL, "id"));

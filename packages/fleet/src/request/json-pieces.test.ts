@@ -161,3 +161,21 @@ test("no piece is longer than twice the limit, at any depth", () => {
     JSON.parse = parse;
   }
 });
+
+test("the end of a string with many escaped quotes is searched in pieces", () => {
+  const bytes = new TextEncoder().encode(JSON.stringify({ a: ['"'.repeat(10_000)] }));
+  let searches = 0;
+  bytes.indexOf = (byte: number, from?: number) => {
+    searches += 1;
+    return Uint8Array.prototype.indexOf.call(bytes, byte, from);
+  };
+  const pieces = parseJsonPieces(bytes, 100);
+  let most = 0;
+  let step = pieces.next();
+  for (; step.done !== true; step = pieces.next()) {
+    most = Math.max(most, searches);
+    searches = 0;
+  }
+  expect(most).toBeLessThanOrEqual(200);
+  expect(step.value.value).toEqual({ a: ['"'.repeat(10_000)] });
+});

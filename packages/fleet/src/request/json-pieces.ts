@@ -78,6 +78,8 @@ class Pieces {
   #from: number;
   /** The value of the current element was parsed in pieces; only blanks may follow it. */
   #hasValue = false;
+  /** A string whose closing quote has not been found, and where the search goes on. */
+  #openString: { readonly quote: number; readonly from: number } | undefined = undefined;
   /** A long string that is being parsed. */
   #longString: LongString | undefined = undefined;
   readonly #shortMembers: string[] = [];
@@ -98,10 +100,14 @@ class Pieces {
       this.#nextOfString(this.#longString);
       return true;
     }
+    if (this.#openString !== undefined) {
+      this.#string(this.#openString.quote, this.#openString.from);
+      return true;
+    }
     const bytes = this.#bytes;
     const end = this.#at + this.#pieceBytes;
     while (this.#at < bytes.length) {
-      if (this.#at >= end || this.#longString !== undefined) return true;
+      if (this.#at >= end || this.#longString !== undefined || this.#openString !== undefined) return true;
       const at = this.#at;
       const byte = bytes[at];
       this.#at = at + 1;
@@ -181,8 +187,9 @@ class Pieces {
   }
 
   /** A string. One that is too long is parsed in pieces, unless it is a key. */
-  #string(quote: number): void {
-    const end = this.#endOfString(quote);
+  #string(quote: number, from = quote + 1): void {
+    const end = this.#endOfString(quote, from);
+    if (end === undefined) return;
     this.#at = end;
     if (end - quote < this.#mostBytes) return;
     while (this.#open.length > this.#cut) this.#cutNext();
@@ -203,18 +210,22 @@ class Pieces {
     this.#endValue(key, string.value, quote, close + 1);
   }
 
-  /** The position after the closing quote. */
-  #endOfString(quote: number): number {
+  /** The position after the closing quote; undefined when the search goes on in the next piece. */
+  #endOfString(quote: number, from: number): number | undefined {
     const bytes = this.#bytes;
-    let at = quote + 1;
-    for (;;) {
+    let at = from;
+    for (let quotes = 0; quotes < this.#pieceBytes; quotes += 1) {
       const close = bytes.indexOf(QUOTE, at);
       if (close === -1) throw new SyntaxError("a string does not end");
       let slashes = 0;
       while (close - 1 - slashes >= at && bytes[close - 1 - slashes] === BACKSLASH) slashes += 1;
       at = close + 1;
-      if (slashes % 2 === 0) return at;
+      if (slashes % 2 === 1) continue;
+      this.#openString = undefined;
+      return at;
     }
+    this.#openString = { quote, from: at };
+    return undefined;
   }
 
   /** Where a piece of a string ends: not within an escape or a character. */

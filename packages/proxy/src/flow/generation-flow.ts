@@ -1,6 +1,7 @@
 import { bodyLength, withoutAddresses } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
-import { splitRequest } from "../request/split-request.js";
+import { PARSES } from "../http/read-body.js";
+import { type RequestPart, splitRequest } from "../request/split-request.js";
 import type { LegAnswer } from "../response/leg-answer.js";
 import { mergeAnswers } from "../response/merge-answers.js";
 import { streamResponse } from "../response/stream-response.js";
@@ -39,7 +40,9 @@ export class GenerationFlow {
     }
     if (request.promptFields === "prompt-only")
       return this.#stream(client, await this.#legs.promptOnly(client));
-    const parts = splitRequest(request, settings.limits.parts);
+    const split = splitRequest(request, settings.limits.parts);
+    const begun = split.next();
+    const parts = begun.done === true ? begun.value : await PARSES.run(split);
     const [part] = parts;
     if (parts.length > 1 || part === undefined) {
       const lengthBytes = parts.reduce((sum, { request }) => sum + bodyLength(request), 0);
@@ -58,10 +61,7 @@ export class GenerationFlow {
     return this.#legs.settled();
   }
 
-  async #runParts(
-    client: ClientRequest,
-    parts: ReturnType<typeof splitRequest>,
-  ): Promise<KvError | undefined> {
+  async #runParts(client: ClientRequest, parts: readonly RequestPart[]): Promise<KvError | undefined> {
     client.record.parts = parts.length;
     const answered = await runParts(client, this.#strategy, parts);
     try {

@@ -1,5 +1,10 @@
 import { readFileSync } from "node:fs";
-import { parseGenerationRequest, parseRequestInTurns, type RequestBody } from "@kv/fleet/front-end";
+import {
+  type GenerationRequest,
+  parseGenerationRequest,
+  parseRequestInTurns,
+  type RequestBody,
+} from "@kv/fleet/front-end";
 import { Turns } from "@kv/interface";
 import { expect, test } from "vitest";
 import { rawMember } from "./json-members.js";
@@ -16,6 +21,13 @@ const recorded = JSON.parse(
 /** The text of a body that is sent. */
 const textOf = (body: RequestBody) => (typeof body === "string" ? body : Buffer.concat(body).toString());
 const request = (text: string) => parseGenerationRequest("/v1/completions", Buffer.from(text));
+/** The parts of a request, in one turn. */
+function allParts(given: GenerationRequest) {
+  const split = splitRequest(given, 4);
+  let step = split.next();
+  while (step.done !== true) step = split.next();
+  return step.value;
+}
 const prefill = (fields: object) =>
   JSON.parse(textOf(prefillBody(request(JSON.stringify(fields)), KV_REQUEST_PULL, "id"))) as object;
 
@@ -107,11 +119,38 @@ test("parts of a long body have their own prompt, and the other long members", a
   const prompts = ["a".repeat(200_000), "b".repeat(200_000)];
   const text = JSON.stringify({ prompt: prompts, stop: ["x".repeat(5000)] });
   const given = await parseRequestInTurns("/v1/completions", Buffer.from(text), new Turns(1));
-  const parts = splitRequest(given, 4);
+  const parts = allParts(given);
   expect(parts.map((part) => JSON.parse(textOf(singleInstanceBody(part.request))))).toEqual(
     prompts.map((prompt) => ({ prompt, stop: ["x".repeat(5000)] })),
   );
   const seed = Buffer.from(JSON.stringify({ prompt: prompts, n: 2, seed: "5".repeat(5000) }));
   const seeded = await parseRequestInTurns("/v1/completions", seed, new Turns(1));
-  expect(() => splitRequest(seeded, 4)).toThrow("must be an integer");
+  expect(() => allParts(seeded)).toThrow("must be an integer");
+});
+
+test("a long list of prompts is split in pieces, as it was written", async () => {
+  const strings = ['\\"],[{\\\\', "\\ud83d\\ude00😀", "", "x".repeat(90_000), '\\"'.repeat(20_000)];
+  for (const written of [
+    strings.map((text) => `"${text}"`),
+    [`[${"123,".repeat(20_000)}9007199254740993]`, "[1]", "[]", "[ 2 , 3 ]"],
+  ]) {
+    const body = Buffer.from(`{"stop":["${"x".repeat(300_000)}"],"prompt": [${written.join(" , ")} ]}`);
+    const given = await parseRequestInTurns("/v1/completions", body, new Turns(1));
+    const split = splitRequest(given, 8, 1000);
+    let pieces = 0;
+    let step = split.next();
+    for (; step.done !== true; step = split.next()) pieces += 1;
+    expect(pieces).toBeGreaterThanOrEqual(Math.floor(written.join(" , ").length / 1100));
+    const sent = step.value.map(({ request }) => request.long.at(-1));
+    expect(
+      sent.map((member) =>
+        Buffer.from(member?.value ?? [])
+          .toString()
+          .trim(),
+      ),
+    ).toEqual(written);
+    // The prompts are views of the client's body.
+    for (const member of sent) expect(member?.value.buffer).toBe(body.buffer);
+    expect(step.value.map(({ request }) => request.fields.prompt)).toEqual(given.fields.prompt);
+  }
 });

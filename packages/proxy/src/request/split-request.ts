@@ -15,9 +15,14 @@ export interface RequestPart {
 /**
  * Splits a request into parts of one prompt and one copy each. A prefill worker answers with the KV parameters of one prompt only, and
  * frees its blocks when the first copy has read them (vLLM 0.33), so each part has legs of its own. Copies have the seeds that vLLM gives
- * them: `seed + copy`. Errors: `KV_REQUEST_INVALID` above `limit` parts, and for several copies with a seed that is not an integer.
+ * them: `seed + copy`. The prompts of a long list are not copied, and the search for them yields after each piece. Errors:
+ * `KV_REQUEST_INVALID` above `limit` parts, and for several copies with a seed that is not an integer.
  */
-export function splitRequest(request: GenerationRequest, limit: number): readonly RequestPart[] {
+export function* splitRequest(
+  request: GenerationRequest,
+  limit: number,
+  pieceBytes = 256 * 1024,
+): Generator<undefined, readonly RequestPart[]> {
   const { fields } = request;
   const list = promptList(request);
   // The Messages API has no copies; vLLM ignores the member.
@@ -38,15 +43,20 @@ export function splitRequest(request: GenerationRequest, limit: number): readonl
   ];
   // Edited once, and not for each part: the text may be long, and the parts many.
   const common = editMembers(request.text, { remove: replaced });
-  const long = request.long.filter(({ key }) => !replaced.includes(key));
+  const othersLong = request.long.filter(({ key }) => !replaced.includes(key));
+  const longList = request.long.find(({ key }) => key === list?.field)?.value;
+  const longPrompts = longList === undefined ? undefined : yield* listElements(longList, pieceBytes);
   const parts: RequestPart[] = [];
   for (let prompt = 0; prompt < (list?.values.length ?? 1); prompt += 1) {
     const changes: Record<string, unknown> = {};
     const members: string[] = [];
     if (list !== undefined) {
       changes[list.field] = list.values[prompt];
-      members.push(`${JSON.stringify(list.field)}:${JSON.stringify(list.values[prompt])}`);
+      if (longPrompts === undefined) members.push(`"${list.field}":${JSON.stringify(list.values[prompt])}`);
     }
+    const value = longPrompts?.[prompt];
+    const long =
+      list === undefined || value === undefined ? othersLong : [...othersLong, { key: list.field, value }];
     if (copies > 1) {
       changes.n = 1;
       members.push('"n":1');
@@ -58,6 +68,38 @@ export function splitRequest(request: GenerationRequest, limit: number): readonl
     }
   }
   return parts;
+}
+
+const QUOTE = 0x22;
+const BACKSLASH = 0x5c;
+
+/** The elements of a JSON list, as they are written. Yields after each piece. `list` must be valid. */
+function* listElements(list: Uint8Array, pieceBytes: number): Generator<undefined, Uint8Array[]> {
+  const elements: Uint8Array[] = [];
+  let depth = 0;
+  let isString = false;
+  let start = 1;
+  let pieceEnd = pieceBytes;
+  for (let at = 0; at < list.length; at += 1) {
+    if (at >= pieceEnd) {
+      pieceEnd = at + pieceBytes;
+      yield;
+    }
+    const byte = list[at];
+    if (isString) {
+      if (byte === BACKSLASH) at += 1;
+      else if (byte === QUOTE) isString = false;
+    } else if (byte === QUOTE) isString = true;
+    else if (byte === 0x5b || byte === 0x7b) depth += 1;
+    else if (byte === 0x2c || byte === 0x5d || byte === 0x7d) {
+      if (depth === 1 && byte !== 0x7d) {
+        elements.push(list.subarray(start, at));
+        start = at + 1;
+      }
+      if (byte !== 0x2c) depth -= 1;
+    }
+  }
+  return elements;
 }
 
 /** The text of an object with further members at its end. */
