@@ -7,6 +7,8 @@ import { PICKER_LIMITS } from "../../packages/epp/src/index.js";
 import { SUBSCRIPTION_LIMITS } from "../../packages/fleet/src/zmq/zmq-subscription.js";
 import { DEFAULT_TARGET_LIMITS } from "../../packages/nixl/src/bench/target.js";
 import { METADATA_LISTENER_LIMITS } from "../../packages/nixl/src/metadata/socket-metadata.js";
+import { WATCH_METRICS_LIMITS } from "../../packages/peer/src/cli/watch-command.js";
+import { PREFILL_LIMITS } from "../../packages/peer/src/headless/prefill-server.js";
 import { PROXY_LIMITS } from "../../packages/proxy/src/index.js";
 
 const root = join(import.meta.dirname, "../..");
@@ -85,6 +87,16 @@ const LISTENERS: readonly Listener[] = [
       maxBodiesBytesPerAddress: "half of `maxBodiesBytes`",
     }),
     files: ["apps/demo/src/http/limits.test.ts"],
+  },
+  {
+    heading: "kv-peer prefill",
+    limits: rowsOf(PREFILL_LIMITS),
+    files: ["packages/peer/test/limits.test.ts"],
+  },
+  {
+    heading: "kv-peer watch, metrics port",
+    limits: rowsOf(WATCH_METRICS_LIMITS),
+    files: ["packages/peer/test/limits.test.ts"],
   },
   {
     heading: "Subscription to KV events",

@@ -21,7 +21,7 @@ export {
   type HeadlessPrefillOptions,
   openHeadlessPrefill,
 } from "./headless/headless-prefill.js";
-export { PrefillServer, type PrefillServerOptions } from "./headless/prefill-server.js";
+export { type PrefillLimits, PrefillServer, type PrefillServerOptions } from "./headless/prefill-server.js";
 export {
   type CallOptions,
   EngineServer,
@@ -30,6 +30,7 @@ export {
   type ServedModel,
   type ServerDate,
 } from "./http/engine-server.js";
+export type { HttpLimits } from "./http/limited-server.js";
 export type { MetricSamples } from "./http/prometheus-text.js";
 export type { LeakReport } from "./load/block-leaks.js";
 export { type LoadOptions, type LoadResult, load } from "./load/load.js";

@@ -4,6 +4,8 @@ import { type AddressInfo, createServer as createSocket } from "node:net";
 import { METRICS } from "@kv/connector";
 import { systemClock, systemRandom } from "@kv/interface";
 import { afterEach, expect, test } from "vitest";
+import { rawClient } from "../../proxy/test/support/raw-client.js";
+import { WATCH_METRICS_LIMITS } from "../src/cli/watch-command.js";
 import { EngineServer } from "../src/http/engine-server.js";
 import { parsePrometheusText } from "../src/http/prometheus-text.js";
 import { openRecording } from "../src/recording/recording.js";
@@ -267,6 +269,12 @@ test("--metrics-port serves the rounds at /metrics and nothing else; SIGINT ends
   await expect.poll(async () => (await metrics()).sum("kv_watch_rounds_total"), { timeout: 20_000 }).toBe(1);
   expect((await metrics()).sum("kv_watch_findings_total")).toBe(1);
   expect((await fetch(new URL("/", url()))).status).toBe(404);
+  const { maxConnectionsPerAddress } = WATCH_METRICS_LIMITS;
+  const held = await Promise.all(
+    Array.from({ length: maxConnectionsPerAddress + 1 }, () => rawClient(url() ?? "")),
+  );
+  expect(await Promise.race(held.map(({ closed }) => closed))).toMatch(/^HTTP\/1\.1 503 /);
+  for (const { socket } of held) socket.destroy();
   child.kill("SIGINT");
   const [code] = await once(child, "close");
   expect(code).toBe(0);

@@ -1,4 +1,3 @@
-import { createServer } from "node:http";
 import { zmqSideChannel } from "@kv/connector";
 import { KvError, systemClock, systemRandom } from "@kv/interface";
 import { onInterrupt } from "@kv/interface/program";
@@ -6,6 +5,7 @@ import { nixlTransport } from "@kv/nixl";
 import { type Command, InvalidArgumentError, Option } from "commander";
 import { EngineServer } from "../http/engine-server.js";
 import { sendRequest } from "../http/http-request.js";
+import { createLimitedServer } from "../http/limited-server.js";
 import type { DiffOptions } from "../recording/diff.js";
 import { openRecording } from "../recording/recording.js";
 import type { CanaryReference, WatchedPair } from "../watch/canary.js";
@@ -32,8 +32,17 @@ interface WatchFlags {
 
 /** Differences that another order of additions explains, for values of KV of about 10. */
 const TOLERANCES = { float32: 1e-4, float16: 2e-2, bfloat16: 1.5e-1 } as const;
-/** Enough for some Prometheus servers, and for a person who looks. */
-const METRICS_CONNECTIONS = 32;
+/** Limits of the listener for metrics. They are enough for some Prometheus servers, and for a person who looks. */
+export const WATCH_METRICS_LIMITS = {
+  maxConnections: 32,
+  maxConnectionsPerAddress: 16,
+  maxRequests: 32,
+  maxRequestsPerAddress: 16,
+  maxHeaderBytes: 16 * 1024,
+  headerTimeoutMs: 10_000,
+  requestTimeoutMs: 10_000,
+  idleTimeoutMs: 72_000,
+};
 const WEBHOOK_TIMEOUT_MS = 10_000;
 
 export function addWatch(program: Command): void {
@@ -200,14 +209,14 @@ async function serveMetrics(
   watching: Watch,
 ): Promise<() => Promise<void>> {
   if (metricsPort === undefined) return async () => {};
-  const server = createServer((request, response) => {
+  const server = createLimitedServer(WATCH_METRICS_LIMITS, (request, response) => {
+    request.resume();
     if (request.method !== "GET" || request.url !== "/metrics") {
       response.writeHead(404).end();
       return;
     }
     response.writeHead(200, { "content-type": "text/plain; version=0.0.4" }).end(watching.metrics());
   });
-  server.maxConnections = METRICS_CONNECTIONS;
   await new Promise<void>((resolve, reject) => {
     server.once("error", (error) =>
       reject(KvError.from(error, "KV_CONFIG_INVALID", `the metrics cannot listen on port ${metricsPort}`)),

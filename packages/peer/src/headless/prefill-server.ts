@@ -1,8 +1,10 @@
 import { once } from "node:events";
-import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
+import type { IncomingMessage, Server, ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
+import { ByteCollector, JsonScan } from "@kv/fleet/front-end";
 import { KvError, type Random, systemRandom } from "@kv/interface";
 import { z } from "zod";
+import { createLimitedServer, type HttpLimits } from "../http/limited-server.js";
 import type { HeadlessPrefill } from "./headless-prefill.js";
 
 /** Options of `PrefillServer`. */
@@ -17,14 +19,51 @@ export interface PrefillServerOptions {
   readonly metrics?: (() => string) | undefined;
   /** Source of the request ids' suffixes. Default: the system's. */
   readonly random?: Random | undefined;
+  /** Other limits than `PREFILL_LIMITS`. */
+  readonly limits?: Partial<PrefillLimits> | undefined;
 }
 
-const MAX_BODY_BYTES = 32 << 20;
+/** Bounds of a `PrefillServer`. */
+export interface PrefillLimits extends HttpLimits {
+  /** Bytes of one body; more get 413. */
+  readonly maxBodyBytes: number;
+  /** Bytes of the bodies of all requests that have no answer; more get 503. */
+  readonly maxBodiesBytes: number;
+  /** The same of one remote address. */
+  readonly maxBodiesBytesPerAddress: number;
+  /** Nesting of arrays and objects in a body; more gets 400. */
+  readonly maxBodyDepth: number;
+  /** Members of all objects in a body, together; more get 400. */
+  readonly maxBodyMembers: number;
+}
+
+/** The defaults of a `PrefillServer`'s limits. */
+export const PREFILL_LIMITS: PrefillLimits = {
+  maxConnections: 1024,
+  maxConnectionsPerAddress: 512,
+  maxRequests: 1024,
+  maxRequestsPerAddress: 512,
+  maxHeaderBytes: 16 * 1024,
+  headerTimeoutMs: 10_000,
+  requestTimeoutMs: 30_000,
+  idleTimeoutMs: 72_000,
+  maxBodyBytes: 4 << 20,
+  maxBodiesBytes: 64 << 20,
+  maxBodiesBytesPerAddress: 32 << 20,
+  maxBodyDepth: 64,
+  maxBodyMembers: 20_000,
+};
 
 const completionSchema = z.looseObject({
-  prompt: z.array(z.int().min(0)).min(1),
+  // One error, however many elements are wrong.
+  prompt: z.custom<readonly number[]>(isTokenIds, "must be a list of token ids"),
   kv_transfer_params: z.looseObject({ do_remote_decode: z.literal(true) }),
 });
+
+function isTokenIds(prompt: unknown): boolean {
+  const isTokenId = (token: unknown) => Number.isSafeInteger(token) && (token as number) >= 0;
+  return Array.isArray(prompt) && prompt.length > 0 && prompt.every(isTokenId);
+}
 
 interface Answer {
   readonly status: number;
@@ -42,11 +81,19 @@ export class PrefillServer {
   readonly server: Server;
   readonly #options: PrefillServerOptions;
   readonly #random: Random;
+  readonly #limits: PrefillLimits;
+  /** Bytes of bodies by remote address. */
+  readonly #bodies = new Map<string, number>();
+  #bodiesBytes = 0;
 
   constructor(options: PrefillServerOptions) {
     this.#options = options;
     this.#random = options.random ?? systemRandom();
-    this.server = createServer((request, response) => void this.#serve(request, response));
+    this.#limits = { ...PREFILL_LIMITS, ...options.limits };
+    this.server = createLimitedServer(
+      this.#limits,
+      (request, response) => void this.#serve(request, response),
+    );
   }
 
   /** Resolves with the URL. Errors: those of Node's `listen`. */
@@ -68,6 +115,9 @@ export class PrefillServer {
 
   async #serve(request: IncomingMessage, response: ServerResponse): Promise<void> {
     const { status, body, type = "application/json" } = await this.#answer(request).catch(failure);
+    // The bytes that follow may belong to the refused body.
+    if (!request.complete) response.setHeader("connection", "close");
+    if (status === 503) response.setHeader("retry-after", "1");
     response.writeHead(status, { "content-type": type });
     response.end(typeof body === "string" ? body : JSON.stringify(body));
   }
@@ -105,8 +155,56 @@ export class PrefillServer {
   }
 
   async #complete(request: IncomingMessage): Promise<Answer> {
+    const address = request.socket.remoteAddress ?? "";
+    const held = { bytes: 0 };
+    try {
+      return await this.#completeBody(request, await this.#readJson(request, address, held));
+    } finally {
+      this.#bodiesBytes -= held.bytes;
+      const left = (this.#bodies.get(address) ?? 0) - held.bytes;
+      if (left > 0) this.#bodies.set(address, left);
+      else this.#bodies.delete(address);
+    }
+  }
+
+  /** Errors: `KV_REQUEST_INVALID` for a body above a limit, and for what is not JSON; `KV_ENGINE_FAILED` without room for it. */
+  async #readJson(request: IncomingMessage, address: string, held: { bytes: number }): Promise<unknown> {
+    const { maxBodyBytes, maxBodiesBytes, maxBodiesBytesPerAddress, maxBodyDepth, maxBodyMembers } =
+      this.#limits;
+    const scan = new JsonScan({
+      bodyDepth: maxBodyDepth,
+      bodyMembers: maxBodyMembers,
+      bodyValues: Number.POSITIVE_INFINITY,
+    });
+    const collector = new ByteCollector();
+    for await (const chunk of request.iterator({ destroyOnReturn: false }) as AsyncIterable<Buffer>) {
+      const { length } = chunk;
+      const ofAddress = (this.#bodies.get(address) ?? 0) + length;
+      if (held.bytes + length > maxBodyBytes)
+        throw new KvError("KV_REQUEST_INVALID", `the body is larger than ${maxBodyBytes} bytes`, {
+          details: { httpStatus: 413 },
+        });
+      if (this.#bodiesBytes + length > maxBodiesBytes)
+        throw noRoom(`the bodies of all requests are larger than ${maxBodiesBytes} bytes together`);
+      if (ofAddress > maxBodiesBytesPerAddress)
+        throw noRoom(`the bodies of this address are larger than ${maxBodiesBytesPerAddress} bytes together`);
+      held.bytes += length;
+      this.#bodiesBytes += length;
+      this.#bodies.set(address, ofAddress);
+      scan.push(chunk);
+      collector.push(chunk);
+    }
+    try {
+      return JSON.parse(collector.take().toString());
+    } catch {
+      // V8's message repeats the text, which may be a prompt.
+      throw new KvError("KV_REQUEST_INVALID", "the body is not JSON");
+    }
+  }
+
+  async #completeBody(request: IncomingMessage, body: unknown): Promise<Answer> {
     const { prefill, model } = this.#options;
-    const parsed = completionSchema.safeParse(await readJson(request));
+    const parsed = completionSchema.safeParse(body);
     if (!parsed.success) {
       const [issue] = parsed.error.issues;
       const path = issue?.path.join(".") ?? "";
@@ -126,22 +224,8 @@ export class PrefillServer {
   }
 }
 
-/** Errors: `KV_REQUEST_INVALID` for more than 32 MiB, and for what is not JSON. */
-async function readJson(request: IncomingMessage): Promise<unknown> {
-  const chunks: Buffer[] = [];
-  let lengthBytes = 0;
-  for await (const chunk of request as AsyncIterable<Buffer>) {
-    lengthBytes += chunk.length;
-    if (lengthBytes > MAX_BODY_BYTES)
-      throw new KvError("KV_REQUEST_INVALID", `the body is larger than ${MAX_BODY_BYTES} bytes`);
-    chunks.push(chunk);
-  }
-  try {
-    return JSON.parse(Buffer.concat(chunks).toString());
-  } catch (cause) {
-    throw new KvError("KV_REQUEST_INVALID", "the body is not JSON", { cause });
-  }
-}
+const noRoom = (message: string) =>
+  new KvError("KV_ENGINE_FAILED", message, { details: { httpStatus: 503 } });
 
 const refusal = (status: number, message: string, type = "BadRequestError"): Answer => ({
   status,
@@ -150,5 +234,6 @@ const refusal = (status: number, message: string, type = "BadRequestError"): Ans
 
 function failure(thrown: unknown): Answer {
   const error = KvError.from(thrown, "KV_INTERNAL", "the prompt could not be served");
-  return refusal(error.code === "KV_REQUEST_INVALID" ? 400 : 503, error.message, error.code);
+  const status = error.details.httpStatus ?? (error.code === "KV_REQUEST_INVALID" ? 400 : 503);
+  return refusal(status as number, error.message, error.code);
 }
