@@ -281,17 +281,19 @@ test("a choice is a span in the client's trace, and the instances get it as pare
   expect(headers["traceparent"]).toBe(`00-${traceId}-${span?.spanId}-01`);
 });
 
-test("the log has one line for each request, without text of bodies", async () => {
+test("the log has one line for each request, without text of bodies and without credentials", async () => {
   const lines: [string, LogFields | undefined][] = [];
   const keep = (event: string, fields?: LogFields) => void lines.push([event, fields]);
   const log = { debug: keep, info: keep, warn: keep, error: keep };
   const { port, picker } = await runPicker({ prefillers: [P], decoders: [D], log });
   const client = clientOf(port);
-  const served = send(client, { prompt: "secret" });
+  const credentials = { authorization: "Bearer secret", cookie: "secret", "x-api-key": "secret" };
+  const served = send(client, { prompt: "secret" }, credentials);
   await served.choice();
   served.answer(200);
   await served.ended;
-  await send(client, { prompt: "secret", n: "secret" }).refusal();
+  await send(client, { prompt: "secret", n: "secret" }, credentials).refusal();
+  await send(client, '{"prompt": my secret prompt}', credentials).refusal();
   const left = send(client, { prompt: "secret" });
   await left.choice();
   left.leave();
@@ -299,6 +301,7 @@ test("the log has one line for each request, without text of bodies", async () =
   expect(lines.map(([event]) => event)).toEqual([
     "pairing-off",
     "request-done",
+    "request-refused",
     "request-refused",
     "request-aborted",
   ]);

@@ -1,7 +1,9 @@
+import type { LogFields } from "@kv/interface";
 import { afterEach, describe, expect, it } from "vitest";
 import { postText, type RawClient, rawClient } from "../../proxy/test/support/raw-client.js";
 import type { HeadlessPrefill } from "../src/headless/headless-prefill.js";
 import { PREFILL_LIMITS, type PrefillLimits, PrefillServer } from "../src/headless/prefill-server.js";
+import { serveSample } from "./served.js";
 
 const closing: (() => unknown)[] = [];
 afterEach(async () => {
@@ -172,4 +174,32 @@ describe("limits of the HTTP of kv-peer", () => {
       expect(text).not.toContain("secret");
     }
   });
+});
+
+it("the log of a prefill worker has no token ids of prompts and no credentials", async () => {
+  const lines: unknown[] = [];
+  const keep = (event: string, fields?: LogFields) => void lines.push(event, fields);
+  const log = { debug: keep, info: keep, warn: keep, error: keep };
+  const served = await serveSample({ leaseMs: 50, numBlocks: 8, log });
+  closing.push(() => served.close());
+  const url = served.server.url;
+  const headers = { authorization: "Bearer secret", "content-type": "application/json" };
+  const ask = (prompt: unknown) =>
+    fetch(`${url}/v1/completions`, {
+      method: "POST",
+      headers,
+      body: JSON.stringify({ prompt, kv_transfer_params: { do_remote_decode: true } }),
+    });
+  const prompt = Array.from({ length: 90 }, () => 76_543);
+  // The second one gets no blocks, the others are refused.
+  const statuses = [];
+  for (const given of [prompt, prompt, prompt, Array(500).fill(76_543), "a secret"])
+    statuses.push((await ask(given)).status);
+  expect(statuses).toContain(200);
+  expect(statuses).toContain(503);
+  expect(statuses).toContain(400);
+  await expect.poll(() => served.prefill.blocks.used).toBe(0);
+  expect(JSON.stringify(lines)).not.toMatch(/secret|76543/);
+  // The lease that ran out is logged, so the log is the one that is read here.
+  expect(lines.length).toBeGreaterThan(0);
 });

@@ -1,6 +1,6 @@
 import { rmSync } from "node:fs";
 import { memoryMetrics, zmqSideChannel } from "@kv/connector";
-import type { SideChannel, Transport } from "@kv/interface";
+import type { Log, SideChannel, Transport } from "@kv/interface";
 import { type MemoryNetwork, memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { type HeadlessPrefill, openHeadlessPrefill } from "../src/headless/headless-prefill.js";
 import { PrefillServer } from "../src/headless/prefill-server.js";
@@ -36,6 +36,7 @@ export async function serveSample(
     served?: (kv: Uint8Array) => void;
     /** The host that the server announces for its side channel. */
     sideChannelHost?: string;
+    log?: Log;
   } = {},
 ): Promise<Served> {
   const {
@@ -69,6 +70,7 @@ export async function serveSample(
     leaseMs,
     numBlocks,
     anyPrompt: true,
+    log: options.log,
   });
   const app = new PrefillServer({ prefill, model, vllmVersion, metrics: metrics.render });
   if (clockOffsetMs !== 0) {

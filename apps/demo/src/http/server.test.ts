@@ -1,6 +1,6 @@
 import { KvError } from "@kv/interface";
 import { describe, expect, it } from "vitest";
-import { serve } from "../../test/support/served-instance.js";
+import { serve, tokenizer } from "../../test/support/served-instance.js";
 
 const prompt = [5, 6, 7, 8, 9];
 const greedy = { prompt, temperature: 0, max_tokens: 4, return_token_ids: true };
@@ -299,3 +299,28 @@ describe("other routes", () => {
     expect((await post(greedy)).status).toBe(503);
   });
 });
+
+describe("the log", () => {
+  it("has no text of bodies and no credentials", async () => {
+    const lines: unknown[] = [];
+    const keep = (event: string, fields?: object) => void lines.push(event, fields);
+    const log = { debug: keep, info: keep, warn: keep, error: keep };
+    const failing = { ...tokenizer, encode: () => raise(new Error("no encoder")) };
+    const headers = { authorization: "Bearer secret", cookie: "secret", "x-api-key": "secret" };
+    const served = await serve({}, { log });
+    for (const fields of [
+      { ...greedy, user: "secret" },
+      { ...greedy, n: "secret" },
+      { prompt: { secret: 1 } },
+    ])
+      await (await served.post(fields, { headers })).text();
+    const broken = await serve({ tokenizer: failing }, { log });
+    expect((await broken.post({ ...greedy, prompt: "a secret" }, { headers })).status).toBe(500);
+    expect(JSON.stringify(lines)).toContain("request-failed");
+    expect(JSON.stringify(lines)).not.toContain("secret");
+  });
+});
+
+function raise(error: Error): never {
+  throw error;
+}

@@ -84,6 +84,37 @@ test("a request with kv_transfer_params is refused, also without the header", as
   expect(d.seen).toEqual([]);
 });
 
+test("the log has no text of bodies, of an instance's answers and no credentials", async () => {
+  const lines: unknown[] = [];
+  const keep = (event: string, fields?: LogFields) => void lines.push(event, fields);
+  const log = { debug: keep, info: keep, warn: keep, error: keep };
+  const repeats: Answer = ({ response, body }) => sendJson(response, { error: { message: body } }, 500);
+  const unreadable: Answer = ({ response, body }) => void response.end(`{"choices":${body}`);
+  const [p, broken, odd] = [await upstream(prefillOk), await upstream(repeats), await upstream(unreadable)];
+  const d = await upstream(decodeOk);
+  const sidecar = { allow: ["127.0.0.1/32"] };
+  const { url } = await runProxy({ decoders: [d.url], sidecar, log });
+  const failing = await runProxy({ decoders: [broken.url], sidecar, log });
+  const headers = { authorization: "Bearer secret", cookie: "secret", "x-api-key": "secret" };
+  const prompt = { prompt: "a secret" };
+  await (await ask(failing.url, hostOf(p), prompt, { headers })).text();
+  for (const named of [
+    hostOf(p),
+    hostOf(broken),
+    hostOf(odd),
+    new URL(await deadUrl()).host,
+    "10.0.0.1:80",
+    undefined,
+  ])
+    await (await ask(url, named, prompt, { headers })).text();
+  for (const text of ['{"prompt": my secret prompt}', '{"prompt":"a","stream":"secret"}'])
+    await post(`${url}/v1/completions`, text, { headers });
+  const text = JSON.stringify(lines);
+  for (const event of ["request-done", "request-refused", "prefiller-refused", "leg-failed"])
+    expect(text).toContain(`"${event}"`);
+  expect(text).not.toContain("secret");
+});
+
 test("a prefill instance that is not allowed gets nothing, and the client 403; the log names it", async () => {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const logged: (LogFields & { event: string })[] = [];

@@ -64,7 +64,7 @@ test("a connection that timed out does not keep its descriptor when the client l
 test("an error repeats only the begin of a long value, and the log has no text of the body", async () => {
   const lines: unknown[] = [];
   const keep = (event: string, fields?: object) => void lines.push(event, fields);
-  const { url } = await start({ log: { ...silentLog, info: keep, warn: keep } });
+  const { url } = await start({ log: { debug: keep, info: keep, warn: keep, error: keep } });
   const headers = { authorization: "Bearer secret-key" };
   const ask = async (text: string) => errorOf(await post(`${url}/v1/completions`, text, { headers }));
   const seed = await ask(`{"prompt":"a","n":2,"seed":"${"7".repeat(1_000_000)}"}`);
