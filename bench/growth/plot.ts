@@ -68,7 +68,7 @@ function fixed(value: number): string {
 }
 
 function times(value: number): string {
-  return `${value >= 1 ? value.toLocaleString("en") : value}×`;
+  return `${value >= 1 ? value.toLocaleString("en") : Number(value.toPrecision(3))}×`;
 }
 
 function escapeXml(text: string): string {
