@@ -23,15 +23,9 @@ import {
 } from "@kv/interface";
 import { type ProxySettings, type ProxySettingsInput, readSettings } from "./config/settings.js";
 import { unusedSettings } from "./config/unused-settings.js";
-import { AutoStrategy } from "./flow/auto-strategy.js";
-import { ConditionalStrategy } from "./flow/conditional-strategy.js";
-import type { DisaggregationStrategy } from "./flow/disaggregation-strategy.js";
+import { createStrategy } from "./flow/create-strategy.js";
 import { GenerationFlow } from "./flow/generation-flow.js";
 import { Legs } from "./flow/legs.js";
-import { PrefillEngines } from "./flow/prefill-engines.js";
-import { PullStrategy } from "./flow/pull-strategy.js";
-import { PushConcurrentStrategy } from "./flow/push-concurrent.js";
-import { PushSequentialStrategy } from "./flow/push-sequential.js";
 import { AdminServer } from "./http/admin-server.js";
 import { DecodeRoute } from "./http/decode-route.js";
 import { GenerationRoute } from "./http/generation-route.js";
@@ -370,25 +364,6 @@ export class PrefillDecodeProxy implements Proxy {
     await this.#admin?.close();
     await this.#fleet.close();
   }
-}
-
-function createStrategy(settings: ProxySettings, legs: Legs): DisaggregationStrategy {
-  const twoLegs = createTwoLegs(settings, legs);
-  const { disaggregateAbove: above } = settings;
-  // To a sidecar, the request says whether it has two legs.
-  return above === undefined || settings.sidecar !== undefined
-    ? twoLegs
-    : new ConditionalStrategy(legs, twoLegs, above);
-}
-
-function createTwoLegs({ mode, pushLegs }: ProxySettings, legs: Legs): DisaggregationStrategy {
-  const engines = new PrefillEngines(legs.pairing);
-  const pull = new PullStrategy(legs, engines);
-  if (mode === "pull") return pull;
-  const sequential = new PushSequentialStrategy(pull, legs.ambient.random);
-  const push =
-    pushLegs === "prefill-first" ? sequential : new PushConcurrentStrategy(legs, engines, sequential);
-  return mode === "push" ? push : new AutoStrategy(legs, engines, pull, push);
 }
 
 /** The status for clients: how many instances there are, and not where. */

@@ -1,10 +1,6 @@
 import { type ZmtpMechanism, ZmtpSession } from "../../../packages/protocol/src/index.js";
-import {
-  curveClient,
-  curveKeyPair,
-  curveKeysOf,
-  curveServer,
-} from "../../../packages/protocol/src/zmtp/curve.js";
+import { curveClient, curveKeysOf, curveServer } from "../../../packages/protocol/src/zmtp/curve.js";
+import { curveKeyPair } from "../../../packages/protocol/src/zmtp/curve-box.js";
 import { bytes, type FuzzTarget } from "../target.js";
 
 // The same random numbers each time, so that the recorded bytes of one side fit the other.

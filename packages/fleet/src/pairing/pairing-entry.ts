@@ -1,9 +1,8 @@
 import { KvError, type Timer } from "@kv/interface";
 import type { Instance, Role } from "../instances/instance.js";
 import type { SideChannelAddress } from "../zmq/zmq-request.js";
-import { checkKey, checkPair, type PairCheck } from "./check-pair.js";
+import type { PairCheck } from "./check-pair.js";
 import type { EngineFacts } from "./engine-facts.js";
-import type { PairingSettings } from "./pairing-settings.js";
 
 /** Time until a side channel that could not be read is read again, at first. */
 export const FIRST_RETRY_MS = 1000;
@@ -40,31 +39,6 @@ export interface Kind {
   readonly entries: Set<Entry>;
   /** The check with each kind of the other role. */
   readonly checks: Map<Kind, PairCheck>;
-}
-
-/** Equal for instances of a role that are of one kind. */
-export function kindKey({ facts, instance: { label } }: Entry): string {
-  return JSON.stringify([facts === undefined ? null : checkKey(facts), label]);
-}
-
-/** How many instances of the other role fit those of a kind. */
-export function partnersOf({ checks }: Kind): number {
-  let partners = 0;
-  for (const [{ entries }, { fits }] of checks) if (fits) partners += entries.size;
-  return partners;
-}
-
-/** Whether one of a kind's instances is so. */
-export function hasEntry({ entries }: Kind, is: (entry: Entry) => boolean): boolean {
-  for (const entry of entries) if (is(entry)) return true;
-  return false;
-}
-
-/** The kinds of the other role that fit a kind. */
-export function fittingKinds(kind: Kind | undefined): Kind[] {
-  const fitting: Kind[] = [];
-  if (kind !== undefined) for (const [other, { fits }] of kind.checks) if (fits) fitting.push(other);
-  return fitting;
 }
 
 /** What is known about one instance. */
@@ -115,16 +89,6 @@ export function isReady(entry: Entry): boolean {
   return !entry.isUnsure && entry.instance.available();
 }
 
-/** Of a kind that fits none: the check with the fewest differences. */
-export function nearest({ checks }: Kind): Extract<PairCheck, { fits: false }> | undefined {
-  let best: Extract<PairCheck, { fits: false }> | undefined;
-  for (const check of checks.values()) {
-    if (check.fits) return undefined;
-    if (best === undefined || check.differences.length < best.differences.length) best = check;
-  }
-  return best;
-}
-
 /** The ranks of a data-parallel server are engines of one configuration: `ID_dp0`, `ID_dp1`. */
 export function sameEngine(one: string, other: string): boolean {
   return one.replace(/_dp\d+$/, "") === other.replace(/_dp\d+$/, "");
@@ -163,32 +127,4 @@ export function requireAnsweredEngine(
       hint: "give each server its own VLLM_NIXL_SIDE_CHANNEL_PORT, and each instance the address of its own side channel",
     },
   );
-}
-
-const LABELLED: PairCheck = { fits: true, basis: "label" };
-const UNVERIFIED: PairCheck = { fits: true, basis: "unverified" };
-
-/** Whether two instances are a pair: by their engines, or by `mode` where one is not read. */
-export function checkEntries(p: Entry, d: Entry, mode: PairingSettings["mode"]): PairCheck {
-  if (p.facts !== undefined && d.facts !== undefined) return checkFacts(p.facts, d.facts);
-  const [ours, theirs] = [p.instance.label, d.instance.label];
-  if (mode !== "strict" && ours !== undefined && theirs !== undefined) {
-    if (ours === theirs) return LABELLED;
-    return { fits: false, differences: [{ factor: "label", prefill: ours, decode: theirs }] };
-  }
-  if (mode === "lenient") return UNVERIFIED;
-  const side = (entry: Entry) => {
-    if (entry.facts !== undefined) return "read";
-    return mode === "label" && entry.instance.label === undefined ? "not read, without a label" : "not read";
-  };
-  return { fits: false, differences: [{ factor: "side_channel", prefill: side(p), decode: side(d) }] };
-}
-
-function checkFacts(prefill: EngineFacts, decode: EngineFacts): PairCheck {
-  try {
-    return checkPair(prefill, decode);
-  } catch (thrown) {
-    const note = thrown instanceof Error ? thrown.message : String(thrown);
-    return { fits: false, differences: [{ factor: "plan", prefill: note, decode: note }], note };
-  }
 }

@@ -1,7 +1,8 @@
 import { formatValue } from "@kv/protocol";
 import type { PairingStatus } from "../instances/instance.js";
 import type { PairDifference } from "./check-pair.js";
-import { type Entry, type Kind, nearest, partnersOf } from "./pairing-entry.js";
+import { nearest, partnersOf } from "./kinds.js";
+import type { Entry, Kind } from "./pairing-entry.js";
 
 /** How an instance of a kind is paired, as JSON for status pages. */
 export function pairingStatus(entry: Entry, kind: Kind): PairingStatus {

@@ -4,17 +4,14 @@ import { type Instance, instanceName, type PairingStatus, partOf, type Role } fr
 import { hashesDifferUnexplained } from "./check-pair.js";
 import { type EngineFacts, type InstanceGet, kvBytesOf, modeIn, readEngineFacts } from "./engine-facts.js";
 import { findFactors, mayFindFactors } from "./find-factors.js";
+import { fittingKinds, hasEntry, Kinds } from "./kinds.js";
 import {
   type AnsweredEngine,
   addressUnknown,
-  checkEntries,
   Entry,
   FIRST_RETRY_MS,
-  fittingKinds,
-  hasEntry,
   isReady,
   type Kind,
-  kindKey,
   type PairedInstance,
   requireAnsweredEngine,
   sameEngine,
@@ -60,14 +57,14 @@ export class Pairing {
   readonly #toCheck = new Set<Entry>();
   /** Entries of which a log line may have changed. */
   readonly #toReport = new Set<Entry>();
-  readonly #kinds: Record<Role, Map<string, Kind>> = { prefill: new Map(), decode: new Map() };
-  #lastKind = 0;
+  readonly #kinds: Kinds;
   /** By a list that is the same at each request, and by the kinds that fit: those of the list that do, until an instance changes. */
   #fitting = new WeakMap<readonly PairedInstance[], Map<string, Fitting>>();
 
   /** Reads nothing until pools have instances. */
   constructor(options: PairingOptions) {
     this.#options = options;
+    this.#kinds = new Kinds(options.mode);
     // Each reading listens, and all instances are read at the start.
     setMaxListeners(0, this.#closing.signal);
   }
@@ -82,7 +79,7 @@ export class Pairing {
       entry.timer?.cancel();
       this.#toCheck.delete(entry);
       this.#toReport.delete(entry);
-      this.#leaveKind(entry);
+      for (const other of this.#kinds.leave(entry)) this.#toReport.add(other);
     }
     for (const instance of instances) {
       if (entries.has(instance)) continue;
@@ -186,7 +183,7 @@ export class Pairing {
     }
     const [first] = instances;
     if (first === undefined) return;
-    const kinds = [...this.#kinds[first.role].values()];
+    const kinds = this.#kinds.of(first.role);
     const withPartner = (accepts: (other: Entry) => boolean) =>
       this.#ofKinds(
         instances,
@@ -222,7 +219,7 @@ export class Pairing {
     const isAmong = ({ instance }: Entry) => !instance.draining && (among?.includes(instance) ?? true);
     const isPartner = ({ instance }: Entry) =>
       !instance.draining && ("avoiding" in partner || instance === partner);
-    for (const kind of this.#kinds[role].values()) {
+    for (const kind of this.#kinds.of(role)) {
       if (!hasEntry(kind, isAmong)) continue;
       for (const [other, check] of kind.checks) {
         if (!hasEntry(other, isPartner)) continue;
@@ -272,9 +269,9 @@ export class Pairing {
 
   #hasPair(is: (entry: Entry) => boolean): boolean {
     this.#update();
-    return [...this.#kinds.prefill.values()].some(
-      (kind) => hasEntry(kind, is) && fittingKinds(kind).some((other) => hasEntry(other, is)),
-    );
+    return this.#kinds
+      .of("prefill")
+      .some((kind) => hasEntry(kind, is) && fittingKinds(kind).some((other) => hasEntry(other, is)));
   }
 
   /** Those of a list that are of one of the kinds. */
@@ -376,7 +373,7 @@ export class Pairing {
     if (this.#isCurrent) return;
     this.#isCurrent = true;
     this.#fitting = new WeakMap();
-    for (const entry of this.#toCheck) this.#assignKind(entry);
+    for (const entry of this.#toCheck) this.#check(entry);
     this.#toCheck.clear();
     // What is still being read may fit.
     if (this.#all().some(({ facts, reading }) => facts === undefined && reading !== undefined)) return;
@@ -384,51 +381,16 @@ export class Pairing {
     this.#toReport.clear();
   }
 
-  #assignKind(entry: Entry): void {
-    const { role } = entry.instance;
+  #check(entry: Entry): void {
     if (this.#entryOf(entry.instance) !== entry) return;
     this.#toReport.add(entry);
-    const key = kindKey(entry);
-    if (entry.kind?.key !== key) {
-      this.#leaveKind(entry);
-      entry.kind = this.#kinds[role].get(key) ?? this.#createKind(entry, key);
-      entry.kind.entries.add(entry);
-    }
-    const { facts } = entry;
-    if (facts === undefined || !mayFindFactors(facts)) return;
-    for (const { entries } of entry.kind.checks.keys()) {
+    for (const other of this.#kinds.place(entry)) this.#toCheck.add(other);
+    const { facts, kind } = entry;
+    if (facts === undefined || kind === undefined || !mayFindFactors(facts)) return;
+    for (const { entries } of kind.checks.keys()) {
       const [other] = entries;
       if (other?.facts !== undefined && hashesDifferUnexplained(facts, other.facts))
         void this.#searchFactors(entry);
-    }
-  }
-
-  #createKind(entry: Entry, key: string): Kind {
-    const { role } = entry.instance;
-    this.#lastKind += 1;
-    const created: Kind = { key, id: this.#lastKind, entries: new Set([entry]), checks: new Map() };
-    this.#kinds[role].set(key, created);
-    for (const kind of this.#kinds[role === "prefill" ? "decode" : "prefill"].values()) {
-      const [other] = kind.entries;
-      if (other === undefined) continue;
-      const [p, d] = role === "prefill" ? [entry, other] : [other, entry];
-      const check = checkEntries(p, d, this.#options.mode);
-      created.checks.set(kind, check);
-      kind.checks.set(created, check);
-      for (const one of kind.entries) this.#toCheck.add(one);
-    }
-    return created;
-  }
-
-  #leaveKind(entry: Entry): void {
-    const { kind } = entry;
-    if (kind === undefined) return;
-    kind.entries.delete(entry);
-    if (kind.entries.size > 0) return;
-    this.#kinds[entry.instance.role].delete(kind.key);
-    for (const other of kind.checks.keys()) {
-      other.checks.delete(kind);
-      for (const one of other.entries) this.#toReport.add(one);
     }
   }
 

@@ -2,14 +2,8 @@ import { readFileSync } from "node:fs";
 import { KvError } from "@kv/interface";
 import fc from "fast-check";
 import { describe, expect, it } from "vitest";
-import {
-  type CurveKeys,
-  type CurveOptions,
-  curveClient,
-  curveKeyPair,
-  curveKeysOf,
-  curveServer,
-} from "./curve.js";
+import { type CurveKeys, type CurveOptions, curveClient, curveKeysOf, curveServer } from "./curve.js";
+import { curveKeyPair } from "./curve-box.js";
 import { nullMechanism, type ZmtpMechanism } from "./mechanism.js";
 import { type ZmtpEvent, ZmtpSession } from "./session.js";
 

@@ -7,24 +7,17 @@ import {
   type Visit,
 } from "@kv/fleet";
 import type { AutoscalingSignals, RequestBody, Upstream, UpstreamAnswer } from "@kv/fleet/front-end";
-import {
-  forwardedHeaders,
-  legHeaders,
-  PrefillCosts,
-  PromptRenderer,
-  traceparentOf,
-  usageOf,
-} from "@kv/fleet/front-end";
+import { forwardedHeaders, legHeaders, PrefillCosts, PromptRenderer, usageOf } from "@kv/fleet/front-end";
 import { type Ambient, KvError, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { decodeBody, prefillBody, singleInstanceBody } from "../request/leg-bodies.js";
 import { firstEventIsKnown, isEventStream } from "../response/event-stream.js";
 import { endedVisit, type LegAnswer, readLegAnswer } from "../response/leg-answer.js";
 import { type PrefillOutcome, readPrefillAnswer } from "../response/prefill-answer.js";
-import type { Disaggregation } from "../telemetry/request-record.js";
 import { badAnswer, badStatus, isServerFailure } from "../upstream/upstream-errors.js";
 import { tryInstances } from "./attempts.js";
 import type { ClientRequest, Part } from "./client-request.js";
+import { startLegSpan, withSpan } from "./leg-spans.js";
 import { releaseBlocks } from "./release-blocks.js";
 
 export interface LegsOptions {
@@ -113,7 +106,7 @@ export class Legs {
       const wasAlone = instance.inFlight === 1;
       record.prefill = url;
       record.prefillStartedAtMs = startedAtMs;
-      const span = this.#startSpan(part, instance);
+      const span = startLegSpan(this.ambient.tracer, part, instance);
       const { charactersPerToken } = this.prefillCosts;
       const expected = this.prefillers.cachedTokens(instance, part, charactersPerToken);
       record.expectedCachedTokens = expected;
@@ -253,7 +246,7 @@ export class Legs {
       const { instance } = visit;
       if (clock.now() >= leaseEndsAtMs) throw leaseExpired(requestId);
       record[role] = instance.url;
-      const span = this.#startSpan(part, instance);
+      const span = startLegSpan(this.ambient.tracer, part, instance);
       let answer: UpstreamAnswer | undefined;
       try {
         answer = await this.#send(part, instance, span, body, onSent);
@@ -324,17 +317,6 @@ export class Legs {
     });
   }
 
-  #startSpan(part: Part, { role, url }: Instance): Span | undefined {
-    const span = this.ambient.tracer?.start(`kv_proxy.${role}`, {
-      kind: "client",
-      parent: traceparentOf(part.headers),
-      attributes: { "kv.request_id": part.requestId, "server.address": url },
-    });
-    const { disaggregation } = part.record;
-    if (disaggregation !== undefined) span?.set(disaggregationAttributes(disaggregation));
-    return span;
-  }
-
   /** A leg that waited behind others took longer than its prompt kept the instance busy. */
   #signalPrefill(usage: unknown, durationMs: number, expectedCachedTokens = 0): void {
     const { promptTokens = 0, cachedTokens } = usageOf(usage);
@@ -351,49 +333,6 @@ export class Legs {
     this.ambient.log.warn("decode-computes", { requestId: part.requestId, reason });
     this.ambient.metrics.count("kv_proxy_decode_alone_total");
   }
-}
-
-/** The inputs and the reason of the decision about one leg or two. */
-function disaggregationAttributes(decision: Disaggregation): Record<string, string | number> {
-  const attributes: Record<string, string | number> = { "kv.disaggregation.reason": decision.reason };
-  const {
-    promptTokens,
-    decodeCachedTokens,
-    prefillWaitMs,
-    decodeComputeMs,
-    decodeInFlight,
-    decodePromptShare,
-  } = decision.inputs;
-  for (const [name, value] of [
-    ["prompt_tokens", promptTokens],
-    ["decode_cached_tokens", decodeCachedTokens],
-    ["prefill_wait_ms", prefillWaitMs],
-    ["decode_compute_ms", decodeComputeMs],
-    ["decode_in_flight", decodeInFlight],
-    ["decode_prompt_share", decodePromptShare],
-  ] as const)
-    if (value !== undefined) attributes[`kv.disaggregation.${name}`] = value;
-  return attributes;
-}
-
-/** A visit that also ends the leg's span, with the last byte of the answer. */
-function withSpan(visit: Visit, span: Span | undefined): Visit {
-  if (span === undefined) return visit;
-  return {
-    instance: visit.instance,
-    succeeded() {
-      visit.succeeded();
-      span.end();
-    },
-    abandoned() {
-      visit.abandoned();
-      span.end();
-    },
-    failed(error) {
-      visit.failed(error);
-      span.end(error);
-    },
-  };
 }
 
 function leaseExpired(requestId: string): KvError {

@@ -1,0 +1,29 @@
+import type { ProxySettings } from "../config/settings.js";
+import { AutoStrategy } from "./auto-strategy.js";
+import { ConditionalStrategy } from "./conditional-strategy.js";
+import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
+import type { Legs } from "./legs.js";
+import { PrefillEngines } from "./prefill-engines.js";
+import { PullStrategy } from "./pull-strategy.js";
+import { PushConcurrentStrategy } from "./push-concurrent.js";
+import { PushSequentialStrategy } from "./push-sequential.js";
+
+/** The strategy that the settings `mode`, `pushLegs` and `disaggregateAbove` name. */
+export function createStrategy(settings: ProxySettings, legs: Legs): DisaggregationStrategy {
+  const twoLegs = createTwoLegs(settings, legs);
+  const { disaggregateAbove: above } = settings;
+  // To a sidecar, the request says whether it has two legs.
+  return above === undefined || settings.sidecar !== undefined
+    ? twoLegs
+    : new ConditionalStrategy(legs, twoLegs, above);
+}
+
+function createTwoLegs({ mode, pushLegs }: ProxySettings, legs: Legs): DisaggregationStrategy {
+  const engines = new PrefillEngines(legs.pairing);
+  const pull = new PullStrategy(legs, engines);
+  if (mode === "pull") return pull;
+  const sequential = new PushSequentialStrategy(pull, legs.ambient.random);
+  const push =
+    pushLegs === "prefill-first" ? sequential : new PushConcurrentStrategy(legs, engines, sequential);
+  return mode === "push" ? push : new AutoStrategy(legs, engines, pull, push);
+}
