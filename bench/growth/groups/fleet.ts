@@ -243,23 +243,20 @@ async function withPaired(
   return cost;
 }
 
-/** Choices of a P, and of a D for it. */
-function pairs(name: string, versions: readonly string[]): Quantity {
+/** What a choice costs in a fleet whose instances take turns in the versions. `prepare` makes the function that chooses once. */
+function choosing(
+  name: string,
+  unit: string,
+  versions: readonly string[],
+  prepare: (pools: Paired["pools"]) => () => void,
+): Quantity {
   return {
-    name: `pairing: choice of a P and of a D for it, ${name}`,
-    unit: "us per pair",
-    ...{ sizeOf: "instances", sizes: INSTANCES.slice(1), exponent: 0 },
+    ...{ name, unit, sizeOf: "instances", sizes: INSTANCES.slice(1), exponent: 0 },
     measure: (size) =>
       withPaired(
         size,
-        ({ pools: [prefill, decode] }) => {
-          const context = { requestId: "r" };
-          const choose = () => {
-            const p = prefill.visit(context, NONE, { avoiding: NONE });
-            if (p === undefined) throw new Error("no P has a partner");
-            decode.visit(context, NONE, p.instance)?.succeeded();
-            p.succeeded();
-          };
+        ({ pools }) => {
+          const choose = prepare(pools);
           // The lists that are kept until an instance changes are made.
           for (let at = 0; at < 100; at += 1) choose();
           return processorTime("us", 1, choose);
@@ -269,47 +266,47 @@ function pairs(name: string, versions: readonly string[]): Quantity {
   };
 }
 
-function picking(
-  name: string,
-  versions: readonly string[],
-  change: (first: PooledInstance) => void,
-): Quantity {
-  return {
-    name: `endpoint picker: a choice, ${name}`,
-    unit: "us per request",
-    ...{ sizeOf: "instances", sizes: INSTANCES.slice(1), exponent: 0 },
-    measure: (size) =>
-      withPaired(
-        size,
-        ({ pools: [prefill, decode] }) => {
-          const settings = {
-            limits: { requestsPerDecode: 100 } as never,
-            fallbacks: 2,
-            unsplittable: "fail" as const,
-            disaggregateAbove: undefined,
-          };
-          const picker = new EndpointPicker({
-            fleet: { pools: { prefill, decode } } as unknown as Fleet,
-            settings,
-            costs: new PrefillCosts(),
-            metrics: { count() {}, observe() {} },
-          });
-          const [first] = prefill.list();
-          if (first !== undefined) change(first);
-          const request = parseGenerationRequest("/v1/completions", Buffer.from('{"prompt":"a"}'));
-          const pick = () => {
-            const choice = picker.pick({ requestId: "r", request });
-            choice.decode.succeeded();
-            choice.prefill?.succeeded();
-          };
-          // The lists that are kept until an instance changes are made.
-          for (let at = 0; at < 100; at += 1) pick();
-          return processorTime("us", 1, pick);
-        },
-        versions,
-      ),
-  };
-}
+/** Choices of a P, and of a D for it. */
+const pairs = (name: string, versions: readonly string[]) =>
+  choosing(
+    `pairing: choice of a P and of a D for it, ${name}`,
+    "us per pair",
+    versions,
+    ([prefill, decode]) => {
+      const context = { requestId: "r" };
+      return () => {
+        const p = prefill.visit(context, NONE, { avoiding: NONE });
+        if (p === undefined) throw new Error("no P has a partner");
+        decode.visit(context, NONE, p.instance)?.succeeded();
+        p.succeeded();
+      };
+    },
+  );
+
+/** Picks for a gateway, after `change` of the first P. */
+const picking = (name: string, versions: readonly string[], change: (first: PooledInstance) => void) =>
+  choosing(`endpoint picker: a choice, ${name}`, "us per request", versions, ([prefill, decode]) => {
+    const settings = {
+      limits: { requestsPerDecode: 100 } as never,
+      fallbacks: 2,
+      unsplittable: "fail" as const,
+      disaggregateAbove: undefined,
+    };
+    const picker = new EndpointPicker({
+      fleet: { pools: { prefill, decode } } as unknown as Fleet,
+      settings,
+      costs: new PrefillCosts(),
+      metrics: { count() {}, observe() {} },
+    });
+    const [first] = prefill.list();
+    if (first !== undefined) change(first);
+    const request = parseGenerationRequest("/v1/completions", Buffer.from('{"prompt":"a"}'));
+    return () => {
+      const choice = picker.pick({ requestId: "r", request });
+      choice.decode.succeeded();
+      choice.prefill?.succeeded();
+    };
+  });
 
 const TWO_VERSIONS = ["0.33.0", "0.32.0"];
 
