@@ -266,20 +266,28 @@ function addInstanceMetric(
   instances: () => readonly LabelledStatus[],
   [Metric, name, help, value]: (typeof INSTANCE_METRICS)[number],
 ): void {
-  new Metric({
+  const metric = new Metric({
     name,
     help,
     labelNames: ["role", "server", "rank"],
     registers: [registry],
     aggregator: SUMMED.has(name) || Metric === Counter ? "sum" : "min",
-    collect(this: Gauge | Counter) {
-      this.reset();
-      for (const { status, labels } of instances()) {
-        const now = value(status);
-        if (now !== undefined) this.inc(labels, now);
-      }
-    },
   });
+  const own = metric.get.bind(metric);
+  // The samples of a scrape go past the metric's own table, whose key for each sample is a text of its labels.
+  metric.get = async () => ({ ...(await own()), values: samplesOf(instances(), value) });
+}
+
+function samplesOf(
+  instances: readonly LabelledStatus[],
+  read: (status: InstanceStatus) => number | undefined,
+): MetricValue<string>[] {
+  const samples: MetricValue<string>[] = [];
+  for (const { status, labels } of instances) {
+    const value = read(status);
+    if (value !== undefined) samples.push({ value, labels });
+  }
+  return samples;
 }
 
 /** 1 for each factor that keeps an instance from a pair. Its values are in `/status`: as labels they would make series without end. */
