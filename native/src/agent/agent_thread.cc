@@ -20,6 +20,9 @@ constexpr auto kPeerCheckInterval = milliseconds(50);
 // How long transfers in flight are waited for when the environment ends.
 constexpr auto kStopTimeout = milliseconds(1000);
 
+// After a longer pause a thread may wake that much late: then the kernel wakes several idle agents with one interrupt.
+constexpr auto kLongestPunctualPause = milliseconds(5);
+
 // The agents of this process whose threads poll.
 std::atomic<int> polling_agents = 0;
 
@@ -29,6 +32,9 @@ struct CountedAsPolling {
   CountedAsPolling(const CountedAsPolling&) = delete;
   CountedAsPolling& operator=(const CountedAsPolling&) = delete;
 };
+
+// How late the kernel may wake this thread. Its default is 50 us, which is longer than the shortest pause.
+void wake_punctually(bool punctually) { prctl(PR_SET_TIMERSLACK, punctually ? 1000 : std::chrono::nanoseconds(kLongestPunctualPause).count()); }
 
 }  // namespace
 
@@ -54,8 +60,7 @@ std::shared_ptr<AgentThread> AgentThread::start(AgentConfig config, std::shared_
 }
 
 void AgentThread::main(uint64_t ticket) {
-  // By default the kernel delays wake-ups by up to 50 us, which is longer than the shortest pause.
-  prctl(PR_SET_TIMERSLACK, 1000);
+  wake_punctually(true);
   prctl(PR_SET_NAME, "kv_nixl");
   turn_.take();
   run_agent(ticket);
@@ -202,6 +207,7 @@ bool AgentThread::ending() {
 void AgentThread::sleep() {
   const auto pause = backoff_.pause(Clock::now(), agent_->reachable(), !transfers_.empty(), polling_agents.load(std::memory_order_relaxed));
   if (pause <= pause.zero()) return;
+  if (const bool punctual = pause <= kLongestPunctualPause; punctual != punctual_) wake_punctually(punctual_ = punctual);
   sleeps_until_ = Clock::now() + pause;
   turn_.give();
   commands_.sleep(pause);

@@ -130,6 +130,8 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
   std::array<bool, 4> warm_{};
   // When the agent's thread, which sleeps, polls next.
   Clock::time_point sleeps_until_;
+  // Whether the kernel wakes the agent's thread on time.
+  bool punctual_ = true;
   // Set once the agent is closing: when it no longer waits for transfers.
   std::optional<Clock::time_point> deadline_;
   std::optional<uint64_t> close_ticket_;

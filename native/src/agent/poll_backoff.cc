@@ -14,8 +14,8 @@ constexpr auto kShortestPause = microseconds(20);
 constexpr auto kLongestPause = microseconds(2000);
 // The longest pause if peers cannot reach anything here.
 constexpr auto kLongestPauseUnreachable = microseconds(5000);
-// All idle agents of a process together poll at most 4,000 times a second: more agents make longer pauses.
-constexpr auto kLongestPausePerAgent = microseconds(250);
+// All idle agents of a process together wake at most 2,500 times a second: more agents make longer pauses. A wake costs 12 to 15 us.
+constexpr auto kLongestPausePerAgent = microseconds(400);
 constexpr auto kLongestPauseInFlight = microseconds(50);
 // Polls count as consecutive if they are less than this apart. After a sleep, caches are cold and the duration of a poll says nothing.
 constexpr auto kConsecutive = microseconds(5);
