@@ -13,10 +13,22 @@ async function start(options: PickerOptions = {}) {
   return { ...running, client: clientOf(running.port) };
 }
 
-function openSocket(port: number): Socket {
-  const socket = connect(port, "127.0.0.1").on("error", () => {});
+function openSocket(port: number, localAddress = "127.0.0.1"): Socket {
+  const socket = connect({ port, host: "127.0.0.1", localAddress }).on("error", () => {});
   afterwards(() => socket.destroy());
   return socket;
+}
+
+/** Whether a new connection from an address gets the HTTP/2 settings of the server. */
+async function serves(port: number, localAddress: string): Promise<boolean> {
+  const socket = openSocket(port, localAddress);
+  const session = http2Connect(`http://127.0.0.1:${port}`, { createConnection: () => socket });
+  afterwards(() => session.destroy());
+  session.on("error", () => {});
+  return Promise.race([
+    once(session, "remoteSettings").then(() => true),
+    once(socket, "close").then(() => false),
+  ]);
 }
 
 /** The status of a refusal, and the limit that counted it. */
@@ -31,6 +43,16 @@ const AT_THE_LIMIT: Readonly<Record<string, () => Promise<unknown>>> = {
     const { port } = await start({ limits: { connections: 1 } });
     openSocket(port);
     await once(openSocket(port), "close");
+  },
+  "limits.connectionsPerAddress": async () => {
+    const { port } = await start({ limits: { connections: 10, connectionsPerAddress: 2 } });
+    const [first, second] = [openSocket(port), openSocket(port)];
+    await Promise.all([once(first, "connect"), once(second, "connect")]);
+    await once(openSocket(port), "close");
+    // Another address is served, and the first one again once it has closed a connection.
+    expect(await serves(port, "127.0.0.2")).toBe(true);
+    first.destroy();
+    await expect.poll(() => serves(port, "127.0.0.1")).toBe(true);
   },
   "limits.requestsPerConnection": async () => {
     const { port } = await start({ limits: { requestsPerConnection: 7 } });
@@ -113,9 +135,23 @@ const AT_THE_LIMIT: Readonly<Record<string, () => Promise<unknown>>> = {
   "metrics: connections": async () => {
     const { metricsUrl } = await start({ metricsServer: { port: 0 } });
     const { port } = new URL(metricsUrl);
-    const sockets = Array.from({ length: METRICS_LIMITS.connections }, () => openSocket(Number(port)));
+    const { connections, connectionsPerAddress } = METRICS_LIMITS;
+    const sockets = Array.from({ length: connections }, (_, at) =>
+      openSocket(Number(port), `127.0.0.${2 + Math.floor(at / connectionsPerAddress)}`),
+    );
     await Promise.all(sockets.map((socket) => once(socket, "connect")));
     await once(openSocket(Number(port)), "close");
+  },
+  "metrics: connections per address": async () => {
+    const { metricsUrl } = await start({ metricsServer: { port: 0 } });
+    const port = Number(new URL(metricsUrl).port);
+    const sockets = Array.from({ length: METRICS_LIMITS.connectionsPerAddress }, () => openSocket(port));
+    await Promise.all(sockets.map((socket) => once(socket, "connect")));
+    await once(openSocket(port), "close");
+    const other = openSocket(port, "127.0.0.2");
+    other.write("GET /status HTTP/1.1\r\nhost: a\r\n\r\n");
+    const [answer] = await once(other, "data");
+    expect(String(answer)).toMatch(/^HTTP\/1\.1 200 /);
   },
   "metrics: headers": async () => {
     const { metricsUrl } = await start({ metricsServer: { port: 0 } });

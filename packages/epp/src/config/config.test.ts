@@ -2,7 +2,7 @@ import { fileURLToPath } from "node:url";
 import { expect, test } from "vitest";
 import { z } from "zod";
 import { parseCli } from "./cli-options.js";
-import { pickerFileSchema } from "./settings.js";
+import { pickerFileSchema, readSettings } from "./settings.js";
 
 const INSTANCES = ["--prefill", "p:1", "--decode", "10.0.0.1:2"];
 
@@ -57,4 +57,11 @@ test("an unknown setting of a file is named", () => {
   expect(() => parseCli(["--config", "f.json", ...INSTANCES], () => file)).toThrow(
     /f\.json is not valid: .*limit/,
   );
+});
+
+test("a limit of one address above that of all is refused, and half of all is the default", () => {
+  expect(() => readSettings({ limits: { connections: 10, connectionsPerAddress: 11 } })).toThrow(
+    "limits.connectionsPerAddress is 11, above limits.connections, which is 10",
+  );
+  expect(readSettings({ limits: { connections: 9 } }).limits.connectionsPerAddress).toBe(5);
 });

@@ -17,6 +17,7 @@ const { limits, timeouts } = readSettings({});
 /** All limits that bound what gateways, their clients and operators can make the picker hold. */
 export const PICKER_LIMITS: readonly PickerLimit[] = [
   gateway("limits.connections", limits.connections),
+  gateway("limits.connectionsPerAddress", "half of limits.connections"),
   gateway("limits.requestsPerConnection", limits.requestsPerConnection),
   gateway("limits.requestsInFlight", limits.requestsInFlight),
   gateway("limits.requestsPerDecode", "none"),
@@ -32,6 +33,11 @@ export const PICKER_LIMITS: readonly PickerLimit[] = [
   gateway("timeouts.receiveMs", timeouts.receiveMs),
   gateway("timeouts.idleMs", timeouts.idleMs),
   { name: "metrics: connections", default: METRICS_LIMITS.connections, listener: "metrics" },
+  {
+    name: "metrics: connections per address",
+    default: METRICS_LIMITS.connectionsPerAddress,
+    listener: "metrics",
+  },
   { name: "metrics: headers", default: METRICS_LIMITS.headersLengthBytes, listener: "metrics" },
   { name: "metrics: time of a request", default: METRICS_LIMITS.requestMs, listener: "metrics" },
 ];

@@ -8,6 +8,8 @@ const count = z.number().int().positive();
 const limitsSchema = z.strictObject({
   /** Connections of gateways. */
   connections: count.default(1_024),
+  /** Connections of one address; by default half of `connections`. */
+  connectionsPerAddress: count.optional(),
   /** Requests at once on one connection; a gateway opens further connections for more. */
   requestsPerConnection: count.default(10_000),
   /** Requests in flight, until the end of their answers; more are answered with 429. */
@@ -93,7 +95,9 @@ export const pickerFileSchema = pickerSettingsSchema.extend({
 /** The settings as a program, a configuration file or a command line gives them; each member has a default. */
 export type PickerSettingsInput = z.input<typeof pickerSettingsSchema>;
 /** The settings with their defaults. */
-export type PickerSettings = z.output<typeof pickerSettingsSchema>;
+export type PickerSettings = Omit<z.output<typeof pickerSettingsSchema>, "limits"> & {
+  readonly limits: z.output<typeof limitsSchema> & { readonly connectionsPerAddress: number };
+};
 /** The content of a configuration file. */
 export type PickerFileInput = z.input<typeof pickerFileSchema>;
 
@@ -113,11 +117,20 @@ export function readSettings(input: unknown): PickerSettings {
     subject: "the picker's settings are",
     readme: README,
   });
-  const { bodyLengthBytes, bodiesLengthBytes } = settings.limits;
-  if (bodyLengthBytes <= bodiesLengthBytes) return settings;
+  const { limits } = settings;
+  const connectionsPerAddress = limits.connectionsPerAddress ?? Math.ceil(limits.connections / 2);
+  const all = { ...limits, connectionsPerAddress };
+  requireAtMost(all, "connectionsPerAddress", "connections");
+  requireAtMost(all, "bodyLengthBytes", "bodiesLengthBytes");
+  return { ...settings, limits: all };
+}
+
+/** Refuses a limit of one that is above the limit of all: it would have no effect. */
+function requireAtMost<Name extends string>(limits: Readonly<Record<Name, number>>, one: Name, all: Name) {
+  if (limits[one] <= limits[all]) return;
   throw new KvError(
     "KV_CONFIG_INVALID",
-    `limits.bodyLengthBytes is ${bodyLengthBytes}, above limits.bodiesLengthBytes, which is ${bodiesLengthBytes}`,
-    { hint: "raise limits.bodiesLengthBytes with it" },
+    `limits.${one} is ${limits[one]}, above limits.${all}, which is ${limits[all]}`,
+    { hint: `raise limits.${all} with it` },
   );
 }

@@ -12,6 +12,7 @@ import { loadSync } from "@grpc/proto-loader";
 import type { Certificate, CertificatePair } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
+import { AddressLimit } from "./address-limit.js";
 
 const OPTIONS = { keepCase: true };
 
@@ -74,7 +75,9 @@ export class GrpcListener {
     });
     const injector = this.server.createConnectionInjector(credentials);
     this.#drain = (graceMs) => injector.drain(graceMs);
+    const addresses = new AddressLimit(limits.connectionsPerAddress);
     this.#net = createServer({ noDelay: true }, (socket: Socket) => {
+      if (!addresses.admit(socket)) return;
       socket.on("error", () => {});
       injector.injectConnection(socket);
     });

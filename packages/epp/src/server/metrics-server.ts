@@ -3,10 +3,12 @@ import { createServer, type Server } from "node:http";
 import type { AddressInfo } from "node:net";
 import type { PrometheusMetrics } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
+import { AddressLimit } from "./address-limit.js";
 
 /** Limits of the listener for metrics. */
 export const METRICS_LIMITS = {
   connections: 64,
+  connectionsPerAddress: 32,
   headersLengthBytes: 16_384,
   requestMs: 10_000,
 } as const;
@@ -22,7 +24,7 @@ export class MetricsServer {
   readonly #server: Server;
 
   constructor({ prometheus, status, health }: MetricsServerOptions) {
-    const { connections, headersLengthBytes, requestMs } = METRICS_LIMITS;
+    const { connections, connectionsPerAddress, headersLengthBytes, requestMs } = METRICS_LIMITS;
     const limits = {
       maxHeaderSize: headersLengthBytes,
       headersTimeout: requestMs,
@@ -43,6 +45,8 @@ export class MetricsServer {
       else json(404, { error: "served are /metrics, /status and /health" });
     });
     this.#server.maxConnections = connections;
+    const addresses = new AddressLimit(connectionsPerAddress);
+    this.#server.on("connection", (socket) => addresses.admit(socket));
   }
 
   /** Listens. Returns the port. Errors: `KV_CONFIG_INVALID`. */
