@@ -96,6 +96,7 @@ export const pickerFileSchema = pickerSettingsSchema.extend({
 export type PickerSettingsInput = z.input<typeof pickerSettingsSchema>;
 /** The settings with their defaults. */
 export type PickerSettings = Omit<z.output<typeof pickerSettingsSchema>, "limits"> & {
+  /** What gateways and their clients can make the picker hold. */
   readonly limits: z.output<typeof limitsSchema> & { readonly connectionsPerAddress: number };
 };
 /** The content of a configuration file. */
