@@ -224,7 +224,7 @@ const quantities: Quantity[] = [
   {
     name: "memory that a request leaves behind in routing, metrics, signals and history, without HTTP",
     unit: "bytes per request",
-    ...{ sizeOf: "requests", sizes: [1000, 10_000, 100_000, 1_000_000], exponent: -0.5 },
+    ...{ sizeOf: "requests", sizes: [16_000, 64_000, 256_000, 1_000_000], exponent: -0.5 },
     measure: (size) => heldBytes(size, () => recorded(size)),
   },
 ];
