@@ -207,8 +207,9 @@ bool AgentThread::ending() {
 void AgentThread::sleep() {
   const auto pause = backoff_.pause(Clock::now(), agent_->reachable(), !transfers_.empty(), polling_agents.load(std::memory_order_relaxed));
   if (pause <= pause.zero()) return;
-  if (const bool punctual = pause <= kLongestPunctualPause; punctual != punctual_) wake_punctually(punctual_ = punctual);
-  sleeps_until_ = Clock::now() + pause;
+  const bool punctual = pause <= kLongestPunctualPause;
+  if (punctual != punctual_) wake_punctually(punctual_ = punctual);
+  sleeps_until_ = Clock::now() + pause + (punctual ? milliseconds(0) : kLongestPunctualPause);
   turn_.give();
   commands_.sleep(pause);
   turn_.take();

@@ -128,7 +128,7 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
   Clock::time_point last_peer_check_;
   // The calls that the agent's thread has made at least once.
   std::array<bool, 4> warm_{};
-  // When the agent's thread, which sleeps, polls next.
+  // When the agent's thread, which sleeps, polls at the latest.
   Clock::time_point sleeps_until_;
   // Whether the kernel wakes the agent's thread on time.
   bool punctual_ = true;

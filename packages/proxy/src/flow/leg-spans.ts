@@ -23,21 +23,14 @@ export function startLegSpan(
 /** The inputs and the reason of the decision about one leg or two. */
 function disaggregationAttributes(decision: Disaggregation): Record<string, string | number> {
   const attributes: Record<string, string | number> = { "kv.disaggregation.reason": decision.reason };
-  const {
-    promptTokens,
-    decodeCachedTokens,
-    prefillWaitMs,
-    decodeComputeMs,
-    decodeInFlight,
-    decodePromptShare,
-  } = decision.inputs;
+  const { inputs } = decision;
   for (const [name, value] of [
-    ["prompt_tokens", promptTokens],
-    ["decode_cached_tokens", decodeCachedTokens],
-    ["prefill_wait_ms", prefillWaitMs],
-    ["decode_compute_ms", decodeComputeMs],
-    ["decode_in_flight", decodeInFlight],
-    ["decode_prompt_share", decodePromptShare],
+    ["prompt_tokens", inputs.promptTokens],
+    ["decode_cached_tokens", inputs.decodeCachedTokens],
+    ["prefill_wait_ms", inputs.prefillWaitMs],
+    ["decode_compute_ms", inputs.decodeComputeMs],
+    ["decode_in_flight", inputs.decodeInFlight],
+    ["decode_prompt_share", inputs.decodePromptShare],
   ] as const)
     if (value !== undefined) attributes[`kv.disaggregation.${name}`] = value;
   return attributes;
