@@ -1,10 +1,11 @@
 import { Readable } from "node:stream";
 import { KvError } from "@kv/interface";
-import { Agent, type Dispatcher } from "undici";
+import type { Dispatcher } from "undici";
 import type { FailureStage, Role } from "../instances/instance.js";
 import type { RequestBody } from "../request/generation-request.js";
 import type { LazyAbort } from "../request/lazy-abort.js";
 import { BodyQueue } from "./body-queue.js";
+import { ConnectionPool, type ConnectionPoolOptions } from "./connection-pool.js";
 
 /** An HTTP request to an instance. */
 export interface UpstreamRequest {
@@ -40,23 +41,12 @@ export interface UpstreamAnswer {
 
 /** The proxy's HTTP/1.1 client, with kept connections. Its only time limit is the one to connect; callers abort by `abort`. */
 export class Upstream {
-  readonly #agent: Agent;
+  readonly #connections: ConnectionPool;
   readonly #targets = new Map<string, { origin: string; prefix: string }>();
 
   /** `onClosed` is called with the origin of an instance that has closed a kept connection. */
-  constructor({ connectMs, onClosed }: { connectMs: number; onClosed?: (origin: string) => void }) {
-    this.#agent = new Agent({
-      connect: { timeout: connectMs },
-      headersTimeout: 0,
-      bodyTimeout: 0,
-      maxHeaderSize: 64 * 1024,
-      maxOrigins: Number.POSITIVE_INFINITY,
-    });
-    if (onClosed === undefined) return;
-    // Connections that this side closes, for instance idle ones, have other codes.
-    this.#agent.on("disconnect", (origin, _targets, { code }) => {
-      if (code === "UND_ERR_SOCKET") onClosed(new URL(origin).origin);
-    });
+  constructor(options: ConnectionPoolOptions) {
+    this.#connections = new ConnectionPool(options);
   }
 
   /** Resolves with the head of the answer. Errors: `KV_PROXY_UPSTREAM_FAILED` with a `FailureStage` in `details.stage`. */
@@ -70,13 +60,17 @@ export class Upstream {
       const { origin, prefix } = this.#target(request.url);
       const { method, path, headers, body } = request;
       call.listenForAbort();
-      this.#agent.dispatch({ origin, path: prefix + path, method, ...headersAndBody(headers, body) }, call);
+      this.#connections.dispatch(
+        origin,
+        { path: prefix + path, method, ...headersAndBody(headers, body) },
+        call,
+      );
     });
   }
 
   /** Closes all connections. */
   close(): Promise<void> {
-    return this.#agent.destroy();
+    return this.#connections.close();
   }
 
   /** As `close`. */
