@@ -19,6 +19,9 @@ constexpr size_t kBriefRows = 64;
 constexpr size_t kBriefMetadata = 8192;
 // The agent's thread is woken if it would sleep longer than this although there is something to look after.
 constexpr auto kLooksSoon = microseconds(50);
+// How long the agent's thread, which makes the connections to a new peer, waits for the lists that are prepared next. While it polls, these would have to
+// wait for it.
+constexpr auto kRestOfHandshake = microseconds(200);
 
 // Whether a post of the request takes microseconds. A post between memory of another kind may wait for a device or a store.
 bool is_brief(const TransferRequest& request) {
@@ -71,11 +74,11 @@ std::optional<Event> AgentThread::run_here(uint64_t ticket, Call call, bool brie
   return std::nullopt;
 }
 
-// There is something to look after: the agent's thread shall not sleep for long.
-void AgentThread::rouse() {
+// There is something to look after: the agent's thread shall not sleep for long. It leaves the turn to the JavaScript thread for the time `after`.
+void AgentThread::rouse(microseconds after) {
   const auto now = Clock::now();
   backoff_.worked(now);
-  if (sleeps_until_ - now > kLooksSoon) commands_.wake();
+  if (after > after.zero() || sleeps_until_ - now > kLooksSoon) commands_.wake(after);
 }
 
 void AgentThread::add_backends(uint64_t ticket, BackendSelection selection) {
@@ -103,9 +106,9 @@ void AgentThread::register_allocated(uint64_t ticket, std::shared_ptr<Pin> pin, 
 std::optional<Event> AgentThread::add_remote(uint64_t ticket, Bytes metadata) {
   if (metadata.size() <= kBriefMetadata) {
     if (const Visit visit(*this, Call::add_remote); visit) {
-      rouse();
       pending_peers_[ticket].bytes = std::move(metadata);
       advance_pending_peers();
+      rouse(kRestOfHandshake);
       return events_.take_answer(ticket);
     }
   }

@@ -13,6 +13,7 @@ namespace kv::nixl {
 
 namespace {
 
+using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 // How often peers are checked while transfers are in flight, for backends that do not report a peer's death.
@@ -210,9 +211,14 @@ void AgentThread::sleep() {
   const bool punctual = pause <= kLongestPunctualPause;
   if (punctual != punctual_) wake_punctually(punctual_ = punctual);
   sleeps_until_ = Clock::now() + pause + (punctual ? milliseconds(0) : kLongestPunctualPause);
-  turn_.give();
-  commands_.sleep(pause);
-  turn_.take();
+  const auto sleep = [this](microseconds longest) {
+    turn_.give();
+    commands_.sleep(longest);
+    turn_.take();
+  };
+  sleep(pause);
+  // The JavaScript thread may have begun a handshake while this one waited for the turn.
+  if (const auto rest = commands_.rest(); rest > rest.zero()) sleep(rest);
   sleeps_until_ = {};
 }
 

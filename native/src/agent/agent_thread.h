@@ -88,7 +88,7 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
   // These run on the JavaScript thread.
   std::optional<Event> run_here(uint64_t ticket, Call call, bool brief, Work work);
   std::optional<Event> transfer_here(const std::shared_ptr<TransferRequest>& request);
-  void rouse();
+  void rouse(std::chrono::microseconds after = {});
 
   // All of these run with the agent's turn, most on the agent's thread.
   void main(uint64_t ticket);

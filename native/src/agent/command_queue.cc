@@ -1,8 +1,12 @@
 #include "agent/command_queue.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace kv::nixl {
+
+using std::chrono::microseconds;
+using std::chrono::steady_clock;
 
 void CommandQueue::push(Command command) {
   bool asleep = false;
@@ -23,10 +27,11 @@ void CommandQueue::stop() {
   wake_.notify_one();
 }
 
-void CommandQueue::wake() {
+void CommandQueue::wake(microseconds after) {
   {
     const std::lock_guard lock(mutex_);
-    woken_ = true;
+    const auto at = steady_clock::now() + after;
+    wake_at_ = std::min(wake_at_.value_or(at), at);
   }
   wake_.notify_one();
 }
@@ -43,12 +48,26 @@ bool CommandQueue::run_all() {
   return !commands.empty();
 }
 
-void CommandQueue::sleep(std::chrono::microseconds longest) {
+void CommandQueue::sleep(microseconds longest) {
   std::unique_lock lock(mutex_);
   asleep_ = true;
-  wake_.wait_for(lock, longest, [this] { return !commands_.empty() || woken_ || stopping_; });
+  const auto end = steady_clock::now() + longest;
+  while (commands_.empty() && !stopping_) {
+    const auto until = wake_at_.value_or(end);
+    const auto left = std::chrono::ceil<microseconds>(until - steady_clock::now());
+    if (left <= left.zero()) {
+      wake_at_.reset();
+      break;
+    }
+    wake_.wait_for(lock, left, [this, until] { return !commands_.empty() || stopping_ || wake_at_.value_or(until) != until; });
+  }
   asleep_ = false;
-  woken_ = false;
+}
+
+microseconds CommandQueue::rest() {
+  const std::lock_guard lock(mutex_);
+  if (!wake_at_ || !commands_.empty() || stopping_) return {};
+  return std::max(microseconds(0), std::chrono::ceil<microseconds>(*wake_at_ - steady_clock::now()));
 }
 
 }  // namespace kv::nixl

@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <optional>
 
 #include "library/monotonic_condition.h"
 
@@ -19,8 +20,8 @@ class CommandQueue {
   void push(Command command);
   // From any thread: sets `stopping` and wakes the running thread.
   void stop();
-  // From any thread: ends a sleep of the running thread, or its next one.
-  void wake();
+  // From any thread: a sleep of the running thread, or its next one, ends once `after` is over, neither later nor, unless there are commands, earlier.
+  void wake(std::chrono::microseconds after = {});
   // Whether there are commands that the running thread has not taken.
   bool any() const { return any_.load(std::memory_order_acquire); }
   // Whether `stop` was called.
@@ -30,13 +31,16 @@ class CommandQueue {
   bool run_all();
   // On the running thread: sleeps until there is a command, `stop` or `wake` is called, or the time is over.
   void sleep(std::chrono::microseconds longest);
+  // On the running thread: how long it has still to sleep, because `wake` was called after its last sleep had ended.
+  std::chrono::microseconds rest();
 
  private:
   std::mutex mutex_;
   MonotonicCondition wake_;
   std::deque<Command> commands_;
   bool asleep_ = false;
-  bool woken_ = false;
+  // When the running thread wakes although it has no commands.
+  std::optional<std::chrono::steady_clock::time_point> wake_at_;
   // Whether there are commands. Read without the lock, since the thread checks it in every turn of its loop.
   std::atomic<bool> any_{false};
   std::atomic<bool> stopping_{false};

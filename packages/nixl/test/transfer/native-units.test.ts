@@ -20,6 +20,10 @@ test.each([
     units: ["test/agent_turn_test.cc"],
   },
   {
+    name: "CommandQueue: the agent's thread sleeps until a wake-up is due, neither longer nor shorter",
+    units: ["test/command_queue_test.cc", "src/agent/command_queue.cc"],
+  },
+  {
     name: "TransferScheduler: transfers take turns, and those that wait cost nothing",
     units: ["test/transfer_scheduler_test.cc", "src/transfer/transfer_scheduler.cc"],
   },

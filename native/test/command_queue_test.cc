@@ -1,0 +1,64 @@
+// Tests the sleeps of CommandQueue with a simulated clock, which replaces libc's. Prints each failed expectation and exits with their number.
+#include "agent/command_queue.h"
+
+#include <errno.h>
+#include <time.h>
+
+#include <cstdio>
+
+using kv::nixl::CommandQueue;
+using std::chrono::microseconds;
+using std::chrono::seconds;
+
+namespace {
+
+int failures = 0;
+timespec now{.tv_sec = 5000, .tv_nsec = 0};
+
+void expect(bool holds, const char* what) {
+  if (holds) return;
+  std::fprintf(stderr, "%s\n", what);
+  ++failures;
+}
+
+// Sleeps, and returns for how long.
+microseconds slept(CommandQueue& queue, microseconds longest) {
+  const timespec before = now;
+  queue.sleep(longest);
+  return seconds(now.tv_sec - before.tv_sec) + microseconds((now.tv_nsec - before.tv_nsec) / 1000);
+}
+
+}  // namespace
+
+extern "C" {
+int clock_gettime(clockid_t, timespec* time) noexcept {
+  *time = now;
+  return 0;
+}
+int pthread_cond_timedwait(pthread_cond_t*, pthread_mutex_t*, const timespec* until) {
+  now = *until;
+  return ETIMEDOUT;
+}
+}
+
+int main() {
+  CommandQueue queue;
+  expect(slept(queue, microseconds(500)) == microseconds(500), "a sleep does not last as long as it may");
+  queue.wake(microseconds(200));
+  expect(slept(queue, seconds(1)) == microseconds(200), "a wake-up does not end a long sleep after its time");
+  expect(slept(queue, microseconds(500)) == microseconds(500), "a wake-up ends two sleeps");
+  queue.wake(microseconds(200));
+  expect(slept(queue, microseconds(20)) == microseconds(200), "a short sleep ends before the wake-up");
+  queue.wake(microseconds(200));
+  queue.wake();
+  expect(slept(queue, seconds(1)) == microseconds(0), "a wake-up at once waits for one that comes later");
+  expect(queue.rest() == microseconds(0), "there is a rest without a wake-up");
+  queue.wake(microseconds(200));
+  expect(queue.rest() == microseconds(200), "there is no rest until the wake-up");
+  queue.push([] {});
+  expect(queue.rest() == microseconds(0) && slept(queue, seconds(1)) == microseconds(0), "a command waits for a wake-up");
+  queue.run_all();
+  queue.stop();
+  expect(queue.rest() == microseconds(0) && slept(queue, seconds(1)) == microseconds(0), "an end waits for a wake-up");
+  return failures;
+}
