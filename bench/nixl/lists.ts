@@ -19,7 +19,7 @@ const SMALL_BLOCK = 64;
 const WANTED_ON_THREAD_MS = 1;
 /** A list is kept as its rows, here 80 of 40 bytes; the rest is room for the heaps of V8 and of the C library. */
 const WANTED_GROWTH_MIB = 64;
-/** A handshake takes half a millisecond, so that many rounds cost nothing. Of the first ones V8 compiles the code. */
+/** A handshake takes half a millisecond, so that many rounds cost nothing. V8 compiles the code during the first ones. */
 const HANDSHAKES = 121;
 
 /** Lists of a million descriptors against a C loop over the same NIXL calls. */

@@ -217,8 +217,8 @@ void AgentThread::sleep() {
     turn_.take();
   };
   sleep(pause);
-  // The JavaScript thread may have begun a handshake while this one waited for the turn.
-  if (const auto rest = commands_.rest(); rest > rest.zero()) sleep(rest);
+  // Over at once, unless the JavaScript thread has begun a handshake while this one waited for the turn.
+  sleep({});
   sleeps_until_ = {};
 }
 

@@ -64,10 +64,4 @@ void CommandQueue::sleep(microseconds longest) {
   asleep_ = false;
 }
 
-microseconds CommandQueue::rest() {
-  const std::lock_guard lock(mutex_);
-  if (!wake_at_ || !commands_.empty() || stopping_) return {};
-  return std::max(microseconds(0), std::chrono::ceil<microseconds>(*wake_at_ - steady_clock::now()));
-}
-
 }  // namespace kv::nixl

@@ -31,8 +31,6 @@ class CommandQueue {
   bool run_all();
   // On the running thread: sleeps until there is a command, `stop` or `wake` is called, or the time is over.
   void sleep(std::chrono::microseconds longest);
-  // On the running thread: how long it has still to sleep, because `wake` was called after its last sleep had ended.
-  std::chrono::microseconds rest();
 
  private:
   std::mutex mutex_;

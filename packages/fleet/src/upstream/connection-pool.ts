@@ -1,6 +1,6 @@
 import { buildConnector, Client, type Dispatcher } from "undici";
 
-/** So many idle connections to one instance are kept; more are closed. */
+/** More idle connections than these to one instance are closed. */
 const MOST_IDLE = 256;
 
 /** What `ConnectionPool` is made of. */

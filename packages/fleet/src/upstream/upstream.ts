@@ -44,7 +44,7 @@ export class Upstream {
   readonly #connections: ConnectionPool;
   readonly #targets = new Map<string, { origin: string; prefix: string }>();
 
-  /** `onClosed` is called with the origin of an instance that has closed a kept connection. */
+  /** Opens connections with the first requests. */
   constructor(options: ConnectionPoolOptions) {
     this.#connections = new ConnectionPool(options);
   }

@@ -42,5 +42,6 @@ test.each([
   const includes = ["test/stubs", "src"].map((path) => `-I${join(native, path)}`);
   const sources = units.map((file) => join(native, file));
   await run(process.env["CXX"] ?? "c++", ["-std=c++20", "-O1", ...includes, ...sources, "-o", program]);
-  await expect(run(program)).resolves.toBeDefined();
+  // A program that hangs is killed.
+  await expect(run(program, [], { timeout: 20_000, killSignal: "SIGKILL" })).resolves.toBeDefined();
 });
