@@ -56,7 +56,8 @@ export async function proxy(): Promise<readonly Row[]> {
       // All streams come from one address.
       ...["--max-connections-per-address", String(STREAMS), "--max-requests-per-client", String(STREAMS)],
     ];
-    const own = start(PROXY_CORE, process.execPath, [cli, ...flags], {
+    // As in its container: see the README of @kv/proxy, "Measured".
+    const own = start(PROXY_CORE, process.execPath, ["--no-memory-reducer", cli, ...flags], {
       ...process.env,
       NODE_ENV: "production",
     });

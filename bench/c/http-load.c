@@ -59,6 +59,11 @@ static void close_connection(struct connection *connection) {
   connection->busy = 0;
 }
 
+static void wait_for(int epoll, struct connection *connection) {
+  struct epoll_event event = {.events = EPOLLIN, .data.ptr = connection};
+  epoll_ctl(epoll, EPOLL_CTL_ADD, connection->fd, &event);
+}
+
 /** 0: more is to come; 1: complete; -1: failed. */
 static int state_of(const struct connection *connection) {
   const char *head_end = memmem(connection->bytes, connection->length, "\r\n\r\n", 4);
@@ -109,8 +114,7 @@ static void run(int port, int wanted, double per_second, double milliseconds) {
     if (all[at]->fd >= 0 && recv(all[at]->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0) close_connection(all[at]);
     if (all[at]->fd < 0) all[at]->fd = open_connection(port);
     if (all[at]->fd < 0) break;
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = all[at]};
-    epoll_ctl(epoll, EPOLL_CTL_ADD, all[at]->fd, &event);
+    wait_for(epoll, all[at]);
     idle[idle_count++] = all[at];
     open_count += 1;
   }
@@ -159,9 +163,16 @@ static void run(int port, int wanted, double per_second, double milliseconds) {
       int state = receive(connection);
       if (state == 0) continue;
       busy -= connection->busy;
+      if (state < 0 && !connection->busy) {
+        // The server closed a connection that was idle for long: the next request finds a new one.
+        close_connection(connection);
+        connection->fd = open_connection(port);
+        if (connection->fd >= 0) wait_for(epoll, connection);
+        continue;
+      }
       if (state < 0) {
-        if (failed == 0 && connection->busy) fprintf(stderr, "http-load: not a complete answer: %.*s\n", (int)(connection->length < 500 ? connection->length : 500), connection->bytes);
-        failed += (size_t)connection->busy;
+        if (failed == 0) fprintf(stderr, "http-load: not a complete answer: %.*s\n", (int)(connection->length < 500 ? connection->length : 500), connection->bytes);
+        failed += 1;
         close_connection(connection);
         continue;
       }

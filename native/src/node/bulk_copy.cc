@@ -71,7 +71,7 @@ void BulkCopy::Execute() {
 
 void BulkCopy::OnOK() {
   pin_.reset();
-  deferred_.Resolve(direction_ == Direction::gather ? buffer_.Value().As<Napi::Value>() : Env().Undefined());
+  deferred_.Resolve(buffer_.Value());
 }
 
 void BulkCopy::OnError(const Napi::Error& error) {

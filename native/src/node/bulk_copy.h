@@ -25,7 +25,7 @@ class BulkCopy : public Napi::AsyncWorker {
   // gather: from the mapping into the buffer; scatter: from the buffer into the mapping.
   enum class Direction { gather, scatter };
 
-  // Starts a copy. The promise resolves with `buffer` after a gather, with undefined after a scatter.
+  // Starts a copy. The promise resolves with `buffer`.
   static Napi::Promise queue(Direction direction, std::shared_ptr<Pin> pin, std::vector<ByteRun> runs, Napi::ArrayBuffer buffer);
 
  protected:

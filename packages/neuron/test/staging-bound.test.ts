@@ -32,8 +32,9 @@ function watched() {
     },
     async scatter(runs, source) {
       const { byteLength } = source;
-      await memory.scatter(runs, source);
+      const written = await memory.scatter(runs, source);
       bytes -= byteLength;
+      return written;
     },
   });
   return { watch, most: () => mostBytes, now: () => bytes };

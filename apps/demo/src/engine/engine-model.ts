@@ -14,6 +14,8 @@ export interface EngineModel {
     readonly tokens: number;
     readonly layer: number;
   }): Promise<void>;
+  /** The KV of a layer was written to the pool. The model may use its buffer again. */
+  layerStored?(buffer: ArrayBuffer): void;
   /** The model never uses KV that it has not computed, so `past` need not be read for it. */
   readonly ignoresPast?: boolean | undefined;
   /** Forgets a sequence; an unknown one is ignored. */
@@ -39,7 +41,7 @@ export interface ForwardInput {
 }
 
 export interface ForwardOutput extends Candidates {
-  /** KV of the new tokens, in the order of `past`; or a function that returns one layer of it, valid until the next call. */
+  /** KV of the new tokens, in the order of `past`; or a function that returns one layer of it. The buffer is transferred. */
   newKv: ArrayBuffer | ((layer: number) => ArrayBuffer);
 }
 

@@ -88,7 +88,8 @@ export class ModelRunner {
     }
     const layerKv = typeof newKv === "function" ? newKv : (layer: number) => sliceLayer(newKv, layer, layers);
     for (let layer = 0; layer < layers; layer++) {
-      await pool.writeLayer(span, layer, layerKv(layer));
+      const buffer = await pool.writeLayer(span, layer, layerKv(layer));
+      model.layerStored?.(buffer);
       await model.layerComputed?.({ startedMs, tokens, layer });
       if (reportLayers) this.#reportLayer(record, layer, position + tokens);
     }

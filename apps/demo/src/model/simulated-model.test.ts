@@ -31,6 +31,11 @@ it("takes time per layer and makes up for a late layer", async () => {
   // Of layer 3, head 1, token 5.
   expect(new Float32Array(newKv(3))[(1024 + 5) * 2 * 4]).toBe(5 * 31 + (3 * 2 + 1) * 7 + 5 * 17);
   expect(topTokens).toHaveLength(1);
+  // A buffer that was written is used again, so that no pass makes megabytes of garbage.
+  const stored = newKv(0);
+  model.layerStored?.(stored);
+  expect(newKv(1)).toBe(stored);
+  expect(newKv(2)).not.toBe(stored);
   const pass = { startedMs: 1000, tokens: 1024 };
   await model.layerComputed?.({ ...pass, layer: 0 });
   nowMs += 14;

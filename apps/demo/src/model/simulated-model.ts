@@ -30,13 +30,16 @@ export function simulatedModel(options: SimulatedModelOptions): EngineModel {
     leastPassMs = 0,
   } = options;
   const width = 2 * headDim;
-  /** Reused for the layers of a prompt, because allocating is the most expensive part here. A step has at most one prompt. */
-  let promptBuffer = new Float32Array(0);
+  /** Of a prompt's layer that is stored. Megabytes of new buffers would make V8 run full collections. */
+  let spare: ArrayBuffer | undefined;
   const bufferFor = (tokens: number): Float32Array<ArrayBuffer> => {
     const length = kvHeads * tokens * width;
-    if (tokens === 1) return new Float32Array(length);
-    if (promptBuffer.length !== length) promptBuffer = new Float32Array(length);
-    return promptBuffer;
+    const fits = spare?.byteLength === length * Float32Array.BYTES_PER_ELEMENT;
+    const buffer = new Float32Array(
+      (fits ? spare : undefined) ?? new ArrayBuffer(length * Float32Array.BYTES_PER_ELEMENT),
+    );
+    if (fits) spare = undefined;
+    return buffer;
   };
   return {
     config: { layers, kvHeads, headDim, vocabSize, maxModelLen, eosTokenIds: [] },
@@ -64,6 +67,10 @@ export function simulatedModel(options: SimulatedModelOptions): EngineModel {
       // Timers are off by up to a millisecond; the next layer makes up for it.
       if (leftMs < 0.5) return;
       await new Promise<void>((resolve) => void clock.setTimer(resolve, Math.round(leftMs), { ref: true }));
+    },
+    layerStored(buffer) {
+      // One step has at most one prompt. A single token's buffer is small.
+      if (buffer.byteLength > kvHeads * width * Float32Array.BYTES_PER_ELEMENT) spare = buffer;
     },
     async dropSequence() {},
   };

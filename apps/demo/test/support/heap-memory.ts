@@ -53,6 +53,7 @@ function heapMemory(address: number, lengthBytes: number): Memory {
         bytes.set(new Uint8Array(source, at, length), runs[i] ?? 0);
         at += length;
       }
+      return source;
     },
     close() {},
   };

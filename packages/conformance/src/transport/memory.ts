@@ -64,7 +64,11 @@ export function memoryTests(fixture: Fixture): void {
       ...expected.subarray(8100, 8192),
     ]);
     const other = fixture.memory(8192);
-    await fixture.waitFor(other.scatter(runs, taken.buffer));
+    const copy = taken.slice();
+    const written = new Uint8Array(await fixture.waitFor(other.scatter(runs, taken.buffer)));
+    expect(written).toEqual(copy);
+    // It can be used again.
+    await fixture.waitFor(other.scatter(runs, written.buffer));
     for (const [from, to] of [
       [4096, 4196],
       [0, 50],

@@ -79,7 +79,9 @@ export function nrtDevice(options: NrtDeviceOptions = {}): NeuronDevice & AsyncD
         async scatter(runs, source) {
           checkSource(checkRuns(runs, lengthBytes), source);
           // Nobody else may free the bytes while another thread copies them.
-          await copy(tensor, true, runs, takeBuffer(source));
+          const bytes = takeBuffer(source);
+          await copy(tensor, true, runs, bytes);
+          return bytes;
         },
         close() {
           tensors.delete(tensor);

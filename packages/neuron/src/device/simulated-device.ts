@@ -87,6 +87,7 @@ export function simulatedDevice(options: SimulatedDeviceOptions = {}): NeuronDev
             at += length;
           }
           counts.bytesWritten += total;
+          return bytes.buffer;
         },
         close() {
           data = undefined;

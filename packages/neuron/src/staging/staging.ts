@@ -128,7 +128,7 @@ async function toHost(pieces: readonly Piece[], pool: Memory): Promise<void> {
   const read = (index: number) =>
     markHandled(pieces[index]?.device.gather(pieces[index]?.runs.device ?? NO_RUNS));
   let reading = read(0);
-  let placing: Promise<void> | undefined;
+  let placing: Promise<unknown> | undefined;
   try {
     for (const [index, { runs }] of pieces.entries()) {
       const bytes = await reading;
@@ -147,7 +147,7 @@ async function toHost(pieces: readonly Piece[], pool: Memory): Promise<void> {
 async function toDevice(pieces: readonly Piece[], pool: Memory): Promise<void> {
   const read = (index: number) => markHandled(pieces[index] && pool.gather(pieces[index].runs.wire));
   let reading = read(0);
-  let writing: Promise<void> | undefined;
+  let writing: Promise<unknown> | undefined;
   try {
     for (const [index, { device, runs }] of pieces.entries()) {
       const bytes = await reading;

@@ -236,9 +236,13 @@ export interface NativeMemory {
   gather(runs: Float64Array): Promise<ArrayBuffer>;
   /**
    * Copies `source` into runs `[offsetBytes, lengthBytes]`, on another thread. Once all arguments are valid it calls `take(source)`, and copies
-   * from the buffer that this returns, which nobody else may have.
+   * from the buffer that this returns, which nobody else may have. Resolves with that buffer.
    */
-  scatter(runs: Float64Array, source: ArrayBuffer, take: (source: ArrayBuffer) => ArrayBuffer): Promise<void>;
+  scatter(
+    runs: Float64Array,
+    source: ArrayBuffer,
+    take: (source: ArrayBuffer) => ArrayBuffer,
+  ): Promise<ArrayBuffer>;
   /** Frees the memory. With `detach` its views become empty; without it they read zeros until the buffers are collected. */
   close(detach: boolean): void;
 }

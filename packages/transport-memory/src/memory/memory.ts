@@ -94,6 +94,7 @@ export function allocateMemory(options: AllocateOptions): MemoryRecord {
         target.set(bytes.subarray(at, at + length), runs[index] as number);
         at += length;
       }
+      return bytes.buffer;
     },
     close() {
       if (closed) return;

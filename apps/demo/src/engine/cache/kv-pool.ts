@@ -92,17 +92,20 @@ export class KvPool {
     );
   }
 
-  /** Writes the KV of one layer of a span, `[KV head][token][2 * headDim]`. */
-  async writeLayer(span: TokenSpan, layer: number, kv: ArrayBuffer): Promise<void> {
+  /** Writes the KV of one layer of a span, `[KV head][token][2 * headDim]`. Takes `kv` over, and resolves with the buffer of its bytes. */
+  async writeLayer(span: TokenSpan, layer: number, kv: ArrayBuffer): Promise<ArrayBuffer> {
     const headBytes = span.count * contentBytes(this.#geometry);
-    const isOneRank = this.#ranks.length === 1;
+    const [only, another] = this.#ranks;
+    if (only !== undefined && another === undefined)
+      return only.memory.scatter(only.rowsOf(span, [layer]), kv);
     await Promise.all(
       this.#ranks.map(async (rank) => {
         const { firstHead, headCount } = rank.shard;
-        const part = isOneRank ? kv : kv.slice(firstHead * headBytes, (firstHead + headCount) * headBytes);
+        const part = kv.slice(firstHead * headBytes, (firstHead + headCount) * headBytes);
         await rank.memory.scatter(rank.rowsOf(span, [layer]), part);
       }),
     );
+    return kv;
   }
 
   /** Reads the KV of a span. A head that several ranks hold is read from the first. */
