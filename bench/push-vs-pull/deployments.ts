@@ -132,8 +132,12 @@ function processorMs({ proxy, prefills, decodes }: Cluster): ProcessTimes {
 /** By the scheduler's own count, in nanoseconds; the times in `stat` are multiples of 10 ms. */
 function threadsMs(pid: number): number {
   const folder = `/proc/${pid}/task`;
-  return readdirSync(folder).reduce(
-    (sum, thread) => sum + Number(readFileSync(`${folder}/${thread}/schedstat`, "utf8").split(" ")[0]) / 1e6,
-    0,
-  );
+  return readdirSync(folder).reduce((sum, thread) => {
+    try {
+      return sum + Number(readFileSync(`${folder}/${thread}/schedstat`, "utf8").split(" ")[0]) / 1e6;
+    } catch {
+      // The thread has ended.
+      return sum;
+    }
+  }, 0);
 }
