@@ -25,7 +25,7 @@ export type ProcessTimes = Readonly<Record<(typeof PROCESSES)[number], number>>;
 export interface PointRun {
   /** Median time to the first token without the failed requests. */
   readonly ttftMs: number;
-  /** Processor time per request; of one request at a time that until its first token. */
+  /** Processor time per request. */
   readonly processorMs: ProcessTimes;
 }
 
@@ -74,13 +74,9 @@ export async function openDeployment(way: Way, pool: Point["pool"]): Promise<Dep
   let made = 0;
   let failed = 0;
   const makePrompt = promptMaker();
-  const send = (
-    promptTokens: readonly number[],
-    maxTokens: number,
-    { url = cluster.proxy.url, onFirstToken }: { url?: string; onFirstToken?: () => void } = {},
-  ) => {
+  const send = (promptTokens: readonly number[], maxTokens: number, url = cluster.proxy.url) => {
     made += 1;
-    return complete({ url, requestId: `bench-${way.length}-${made}`, promptTokens, maxTokens, onFirstToken });
+    return complete({ url, requestId: `bench-${way.length}-${made}`, promptTokens, maxTokens });
   };
 
   async function run(point: Point): Promise<PointRun> {
@@ -89,14 +85,8 @@ export async function openDeployment(way: Way, pool: Point["pool"]): Promise<Dep
     const hit = cachedTokens(point);
     if (hit > 0) for (const prompt of prompts) await send(prompt.slice(0, hit + 1), 1);
     const before = processorMs(cluster);
-    let after = before;
-    const onFirstToken = () => {
-      if (atOnce === 1) after = processorMs(cluster);
-    };
-    const outcomes = await Promise.allSettled(
-      prompts.map((prompt) => send(prompt, outputTokens, { onFirstToken })),
-    );
-    if (atOnce > 1) after = processorMs(cluster);
+    const outcomes = await Promise.allSettled(prompts.map((prompt) => send(prompt, outputTokens)));
+    const after = processorMs(cluster);
     const times = outcomes.flatMap((one) => (one.status === "fulfilled" ? [one.value.ttftMs] : []));
     failed += atOnce - times.length;
     return { ttftMs: median(times), processorMs: timesOf((name) => (after[name] - before[name]) / atOnce) };
@@ -116,8 +106,8 @@ export async function openDeployment(way: Way, pool: Point["pool"]): Promise<Dep
     async localTtftMs(inputTokens) {
       const prompt = makePrompt({ inputTokens });
       const decode = cluster.decodes[0]?.url ?? "";
-      await send(prompt, 1, { url: decode });
-      return (await send(prompt, 1, { url: decode })).ttftMs;
+      await send(prompt, 1, decode);
+      return (await send(prompt, 1, decode)).ttftMs;
     },
     close: () => cluster.close(),
   };

@@ -54,7 +54,7 @@ ${rows.join("\n")}
 
 ## Processor time
 
-The time of the two cores that a request takes, in ms: for itself and its first token, and for each further token. Of one request at a time it is what passes until its first token. Medians of the same rounds, as the kernel counts it. [The simulation](push-vs-pull-links.md) computes with it.
+The time of the two cores that a request takes, in ms: for itself and its first token, and for each further token. Medians of the same rounds, as the kernel counts it. [The simulation](push-vs-pull-links.md) computes with it.
 
 | input→output, way | ${PROCESSES.map((name) => `${name}, request`).join(" | ")} | ${PROCESSES.map((name) => `${name}, token`).join(" | ")} |
 | --- |${" ---: |".repeat(2 * PROCESSES.length)}

@@ -8,7 +8,6 @@ export interface CompletionRequest {
   /** Zero this block of the prompt when its KV has arrived. */
   readonly zeroBlock?: number | undefined;
   readonly signal?: AbortSignal | undefined;
-  readonly onFirstToken?: (() => void) | undefined;
 }
 
 export interface CompletionOutcome {
@@ -24,7 +23,7 @@ interface Event {
 
 /** Streams one completion and measures the time to its first token. Errors: `KV_PROXY_UPSTREAM_FAILED` with the server's message. */
 export async function complete(request: CompletionRequest): Promise<CompletionOutcome> {
-  const { url, requestId, promptTokens, maxTokens, zeroBlock, signal, onFirstToken } = request;
+  const { url, requestId, promptTokens, maxTokens, zeroBlock, signal } = request;
   const startMs = performance.now();
   const response = await fetch(`${url}/v1/completions`, {
     method: "POST",
@@ -53,10 +52,7 @@ export async function complete(request: CompletionRequest): Promise<CompletionOu
     const event = JSON.parse(data) as Event;
     if (event.error !== undefined) throw failure(requestId, response.status, data);
     const made = event.choices?.[0]?.token_ids ?? [];
-    if (made.length > 0 && tokens.length === 0) {
-      ttftMs = performance.now() - startMs;
-      onFirstToken?.();
-    }
+    if (made.length > 0 && tokens.length === 0) ttftMs = performance.now() - startMs;
     tokens.push(...made);
   }
   if (!done)
