@@ -107,9 +107,9 @@ export interface Memory {
   /**
    * Copies `source` into the runs `[offsetBytes, lengthBytes]` of this memory, in order. The lengths of the runs add up to the length of
    * `source`. An implementation may take `source` over, with `takeBuffer`: its buffer is detached then when the call returns without an error.
-   * Otherwise `source` must not change until the promise resolves. Resolves with the buffer of these bytes: `source` itself, or the one that took it
-   * over. Who writes often uses it again; new buffers make V8 collect garbage, a full collection for every 30 to 60 MB. Errors: as `gather`, and for a
-   * source that cannot be detached.
+   * Otherwise `source` must not change until the promise resolves. Resolves with the buffer that has the bytes then: `source`, or its successor. A
+   * caller that writes often should use it again, because new buffers of megabytes make V8 run full collections. Errors: as `gather`, and for a source
+   * that cannot be detached.
    */
   scatter(runs: Float64Array, source: ArrayBuffer): Promise<ArrayBuffer>;
   /** Frees the memory. Calling it again has no effect. Errors: `KV_MEMORY_IN_USE` while a registration refers to it. */

@@ -30,16 +30,15 @@ export function simulatedModel(options: SimulatedModelOptions): EngineModel {
     leastPassMs = 0,
   } = options;
   const width = 2 * headDim;
-  /** Of a prompt's layer that is stored. Megabytes of new buffers would make V8 run full collections. */
+  /** Of one layer. */
+  const tokenBytes = kvHeads * width * Float32Array.BYTES_PER_ELEMENT;
+  /** The buffer of a prompt's layer that was stored. Megabytes of new buffers would make V8 run full collections. */
   let spare: ArrayBuffer | undefined;
   const bufferFor = (tokens: number): Float32Array<ArrayBuffer> => {
-    const length = kvHeads * tokens * width;
-    const fits = spare?.byteLength === length * Float32Array.BYTES_PER_ELEMENT;
-    const buffer = new Float32Array(
-      (fits ? spare : undefined) ?? new ArrayBuffer(length * Float32Array.BYTES_PER_ELEMENT),
-    );
-    if (fits) spare = undefined;
-    return buffer;
+    const lengthBytes = tokens * tokenBytes;
+    const buffer = spare?.byteLength === lengthBytes ? spare : new ArrayBuffer(lengthBytes);
+    if (buffer === spare) spare = undefined;
+    return new Float32Array(buffer);
   };
   return {
     config: { layers, kvHeads, headDim, vocabSize, maxModelLen, eosTokenIds: [] },
@@ -70,7 +69,7 @@ export function simulatedModel(options: SimulatedModelOptions): EngineModel {
     },
     layerStored(buffer) {
       // One step has at most one prompt. A single token's buffer is small.
-      if (buffer.byteLength > kvHeads * width * Float32Array.BYTES_PER_ELEMENT) spare = buffer;
+      if (buffer.byteLength > tokenBytes) spare = buffer;
     },
     async dropSequence() {},
   };
