@@ -95,14 +95,21 @@ export async function prepare(): Promise<readonly Row[]> {
           const { begun, read, descriptors } = planOnce();
           const ended = performance.now();
           const transfer = agent.transfer({ operation: "READ", local, remote, notification, ...descriptors });
-          const { prepareMs = Number.NaN, mergedCount = Number.NaN } = await transfer.done;
+          const {
+            prepareMs = Number.NaN,
+            mergedCount = Number.NaN,
+            transferMs = Number.NaN,
+          } = await transfer.done;
           return {
             planMs: ended - begun,
+            // With the time from the end of the copy to the promise, which no clock of ours tells apart.
+            untilPostMs: performance.now() - begun - transferMs,
             besidePostMs: ended - begun + prepareMs,
             merged: mergedCount / read.descriptorCount,
           };
         };
         const plans: number[] = [];
+        const untilPost: number[] = [];
         let merged = Number.NaN;
         for (let i = 0; i < SERVED; i += 1) planOnce();
         for (const until = performance.now() + 1500; performance.now() < until; ) await once();
@@ -112,6 +119,7 @@ export async function prepare(): Promise<readonly Row[]> {
           python.resume();
           ours.push(mine.besidePostMs);
           plans.push(mine.planMs);
+          untilPost.push(mine.untilPostMs);
           merged = mine.merged;
           const answer = await python.ask<{ ms: number[] }>({
             do: "prepare",
@@ -133,6 +141,16 @@ export async function prepare(): Promise<readonly Row[]> {
           best: bestRatio(ours, theirs, "least"),
           wanted: "<= 1",
           met: ratio <= 1,
+        });
+        const posted = pairRatio(untilPost, theirs);
+        rows.push({
+          what: `block ids to the first post, ${tokens} tokens x ${REGIONS} regions, ${order}: time / ${reference}, which posts once`,
+          ours: spread(untilPost, "ms"),
+          theirs: spread(theirs, "ms"),
+          ratio: posted,
+          best: bestRatio(untilPost, theirs, "least"),
+          wanted: "<= 0.9",
+          met: posted <= 0.9,
         });
         const allowed = order === "one run" ? 0.5 : 1;
         rows.push({

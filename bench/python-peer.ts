@@ -11,6 +11,10 @@ import { PreloadFinder } from "../packages/nixl/src/backends/preload.js";
 
 const run = promisify(execFile);
 const here = fileURLToPath(new URL("./python/", import.meta.url));
+// Both sides read the memory of a GPU by CUDA IPC, also where there are no NVLinks.
+if (existsSync("/dev/nvidia0")) process.env["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] ??= "on";
+/** Python gets the environment of the user. Once it is loaded, our addon sets variables for NIXL in this process. */
+const ofTheUser = { ...process.env };
 const cache = process.env["XDG_CACHE_HOME"] || join(homedir(), ".cache");
 
 /** Creates a virtual environment for a comparison once, and returns its `bin` folder. `installs` are the arguments of each call of pip. */
@@ -39,7 +43,7 @@ export function vllmPython(): { python: string; env: NodeJS.ProcessEnv } | undef
   const peer = process.env["KV_PEER_DIR"] ?? join(cache, "kv-peer");
   const python = join(peer, "vv", "bin", "python");
   if (!existsSync(join(peer, ".done"))) return undefined;
-  return { python, env: { ...process.env, VLLM_TARGET_DEVICE: "cpu", PYTHONPATH: join(peer, "vllm33") } };
+  return { python, env: { ...ofTheUser, VLLM_TARGET_DEVICE: "cpu", PYTHONPATH: join(peer, "vllm33") } };
 }
 
 export async function pythonOnce(
@@ -88,11 +92,11 @@ export function linePeer(
   };
 }
 
-export async function pythonNixl(backend = "UCX"): Promise<LinePeer> {
+export async function pythonNixl(backend = "UCX", numThreads = 0): Promise<LinePeer> {
   // What our own process loads for the backend, in the same order.
   const { libraries, variables } = await new PreloadFinder().find(backend, await findLibrary(), process.env);
-  const args = [join(here, "nixl_peer.py"), backend, ...libraries];
-  return linePeer(await benchPython(), args, { ...process.env, ...Object.fromEntries(variables) });
+  const args = [join(here, "nixl_peer.py"), backend, String(numThreads), ...libraries];
+  return linePeer(await benchPython(), args, { ...ofTheUser, ...Object.fromEntries(variables) });
 }
 
 /** The same with vLLM's own functions for ids; undefined where `npm run test:vllm` has not set vLLM up. */

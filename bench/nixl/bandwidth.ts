@@ -1,4 +1,7 @@
+import { existsSync } from "node:fs";
+import { availableParallelism } from "node:os";
 import { performance } from "node:perf_hooks";
+import type { TransferRequest } from "@kv/interface";
 import { describePlugins, findLibrary } from "@kv/nixl";
 import { pythonNixl } from "../python-peer.js";
 import { bestRatio, pairRatio, type Row, spread } from "../report.js";
@@ -14,14 +17,19 @@ import {
   startTarget,
 } from "./fixture.js";
 
-const SIZES = [64 * 2 ** 20, 512 * 2 ** 20];
 const BLOCKS = [4, 64, 1024].map((kib) => kib * 1024);
+/** Sizes and blocks of the transfers, in bytes. */
+const CASES = [64 * 2 ** 20, 512 * 2 ** 20].flatMap((size) => BLOCKS.map((block) => ({ size, block })));
+/** In a GPU the driver copies block by block: 131,072 blocks would take a second. */
+const GPU_CASES = CASES.filter(({ size, block }) => size / block <= 16_384);
+const GPU = "UCX, memory of a GPU";
 /**
  * The goal relative to Python, and the pauses between Python's polls of a transfer, in ms. Over UCX the post is the copy, so there is nothing to poll. Over
  * LIBFABRIC the target and NIXL's own thread need a core meanwhile, which busy polling takes from them: the better of Python's results counts.
  */
 const WANTED = {
   UCX: { ofPython: 0.97, pausesMs: [0] },
+  [GPU]: { ofPython: 0.97, pausesMs: [0] },
   LIBFABRIC: { ofPython: 0.95, pausesMs: [0, 1] },
 } as const;
 /** Goals relative to Python with pages of 4 KiB, by the size of a block. */
@@ -32,6 +40,14 @@ const LIMITS = [
   { what: "scattered 64 KiB", block: 65_536, order: "scattered", wanted: 0.6 },
   { what: "scattered 4 KiB", block: 4096, order: "scattered", wanted: undefined },
 ] as const;
+
+/** A transfer that Python makes and polls, with a pause of `pauseMs` between two polls. */
+interface PythonMove {
+  readonly operation: "READ" | "WRITE";
+  readonly block: number;
+  readonly count: number;
+  readonly pauseMs: number;
+}
 
 const show = (bytes: number) => (bytes >= 2 ** 20 ? `${bytes / 2 ** 20} MiB` : `${bytes / 1024} KiB`);
 
@@ -103,57 +119,125 @@ export async function libfabric(ucx: BenchFixture): Promise<Row[]> {
   }
 }
 
-async function againstPython(fixture: BenchFixture, backend: keyof typeof WANTED): Promise<Row[]> {
-  const { ofPython, pausesMs } = WANTED[backend];
+/** Time of one transfer of ours. Python's progress thread uses most of a core even when idle, so that process is stopped. */
+async function oursMs({ agent, python }: BenchFixture, request: TransferRequest): Promise<number> {
+  python.pause();
+  const ms = await timed(() => agent.transfer(request).done);
+  python.resume();
+  return ms;
+}
+
+async function pythonMs({ python }: BenchFixture, move: PythonMove): Promise<number> {
+  const { ms } = await python.ask<{ ms: number }>({ do: "move", seeds: [1, 2], ...move });
+  return ms;
+}
+
+async function againstPython(fixture: BenchFixture, where: keyof typeof WANTED): Promise<Row[]> {
+  const { ofPython, pausesMs } = WANTED[where];
   const rows: Row[] = [];
-  for (const size of SIZES) {
-    for (const block of BLOCKS) {
-      const count = size / block;
-      const prepared = await lists(fixture, block, count);
-      const [localIds, remoteIds] = [shuffled(count, 1), shuffled(count, 2)];
-      for (const operation of ["READ", "WRITE"] as const) {
-        const ours: number[] = [];
-        const theirs: number[] = [];
-        const mine = async () => {
-          // Python's progress thread uses most of a core even when idle.
-          fixture.python.pause();
-          const ms = await timed(
-            () => fixture.agent.transfer({ operation, ...prepared, localIds, remoteIds }).done,
-          );
-          fixture.python.resume();
-          return ms;
-        };
-        const python = async () => {
-          let best = Number.POSITIVE_INFINITY;
-          for (const pauseMs of pausesMs) {
-            const command = { do: "move", operation, block, count, seeds: [1, 2], pauseMs };
-            best = Math.min(best, (await fixture.python.ask<{ ms: number }>(command)).ms);
-          }
-          return best;
-        };
-        for (let round = -1; round < ROUNDS; round += 1) {
-          // The sides take turns at going first, because the second one finds warm caches.
-          const first = round % 2 === 0 ? await mine() : Number.NaN;
-          const ms = await python();
-          const mineMs = Number.isNaN(first) ? await mine() : first;
-          if (round < 0) continue;
-          ours.push(size / mineMs / 1e6);
-          theirs.push(size / ms / 1e6);
-        }
-        const ratio = pairRatio(ours, theirs);
-        rows.push({
-          what: `${operation} ${show(size)} in ${show(block)}, scattered, ${backend}: bandwidth / Python's`,
-          ours: spread(ours, "GB/s"),
-          theirs: spread(theirs, "GB/s"),
-          ratio,
-          best: bestRatio(ours, theirs, "most"),
-          wanted: `>= ${ofPython}`,
-          met: ratio >= ofPython,
-        });
+  for (const { size, block } of where === GPU ? GPU_CASES : CASES) {
+    const count = size / block;
+    const prepared = await lists(fixture, block, count);
+    const [localIds, remoteIds] = [shuffled(count, 1), shuffled(count, 2)];
+    for (const operation of ["READ", "WRITE"] as const) {
+      const ours: number[] = [];
+      const theirs: number[] = [];
+      const move = { operation, block, count } as const;
+      const mine = () => oursMs(fixture, { operation, ...prepared, localIds, remoteIds });
+      const python = async () => {
+        let best = Number.POSITIVE_INFINITY;
+        for (const pauseMs of pausesMs) best = Math.min(best, await pythonMs(fixture, { ...move, pauseMs }));
+        return best;
+      };
+      for (let round = -1; round < ROUNDS; round += 1) {
+        // The sides take turns at going first, because the second one finds warm caches.
+        const first = round % 2 === 0 ? await mine() : Number.NaN;
+        const ms = await python();
+        const mineMs = Number.isNaN(first) ? await mine() : first;
+        if (round < 0) continue;
+        ours.push(size / mineMs / 1e6);
+        theirs.push(size / ms / 1e6);
       }
-      await prepared.close();
+      const ratio = pairRatio(ours, theirs);
+      rows.push({
+        what: `${operation} ${show(size)} in ${show(block)}, scattered, ${where}: bandwidth / Python's`,
+        ours: spread(ours, "GB/s"),
+        theirs: spread(theirs, "GB/s"),
+        ratio,
+        best: bestRatio(ours, theirs, "most"),
+        wanted: `>= ${ofPython}`,
+        met: ratio >= ofPython,
+      });
     }
+    await prepared.close();
   }
+  return rows;
+}
+
+/** READ and WRITE between memory of the first GPU in two processes. */
+export async function gpu(ucx: BenchFixture): Promise<Row[]> {
+  if (!existsSync("/dev/nvidia0")) {
+    const what = "READ and WRITE, memory of a GPU";
+    const theirs = "no GPU here: there is no /dev/nvidia0";
+    return [{ what, ours: "-", theirs, ratio: undefined, wanted: ">= 0.97", met: undefined }];
+  }
+  ucx.python.pause();
+  const fixture = await openFixture("UCX", { memoryType: "VRAM" });
+  try {
+    return await againstPython(fixture, GPU);
+  } finally {
+    await fixture.close();
+    ucx.python.resume();
+  }
+}
+
+/** What UCX's parameter `num_threads` gains: the bandwidth with 4 threads / with none, against the same of Python. */
+export async function threads(none: BenchFixture): Promise<Row[]> {
+  const cores = availableParallelism();
+  if (cores < 8) {
+    const theirs = `8 cores are needed, here are ${cores}`;
+    return [{ what: "num_threads", ours: "-", theirs, ratio: undefined, wanted: ">= 1", met: undefined }];
+  }
+  const four = await openFixture("UCX", { numThreads: 4 });
+  const rows: Row[] = [];
+  const [size, sides] = [LENGTH_BYTES, [none, four]];
+  for (const block of BLOCKS) {
+    const count = size / block;
+    const [localIds, remoteIds] = [shuffled(count, 1), shuffled(count, 2)];
+    const prepared = await Promise.all(sides.map((fixture) => lists(fixture, block, count)));
+    for (const operation of ["READ", "WRITE"] as const) {
+      const [ours, theirs]: [number[], number[]] = [[], []];
+      const withFour = { ours: [] as number[], theirs: [] as number[] };
+      for (let round = -1; round < ROUNDS; round += 1) {
+        const [mine, python]: [number[], number[]] = [[], []];
+        for (const [index, fixture] of sides.entries()) {
+          const both = prepared[index];
+          if (both === undefined) throw new Error("no lists");
+          sides[1 - index]?.python.pause();
+          mine.push(await oursMs(fixture, { operation, ...both, localIds, remoteIds }));
+          python.push(await pythonMs(fixture, { operation, block, count, pauseMs: 0 }));
+          sides[1 - index]?.python.resume();
+        }
+        if (round < 0) continue;
+        ours.push((mine[0] ?? Number.NaN) / (mine[1] ?? Number.NaN));
+        theirs.push((python[0] ?? Number.NaN) / (python[1] ?? Number.NaN));
+        withFour.ours.push(size / (mine[1] ?? Number.NaN) / 1e6);
+        withFour.theirs.push(size / (python[1] ?? Number.NaN) / 1e6);
+      }
+      const ratio = pairRatio(ours, theirs);
+      rows.push({
+        what: `${operation} ${show(size)} in ${show(block)}, scattered: bandwidth with num_threads 4 / with 0, over Python's`,
+        ours: `${spread(ours, "times")}, with 4: ${spread(withFour.ours, "GB/s")}`,
+        theirs: `${spread(theirs, "times")}, with 4: ${spread(withFour.theirs, "GB/s")}`,
+        ratio,
+        best: bestRatio(ours, theirs, "most"),
+        wanted: ">= 1",
+        met: ratio >= 1,
+      });
+    }
+    for (const { close } of prepared) await close();
+  }
+  await four.close();
   return rows;
 }
 

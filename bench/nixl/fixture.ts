@@ -1,5 +1,6 @@
 import type { Agent, Memory, Transport } from "@kv/interface";
-import { nixlTransport } from "@kv/nixl";
+import { deviceMemory, nixlTransport } from "@kv/nixl";
+import { cudaMemory } from "../../packages/nixl/test/support/cuda-memory.js";
 import { type LinePeer, nodeTarget, pythonNixl } from "../python-peer.js";
 
 /** An agent's name and the address of its memory. */
@@ -26,17 +27,30 @@ export const ROUNDS = Math.max(7, Number(process.env["KV_BENCH_ROUNDS"] ?? 9));
 export const startTarget = (backend: string): LinePeer =>
   nodeTarget(new URL("./target.ts", import.meta.url), [backend]);
 
-export async function openFixture(backend = "UCX"): Promise<BenchFixture> {
+/** Host memory, or memory of the first GPU, at all three processes. `numThreads` is UCX's parameter `num_threads` of both agents. */
+export interface FixtureOptions {
+  readonly memoryType?: "DRAM" | "VRAM";
+  readonly numThreads?: number;
+}
+
+export async function openFixture(
+  backend = "UCX",
+  { memoryType = "DRAM", numThreads = 0 }: FixtureOptions = {},
+): Promise<BenchFixture> {
   const far = startTarget(backend);
-  const python = await pythonNixl(backend);
-  const transport = nixlTransport({ backends: [backend] });
+  const python = await pythonNixl(backend, numThreads);
+  const parameters = numThreads > 0 ? { num_threads: String(numThreads) } : {};
+  const transport = nixlTransport({ backends: [{ name: backend, parameters }] });
+  const lengthBytes = LENGTH_BYTES;
   const opened = await far.ask<Place & { metadata: string; pid: number }>({
     do: "open",
-    lengthBytes: LENGTH_BYTES,
+    lengthBytes,
+    memoryType,
   });
-  await python.ask({ do: "open", metadata: opened.metadata, address: opened.address, length: LENGTH_BYTES });
+  const { metadata: targetMetadata, address } = opened;
+  await python.ask({ do: "open", metadata: targetMetadata, address, length: lengthBytes, memoryType });
   const agent = await transport.createAgent();
-  const memory = transport.allocate(LENGTH_BYTES);
+  const memory = memoryType === "VRAM" ? gpuMemory(lengthBytes) : transport.allocate(lengthBytes);
   await agent.register(memory);
   await agent.addRemote(Buffer.from(opened.metadata, "hex"));
   const metadata = Buffer.from(await agent.localMetadata()).toString("hex");
@@ -55,6 +69,13 @@ export async function openFixture(backend = "UCX"): Promise<BenchFixture> {
       await far.close();
     },
   };
+}
+
+/** Memory of the first GPU, until the process ends. */
+export function gpuMemory(lengthBytes: number): Memory {
+  const cuda = cudaMemory();
+  cuda.open("libcuda.so.1");
+  return deviceMemory({ address: cuda.allocate(0, lengthBytes), lengthBytes, deviceId: 0 });
 }
 
 export function shuffled(count: number, seed: number): Int32Array {
@@ -76,7 +97,7 @@ export async function lists(
   count: number,
 ) {
   const table = (address: number) => ({
-    memoryType: "DRAM" as const,
+    memoryType: memory.memoryType,
     rows: Float64Array.of(address, block, 0, block, count),
   });
   const local = await agent.prepareLocal(table(memory.address));

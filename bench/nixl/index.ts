@@ -1,5 +1,5 @@
 import type { Row } from "../report.js";
-import { bandwidth, libfabric, limits, ownMemory } from "./bandwidth.js";
+import { bandwidth, gpu, libfabric, limits, ownMemory, threads } from "./bandwidth.js";
 import { idleAgent, whileMoving } from "./event-loop.js";
 import { type BenchFixture, openFixture } from "./fixture.js";
 import { notifications, queuedReads, smallRead } from "./latency.js";
@@ -9,6 +9,8 @@ const PARTS: Readonly<Record<string, (fixture: BenchFixture) => Promise<readonly
   bandwidth,
   ownMemory,
   libfabric,
+  gpu,
+  threads,
   limits,
   smallRead,
   queuedReads,

@@ -2,9 +2,10 @@
 import { createInterface } from "node:readline";
 import type { Agent, Memory } from "@kv/interface";
 import { nixlTransport, sharedMemory } from "@kv/nixl";
+import { gpuMemory } from "./fixture.js";
 
 type Command =
-  | { do: "open"; lengthBytes: number; hugePages?: boolean }
+  | { do: "open"; lengthBytes: number; hugePages?: boolean; memoryType?: "DRAM" | "VRAM" }
   | { do: "know"; metadata: string; address: number }
   | { do: "listen"; count: number; work: boolean };
 
@@ -43,14 +44,17 @@ async function readOn(over: () => boolean): Promise<void> {
   await remote.close();
 }
 
+function allocate({ lengthBytes, hugePages, memoryType }: Extract<Command, { do: "open" }>): Memory {
+  if (memoryType === "VRAM") return gpuMemory(lengthBytes);
+  // V8 does not ask the kernel for huge pages.
+  if (hugePages === false) return sharedMemory(new SharedArrayBuffer(lengthBytes));
+  return transport.allocate(lengthBytes);
+}
+
 async function answer(command: Command): Promise<unknown> {
   if (command.do === "open") {
     agent = await transport.createAgent();
-    // V8 does not ask the kernel for huge pages.
-    memory =
-      command.hugePages === false
-        ? sharedMemory(new SharedArrayBuffer(command.lengthBytes))
-        : transport.allocate(command.lengthBytes);
+    memory = allocate(command);
     await agent.register(memory);
     heard = agent.notifications();
     const metadata = Buffer.from(await agent.localMetadata()).toString("hex");

@@ -1,6 +1,6 @@
 """Does the work of a benchmark's Node side with NIXL's Python API of the same version. Commands are JSON lines on stdin, answers JSON lines on stdout.
-usage: nixl_peer.py [BACKEND [LIBRARY…]]; the libraries are those that the backend's plugin needs and the loader does not find. Commands:
-  {"do": "open", "metadata": hex of the target's agent, "address": base of the target's memory, "length": bytes, "hugePages": true unless pages of 4 KiB are wanted}
+usage: nixl_peer.py [BACKEND NUM_THREADS [LIBRARY…]]; the libraries are those that the backend's plugin needs and the loader does not find. Commands:
+  {"do": "open", "metadata": hex of the target's agent, "address": base of the target's memory, "length": bytes, "hugePages": true unless pages of 4 KiB are wanted, "memoryType": "DRAM" or "VRAM"}
   {"do": "read", "block": bytes, "count": n, "seed": s, "order": "scattered" | "contiguous"}       one READ of n blocks
   {"do": "prepare", "regions": r, "blocks": n, "block": bytes, "ids": [...], "times": t}              block ids to prepared requests, as vLLM 0.33 does it
 """
@@ -15,15 +15,17 @@ import time
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
+sys.path.append(os.path.join(os.path.dirname(__file__), "../../packages/nixl/test/children"))
 # Under vLLM's Python the wheel lies in another environment. Its path comes last, so that only NIXL is found there.
 of_vllm = "KV_BENCH_NIXL" in os.environ
 if of_vllm:
     sys.path.append(os.environ["KV_BENCH_NIXL"])
 
 import numpy as np
+from cuda_memory import CudaMemory
 from nixl_cu12._api import nixl_agent, nixl_agent_config
 
-backend, libraries = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("UCX", [])
+backend, threads, libraries = (sys.argv[1], int(sys.argv[2]), sys.argv[3:]) if len(sys.argv) > 1 else ("UCX", 0, [])
 for library in libraries:
     ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
 
@@ -32,7 +34,7 @@ if of_vllm:
     import vllm_worker
 
 own_name = f"python-{os.getpid()}"
-agent = nixl_agent(own_name, nixl_agent_config(num_threads=0, backends=[backend]))
+agent = nixl_agent(own_name, nixl_agent_config(num_threads=threads, backends=[backend]))
 state = {}
 lists = {}
 
@@ -58,8 +60,8 @@ def prepared(block, count):
     key = (block, count)
     if key not in lists:
         lists[key] = (
-            agent.prep_xfer_dlist("NIXL_INIT_AGENT", strided(state["local"].ctypes.data, block, count), "DRAM"),
-            agent.prep_xfer_dlist(state["remote"], strided(state["address"], block, count), "DRAM"),
+            agent.prep_xfer_dlist("NIXL_INIT_AGENT", strided(state["base"], block, count), state["memoryType"]),
+            agent.prep_xfer_dlist(state["remote"], strided(state["address"], block, count), state["memoryType"]),
         )
     return lists[key]
 
@@ -73,10 +75,17 @@ def finish(handle, status):
 
 
 def do_open(command):
-    local = aligned(command["length"], command.get("hugePages", True))
-    agent.register_memory([(local.ctypes.data, local.nbytes, 0, "")], "DRAM", backends=[backend])
+    length, memory_type = command["length"], command.get("memoryType", "DRAM")
+    if memory_type == "VRAM":
+        local = CudaMemory(0, length)
+        base = local.address
+    else:
+        local = aligned(length, command.get("hugePages", True))
+        base = local.ctypes.data
+    agent.register_memory([(base, length, 0, "")], memory_type, backends=[backend])
     name = agent.add_remote_agent(bytes.fromhex(command["metadata"]))
-    state.update(local=local, remote=name.decode() if isinstance(name, bytes) else name, address=command["address"])
+    remote = name.decode() if isinstance(name, bytes) else name
+    state.update(local=local, base=base, memoryType=memory_type, remote=remote, address=command["address"])
     return {"ok": True}
 
 
@@ -175,7 +184,7 @@ def do_vm_read(command):
     if key not in vectors:
         ids = [np.arange(count), np.arange(count)] if seeds is None else [order(count, seed) for seed in seeds]
         sides = []
-        for base, places in zip((state["local"].ctypes.data, state["address"]), ids):
+        for base, places in zip((state["base"], state["address"]), ids):
             rows = np.empty((count, 2), np.uint64)
             rows[:, 0] = base + places.astype(np.uint64) * block
             rows[:, 1] = block
@@ -221,7 +230,7 @@ def do_small(command):
 
 
 def do_metadata(command):
-    return {"name": own_name, "metadata": agent.get_agent_metadata().hex(), "address": state["local"].ctypes.data}
+    return {"name": own_name, "metadata": agent.get_agent_metadata().hex(), "address": state["base"]}
 
 
 def do_meet(command):
@@ -256,7 +265,7 @@ def do_handshake(command):
     begun = time.perf_counter()
     name = agent.add_remote_agent(metadata)
     name = name.decode() if isinstance(name, bytes) else name
-    local = agent.prep_xfer_dlist("NIXL_INIT_AGENT", strided(state["local"].ctypes.data, block, count), "DRAM")
+    local = agent.prep_xfer_dlist("NIXL_INIT_AGENT", strided(state["base"], block, count), "DRAM")
     remote = agent.prep_xfer_dlist(name, strided(command["address"], block, count), "DRAM")
     ms = (time.perf_counter() - begun) * 1e3
     agent.release_dlist_handle(local)

@@ -1,12 +1,30 @@
-import { type AddressInfo, createServer } from "node:net";
+import { once } from "node:events";
+import { createServer } from "node:net";
 
-/** Ports of 127.0.0.1 that were free a moment ago, all different. */
+/** Below the ports that Linux gives to outgoing connections (32768 to 60999). */
+const [LOWEST, END] = [20_000, 32_000];
+
+/**
+ * Free ports of 127.0.0.1, all different. vLLM binds its side channel many seconds after its start, so no outgoing connection may take the port
+ * meanwhile.
+ */
 export async function freePorts(count: number): Promise<number[]> {
-  const servers = Array.from({ length: count }, () => createServer());
-  await Promise.all(
-    servers.map((server) => new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve))),
-  );
-  const ports = servers.map((server) => (server.address() as AddressInfo).port);
-  await Promise.all(servers.map((server) => new Promise((resolve) => server.close(resolve))));
-  return ports;
+  const ports = new Set<number>();
+  while (ports.size < count) {
+    const port = LOWEST + Math.floor(Math.random() * (END - LOWEST));
+    if (await isFree(port)) ports.add(port);
+  }
+  return [...ports];
+}
+
+async function isFree(port: number): Promise<boolean> {
+  const server = createServer().listen(port, "127.0.0.1");
+  try {
+    await once(server, "listening");
+  } catch {
+    return false;
+  }
+  server.close();
+  await once(server, "close");
+  return true;
 }

@@ -143,7 +143,9 @@ void NixlAgent::release(const std::shared_ptr<PreparedList>& released) {
 void NixlAgent::start_slicing(Slicer& slicer, PreparedList& local, PreparedList& remote) {
   // An object is replaced by each WRITE to it, so its bytes must be one request. A post to storage only starts the copy.
   const bool object = remote.type == capi::MemoryType::object;
-  slicer.set_post_copies(!object && peers_.post_copies(*remote.remote), backends_.post_threads());
+  // A post that several threads make waits for them, whatever its status is.
+  const unsigned threads = backends_.post_threads();
+  slicer.set_post_copies(!object && (threads > 1 || peers_.post_copies(*remote.remote)), threads);
   if (slicer.can_use_indices() && requests_.prepare_indices(local, remote, slicer.count())) slicer.use_indices();
 }
 

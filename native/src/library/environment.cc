@@ -32,6 +32,9 @@ Variables defaults() {
   // UCX tests its hooks of memory events by growing and shrinking the heap with sbrk. If another thread's malloc calls sbrk in between, UCX
   // cuts off a page that is in use, and V8 crashes. The events only serve caches that memory registered by hand does not need.
   variables.emplace_back("UCX_MEM_EVENTS", "n");
+  // UCX copies one piece per turn of its progress by default, so that many processes can be served in between. A slice takes 1 to 3 ms whatever this is,
+  // and with 64 pieces per turn blocks of 4 KiB are copied 1.15 times as fast, of 16 KiB 1.08 times.
+  variables.emplace_back("UCX_CMA_TX_QUOTA", "64");
   // UCX logs to stdout by default, which would mix with the program's own output.
   variables.emplace_back("UCX_LOG_FILE", "stderr");
   // Without an InfiniBand device UCX's module for it is useless, and the libraries that it loads crash at exit.

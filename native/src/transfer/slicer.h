@@ -81,7 +81,7 @@ class Slicer {
   Slicer(const TransferSelection& selection, const PreparedList& local, const PreparedList& remote);
 
   // Selects the limit of a slice: the number of bytes if posting copies them (the default), or the number of extents if posting only starts the
-  // copy. `threads`: how many threads copy at once; slices are as many times larger. Call it before the first slice.
+  // copy. `threads`: how many threads copy at once; slices are larger for them. Call it before the first slice.
   void set_post_copies(bool copies, unsigned threads);
 
   // Descriptors in all slices.

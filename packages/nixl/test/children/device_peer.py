@@ -15,6 +15,8 @@ import select
 import sys
 from ctypes import byref, c_bool, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
+from cuda_memory import CudaMemory, checked
+
 DRAM, VRAM = 0, 1
 BACKEND = b"UCX"
 
@@ -32,14 +34,7 @@ class AgentConfig(ctypes.Structure):
     ]
 
 
-def checked(what, status):
-    if status != 0:
-        sys.exit(f"{what} answered {status}")
-
-
 class HostMemory:
-    kind = DRAM
-
     def __init__(self, length):
         self.pages = mmap.mmap(-1, length)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.pages))
@@ -49,32 +44,6 @@ class HostMemory:
 
     def read(self):
         return self.pages[:]
-
-
-class CudaMemory:
-    kind = VRAM
-
-    def __init__(self, ordinal, length):
-        self.driver = ctypes.CDLL("libcuda.so.1")
-        self.length = length
-        device, context, pointer = c_int(), c_void_p(), c_uint64()
-        self.call("cuInit", 0)
-        self.call("cuDeviceGet", byref(device), ordinal)
-        self.call("cuDevicePrimaryCtxRetain", byref(context), device)
-        self.call("cuCtxSetCurrent", context)
-        self.call("cuMemAlloc_v2", byref(pointer), c_size_t(length))
-        self.address = pointer.value
-
-    def call(self, name, *arguments):
-        checked(name, getattr(self.driver, name)(*arguments))
-
-    def write(self, data):
-        self.call("cuMemcpyHtoD_v2", c_uint64(self.address), data, c_size_t(self.length))
-
-    def read(self):
-        data = ctypes.create_string_buffer(self.length)
-        self.call("cuMemcpyDtoH_v2", data, c_uint64(self.address), c_size_t(self.length))
-        return data.raw
 
 
 def main():
@@ -95,7 +64,7 @@ def main():
     call("get_plugin_params", agent, BACKEND, byref(types), byref(parameters))
     call("create_backend", agent, BACKEND, parameters, byref(backend))
     registration = c_void_p()
-    call("create_reg_dlist", memory.kind, byref(registration))
+    call("create_reg_dlist", VRAM if kind == "cuda" else DRAM, byref(registration))
     call(
         "reg_dlist_add_desc",
         registration,

@@ -14,10 +14,12 @@ async function look({
   folders = FOLDERS,
   environment = {},
   lacks = [],
+  links,
 }: {
   folders?: Readonly<Record<string, readonly string[]>>;
   environment?: Readonly<Record<string, string>>;
   lacks?: MissingPart[];
+  links?: number;
 } = {}) {
   const examined: string[] = [];
   const checks = await gpuMemoryChecks({
@@ -28,6 +30,7 @@ async function look({
       examined.push(file);
       return lacks;
     },
+    nvlinks: async () => links,
   });
   return { checks, examined };
 }
@@ -42,7 +45,21 @@ describe("GPU memory through UCX", () => {
     expect(examined).toEqual(["/cache/nixl/nixl_cu12.libs/ucx/libuct_cuda.so.0.0.0"]);
     expect(checks).toMatchObject([
       { id: "library.gpu-memory", status: "ok", found: expect.stringContaining("2 NVIDIA") },
+      { id: "library.gpu-reads" },
     ]);
+  });
+
+  test.each([
+    ["without NVLinks", 0, {}, "warn", "there are no active NVLinks"],
+    ["without NVLinks, and off", 0, { UCX_CUDA_IPC_ENABLE_GET_ZCOPY: "no" }, "warn", "through TCP"],
+    ["without NVLinks, but on", 0, { UCX_CUDA_IPC_ENABLE_GET_ZCOPY: "Yes" }, "ok", "by CUDA IPC"],
+    ["with NVLinks", 18, {}, "ok", "18 active NVLinks"],
+    ["where nobody can tell", undefined, {}, "note", "without NVLinks UCX reads"],
+  ] as const)("READ %s", async (_, links, environment, status, found) => {
+    const { checks } = await look({ environment, ...(links === undefined ? {} : { links }) });
+    expect(checks[1]).toMatchObject({ status, found: expect.stringContaining(found) });
+    if (status === "ok") expect(checks[1]?.fix).toBeUndefined();
+    else expect(checks[1]?.fix).toContain("UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on");
   });
 
   test("warns when a container lacks the driver's libraries", async () => {
@@ -65,7 +82,8 @@ describe("GPU memory through UCX", () => {
     ["all", "ok"],
     ["^cuda_ipc", "ok"],
   ])("UCX_TLS=%s: %s", async (transports, status) => {
-    expect((await look({ environment: { UCX_TLS: transports } })).checks).toMatchObject([{ status }]);
+    const { checks } = await look({ environment: { UCX_TLS: transports } });
+    expect(checks[0]).toMatchObject({ id: "library.gpu-memory", status });
   });
 
   test("a UCX that is not from the wheel is only noted", async () => {

@@ -1,10 +1,16 @@
+import { execFile } from "node:child_process";
 import { dirname, join } from "node:path";
+import { promisify } from "node:util";
 import type { Environment } from "../../environment.js";
 import { realLibrary } from "../../library/cache-folder.js";
 import { type MissingPart, missingParts, nameOfMissing } from "../../library/missing-parts.js";
 import { nvidiaGpus } from "../../memory/memory-types.js";
 import type { Host } from "../host.js";
 import type { Check } from "../report.js";
+
+/** UCX's switch for READ by CUDA IPC, and its values that mean yes (UCX 1.23, `ucs_config_sscanf_on_off`). */
+const READ_BY_IPC = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY";
+const ON = /^(on|yes|y|1)$/i;
 
 /** Options of `gpuMemoryChecks`. */
 export interface GpuMemoryOptions {
@@ -18,11 +24,16 @@ export interface GpuMemoryOptions {
   readonly missing?:
     | ((file: string, options: { environment: Environment }) => Promise<MissingPart[]>)
     | undefined;
+  /** The number of active NVLinks of the GPUs, undefined when nobody can tell; asks `nvidia-smi` by default. */
+  readonly nvlinks?: (() => Promise<number | undefined>) | undefined;
 }
 
-/** Whether UCX can register memory of this machine's GPUs: its CUDA module is there and loads, and `UCX_TLS` allows it. Empty when there is no GPU. */
+/**
+ * Whether UCX can register memory of this machine's GPUs: its CUDA module is there and loads, and `UCX_TLS` allows it; and how it reads GPU memory of another
+ * process. Empty when there is no GPU.
+ */
 export async function gpuMemoryChecks(options: GpuMemoryOptions): Promise<Check[]> {
-  const { host, environment, libraryPath, missing = missingParts } = options;
+  const { host, environment, libraryPath, missing = missingParts, nvlinks = activeNvlinks } = options;
   const gpus = nvidiaGpus(host.names);
   if (gpus.length === 0) return [];
   const module = cudaModule(host, libraryPath);
@@ -53,7 +64,40 @@ export async function gpuMemoryChecks(options: GpuMemoryOptions): Promise<Check[
     const found = `UCX_TLS=${transports} excludes CUDA: only host memory can be registered`;
     return [{ ...check, status: "warn", found, fix: "add cuda to UCX_TLS, or unset it" }];
   }
-  return [{ ...check, status: "ok", found: `UCX's CUDA module loads; ${gpus.length} NVIDIA` }];
+  return [
+    { ...check, status: "ok", found: `UCX's CUDA module loads; ${gpus.length} NVIDIA` },
+    readCheck(environment[READ_BY_IPC], await nvlinks()),
+  ];
+}
+
+/**
+ * How UCX reads GPU memory of another process of this host. Without NVLinks it does so by CUDA IPC only where it is told to; its way around goes through
+ * host memory and TCP (UCX 1.23, `uct_cuda_ipc_iface_get_max_get_zcopy`). On an H200 without NVLinks READ had 0.1 GB/s, and WRITE 100.
+ */
+function readCheck(value: string | undefined, links: number | undefined): Check {
+  const check = {
+    id: "library.gpu-reads",
+    area: "library",
+    title: "READ from memory of GPUs",
+    details: { [READ_BY_IPC]: value ?? null, nvlinks: links ?? null },
+  } as const;
+  if (ON.test(value ?? "")) return { ...check, status: "ok", found: `by CUDA IPC: ${READ_BY_IPC}=${value}` };
+  if (links !== undefined && links > 0) {
+    return { ...check, status: "ok", found: `by CUDA IPC; ${links} active NVLinks` };
+  }
+  const found = `${links === 0 ? "there are no active NVLinks: " : "without NVLinks "}UCX reads from a process of this host through TCP, about 1,000 times slower than WRITE`;
+  const fix = `${READ_BY_IPC}=on in the process that reads`;
+  return { ...check, status: links === 0 ? "warn" : "note", found, fix };
+}
+
+/** Counts the active links that `nvidia-smi nvlink` lists; it lists none for a GPU without them. */
+async function activeNvlinks(): Promise<number | undefined> {
+  try {
+    const { stdout } = await promisify(execFile)("nvidia-smi", ["nvlink", "-s"], { timeout: 10_000 });
+    return stdout.match(/Link \d+: [\d.]+ GB\/s/g)?.length ?? 0;
+  } catch {
+    return undefined;
+  }
 }
 
 function cudaModule(host: Host, libraryPath: string): string | undefined {

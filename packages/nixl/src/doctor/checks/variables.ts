@@ -21,6 +21,8 @@ const EFFECTS: Readonly<Record<string, string>> = {
   UCX_MEM_EVENTS: "UCX's hooks on memory; y can crash a process with other threads (README, Variables)",
   UCX_MEMTYPE_CACHE: "UCX caches which memory belongs to a GPU",
   UCX_MEMTYPE_REG_WHOLE: "UCX registers whole GPU allocations",
+  UCX_CMA_TX_QUOTA: "pieces that UCX copies per turn of its progress on one host",
+  UCX_CUDA_IPC_ENABLE_GET_ZCOPY: "UCX reads GPU memory of other processes by CUDA IPC, also without NVLinks",
   UCX_RCACHE_MAX_UNRELEASED: "limit of UCX's registration cache",
   UCX_LOG_LEVEL: "how much UCX logs",
   UCX_LOG_FILE: "where UCX logs; stdout mixes with the program's output",

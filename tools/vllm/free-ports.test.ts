@@ -1,0 +1,19 @@
+import { readFileSync } from "node:fs";
+import { createServer } from "node:net";
+import { expect, test } from "vitest";
+import { freePorts } from "./free-ports.js";
+
+test("the ports are free, different, and none that the kernel gives to an outgoing connection", async () => {
+  const [lowest] = readFileSync("/proc/sys/net/ipv4/ip_local_port_range", "utf8")
+    .trim()
+    .split(/\s+/)
+    .map(Number);
+  const ports = await freePorts(50);
+  expect(new Set(ports).size).toBe(50);
+  expect(Math.max(...ports)).toBeLessThan(lowest ?? 0);
+  const servers = ports.map((port) => createServer().listen(port, "127.0.0.1"));
+  await Promise.all(
+    servers.map((server) => new Promise<void>((resolve) => server.once("listening", resolve))),
+  );
+  for (const server of servers) server.close();
+});
