@@ -94,12 +94,14 @@ A gain of 3 by the transfer itself is in none of these points: F and B are the s
 
 ## Against real processes
 
-The same simulation with the parameters of the machine that [push-vs-pull](push-vs-pull.md) was measured on: the bandwidth in its bounds, 5 ms per 512 tokens, 8 KiB per token, and two cores as a resource that the client, the proxy, P
-and D share: what a request and each token of its answer take of them in each process is measured there, and work waits for a core in the order in which it comes. Nothing is fitted to the times of pull and push. Within 15 % are
-${within(({ point }) => point.atOnce === 1 && point.pool === "contiguous")} figures with one request at a time and contiguous pools, ${within(({ point }) => point.atOnce === 1 && point.pool === "fragmented")} with fragmented ones, ${within(({ point }) => point.atOnce === 16)} with 16 requests at once, and ${within(({ point }) => point.atOnce === 4 || point.atOnce === 64)} with 4 and 64. Of
-four real runs of the same code, any two agree with one another within 15 % in 58 to 64 of 75 figures. The simulation agrees with their mean in 55 to 62, depending on the run that its parameters come from: about as often as another real run. Most of the
-rest are pulls at one request at a time, which the simulation makes 16 to 26 % too long. It puts all of a request's processor time on its path, also that of threads that work beside others. With the main threads' time alone 29 figures were within
-15 %, and with the time until the first token 54 as before.
+The same simulation with the parameters of the machine that [push-vs-pull](push-vs-pull.md) was measured on: the bandwidth in its bounds, 5 ms per 512 tokens, 8 KiB per token, the time of a message between two processes, and two cores as
+a resource that the client, the proxy, P and D share: what a request and each token of its answer take of them in each process is measured there. A request waits for the JavaScript threads; other threads only take a core meanwhile. Work waits for a
+core in the order in which it comes. Nothing is fitted to the times of pull and push. Within 15 % are
+${within(({ point }) => point.atOnce === 1 && point.pool === "contiguous")} figures with one request at a time and contiguous pools, ${within(({ point }) => point.atOnce === 1 && point.pool === "fragmented")} with fragmented ones, ${within(({ point }) => point.atOnce === 16)} with 16 requests at once, and ${within(({ point }) => point.atOnce === 4 || point.atOnce === 64)} with 4 and 64.
+
+Real runs agree with one another no better. Of four runs of the same code, any two agreed within 15 % in 58 to 64 of 75 figures, and of two later runs of it in 59. The simulation agrees with the run that its parameters come from in 61, and with
+the mean of those two in 60; all its figures together are 3 % below that mean, and its pulls at one request at a time 1.5 % above. Two kinds differ in both runs: 16 pulls at once of 550 tokens are 17 to 24 % too short, and a push of a prompt
+that D has, which P's work does not delay, a third too long.
 
 | point | way | real ms | virtual ms | virtual ÷ real |
 | --- | --- | ---: | ---: | ---: |

@@ -48,7 +48,7 @@ test("the figures do not depend on how long the clock waits for sockets, and rep
   expect(await times(world, AT_ONCE, 72)).toEqual(found);
 }, 60_000);
 
-test("work waits for a core, and for its process", () => {
+test("work waits for a core, and for its process; what other threads do takes a core only", () => {
   const processors = new Processors(virtualClock(), 2);
   const done = [
     processors.doneInMs("prefill", 10),
@@ -57,17 +57,27 @@ test("work waits for a core, and for its process", () => {
     processors.doneInMs("proxy", 1),
   ];
   expect(done).toEqual([10, 15, 3, 4]);
+  processors.beside(20);
+  expect(processors.doneInMs("decode", 1)).toBe(16);
 });
 
 test("what requests take of the cores is part of their times", async () => {
   const each = { client: 1, proxy: 1, prefill: 1, decode: 1 };
-  const costs = { requestMs: each, tokenMs: { client: 0, proxy: 0, prefill: 0, decode: 0 } };
+  const none = { client: 0, proxy: 0, prefill: 0, decode: 0 };
+  const noTokens = { main: none, beside: none };
+  const costs = { requestMs: { main: each, beside: none }, tokenMs: noTokens };
+  const besides = { requestMs: { main: none, beside: each }, tokenMs: noTokens };
   const deployment = await openVirtualDeployment("pull", "contiguous", { ...worldOf(25, 0), cores: 2 });
   try {
     const free = await deployment.ttftMs(POINT);
     // A half of P's is hidden by its pass.
     expect((await deployment.ttftMs(POINT, costs)) - free).toBeCloseTo(3.5, 1);
-    expect(await deployment.ttftMs(AT_ONCE, costs)).toBeGreaterThan(await deployment.ttftMs(AT_ONCE));
+    expect(await deployment.ttftMs(POINT, besides)).toBeCloseTo(free, 1);
+    const freeAtOnce = await deployment.ttftMs(AT_ONCE);
+    expect(await deployment.ttftMs(AT_ONCE, costs)).toBeGreaterThan(freeAtOnce);
+    expect(await deployment.ttftMs(AT_ONCE, costs)).toBeGreaterThan(
+      await deployment.ttftMs(AT_ONCE, besides),
+    );
   } finally {
     await deployment.close();
   }

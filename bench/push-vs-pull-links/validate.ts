@@ -1,6 +1,7 @@
 import { readFile } from "node:fs/promises";
 import { availableParallelism } from "node:os";
 import { PROCESSES, timesOf, WAYS, type Way } from "../push-vs-pull/deployments.js";
+import { HOP, MAIN_THREADS, OTHER_THREADS } from "../push-vs-pull/document.js";
 import type { ProcessorCosts } from "../push-vs-pull/index.js";
 import {
   FORWARD_MS_PER_512,
@@ -32,11 +33,13 @@ interface MeasuredPoint {
 }
 
 /**
- * Simulates the points that docs/bench/push-vs-pull.md has, with what was measured there besides the times of pull and push: the bandwidth in its bounds, and the
- * processor time of a request in each process.
+ * Simulates the points that docs/bench/push-vs-pull.md has, with what was measured there besides the times of pull and push: the bandwidth in its bounds, the time
+ * of a hop, and the processor time of a request in each process.
  */
 export async function validate(): Promise<readonly Compared[]> {
-  const measured = await measuredPoints();
+  const lines = (await readFile(MEASURED, "utf8")).split("\n");
+  const measured = measuredPoints(lines);
+  const hopMs = Number.parseFloat(lines.find((line) => line.startsWith(HOP))?.slice(HOP.length) ?? "");
   const compared: Compared[] = [];
   for (const pool of ["contiguous", "fragmented"] as const) {
     const ofPool = measured.filter(({ point }) => point.pool === pool);
@@ -44,7 +47,7 @@ export async function validate(): Promise<readonly Compared[]> {
     const passMs = (FORWARD_MS_PER_512 * long.point.inputTokens) / 512;
     const world: World = {
       linkBytesPerMs: (long.point.inputTokens * KV_BYTES_PER_TOKEN) / (long.boundMs - passMs),
-      hopMs: 0,
+      hopMs,
       // The measured bandwidth has the cost of scattered blocks in it.
       rangeMs: 0,
       forwardMsPer512Tokens: FORWARD_MS_PER_512,
@@ -67,8 +70,7 @@ export async function validate(): Promise<readonly Compared[]> {
   return compared;
 }
 
-async function measuredPoints(): Promise<readonly MeasuredPoint[]> {
-  const lines = (await readFile(MEASURED, "utf8")).split("\n");
+function measuredPoints(lines: readonly string[]): readonly MeasuredPoint[] {
   return SAMPLE.map((point) => {
     const row = lines.find((line) => line.startsWith(`| ${nameOf(point)} |`));
     const [pull, push, layers, boundMs] = (row ?? "").split("|").slice(2, 6).map(Number);
@@ -87,13 +89,21 @@ async function measuredPoints(): Promise<readonly MeasuredPoint[]> {
 }
 
 function costsIn(lines: readonly string[], name: string): ProcessorCosts {
-  const row = lines.find((line) => line.startsWith(`| ${name} |`));
-  if (row === undefined)
-    throw new Error(
-      `docs/bench/push-vs-pull.md has no processor time of ${name}: run the benchmark push-vs-pull`,
-    );
-  const cells = row.split("|").slice(2).map(Number);
-  const from = (first: number) => timesOf((process) => cells[first + PROCESSES.indexOf(process)] ?? 0);
+  const rowOf = (threads: string): readonly number[] => {
+    const table = lines.findIndex((line) => line.startsWith(`| ${threads} |`));
+    const row = lines.slice(table).find((line) => line.startsWith(`| ${name} |`));
+    if (table < 0 || row === undefined)
+      throw new Error(
+        `docs/bench/push-vs-pull.md has no processor time of ${name}: run the benchmark push-vs-pull`,
+      );
+    return row.split("|").slice(2).map(Number);
+  };
+  const [main, beside] = [rowOf(MAIN_THREADS), rowOf(OTHER_THREADS)];
+  const from = (first: number) => {
+    const of = (cells: readonly number[]) =>
+      timesOf((process) => cells[first + PROCESSES.indexOf(process)] ?? 0);
+    return { main: of(main), beside: of(beside) };
+  };
   return { requestMs: from(0), tokenMs: from(PROCESSES.length) };
 }
 

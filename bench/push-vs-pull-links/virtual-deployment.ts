@@ -10,7 +10,7 @@ import {
 import { planInstances, planProxy } from "../../apps/demo/src/cluster/cluster-plan.js";
 import { startInstance } from "../../apps/demo/src/instance/instance.js";
 import { readInstanceConfig } from "../../apps/demo/src/instance/instance-config.js";
-import type { Way } from "../push-vs-pull/deployments.js";
+import type { ThreadTimes, Way } from "../push-vs-pull/deployments.js";
 import type { ProcessorCosts } from "../push-vs-pull/index.js";
 import { BLOCK_TOKENS, cachedTokens, type Point, promptMaker } from "../push-vs-pull/workload.js";
 import { median } from "../report.js";
@@ -112,30 +112,44 @@ export async function openVirtualDeployment(
     async ({ begins, tokens }: Message): Promise<void> => {
       if (costs === undefined) return;
       const { requestMs, tokenMs } = costs;
+      const work = (process: "client" | "proxy" | "prefill" | "decode", of: ThreadTimes, share: number) =>
+        processors.work(process, of.main[process] * share, of.beside[process] * share);
       const further = begins === "answer" ? tokens - 1 : tokens;
       if (link === "client") {
-        await processors.work("client", begins === "request" ? requestMs.client : further * tokenMs.client);
+        await (begins === "request" ? work("client", requestMs, 1) : work("client", tokenMs, further));
         return;
       }
-      if (begins === "request") await processors.work("proxy", requestMs.proxy / 2);
-      if (begins !== undefined) await processors.work(link, requestMs[link] / (link === "decode" ? 2 : 4));
-      await processors.work("proxy", further * tokenMs.proxy);
+      if (begins === "request") await work("proxy", requestMs, 1 / 2);
+      if (begins !== undefined) await work(link, requestMs, link === "decode" ? 1 / 2 : 1 / 4);
+      await work("proxy", tokenMs, further);
     };
-  /** A forward pass takes as long as it does alone, or longer where the process waits for a core. `workMs`: processor time in a part of it. */
-  const passClock = (process: "prefill" | "decode", workMs: (partMs: number) => number): Clock => ({
+  /** A forward pass takes as long as it does alone, or longer where the process waits for a core. `share`: the part of the costs that a part of it takes. */
+  const passClock = (
+    process: "prefill" | "decode",
+    of: (costs: ProcessorCosts) => ThreadTimes,
+    share: (partMs: number) => number,
+  ): Clock => ({
     now: () => clock.now(),
     setTimer(run, ms, options) {
-      const isPass = costs !== undefined && options?.ref === true && ms < LONGEST_PART_MS;
-      return clock.setTimer(
-        run,
-        isPass ? Math.max(ms, processors.doneInMs(process, workMs(ms))) : ms,
-        options,
-      );
+      const isPass = options?.ref === true && ms < LONGEST_PART_MS;
+      if (costs === undefined || !isPass) return clock.setTimer(run, ms, options);
+      const { main, beside } = of(costs);
+      processors.beside(beside[process] * share(ms));
+      const doneMs = processors.doneInMs(process, main[process] * share(ms));
+      return clock.setTimer(run, Math.max(ms, doneMs), options);
     },
   });
   const clocks = {
-    prefill: passClock("prefill", (partMs) => ((costs?.requestMs.prefill ?? 0) * partMs) / 2 / promptMs),
-    decode: passClock("decode", () => costs?.tokenMs.decode ?? 0),
+    prefill: passClock(
+      "prefill",
+      ({ requestMs }) => requestMs,
+      (partMs) => partMs / 2 / promptMs,
+    ),
+    decode: passClock(
+      "decode",
+      ({ tokenMs }) => tokenMs,
+      () => 1,
+    ),
   };
   const closers: (() => Promise<unknown>)[] = [];
   const linkAt = (link: "client" | "prefill" | "decode") => ({

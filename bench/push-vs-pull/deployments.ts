@@ -21,12 +21,18 @@ export type Way = (typeof WAYS)[number];
 export const PROCESSES = ["client", "proxy", "prefill", "decode"] as const;
 export type ProcessTimes = Readonly<Record<(typeof PROCESSES)[number], number>>;
 
+/** Processor time in each process: of its JavaScript thread, on which a request waits, and of its other threads, which work beside it. */
+export interface ThreadTimes {
+  readonly main: ProcessTimes;
+  readonly beside: ProcessTimes;
+}
+
 /** One run of a point. */
 export interface PointRun {
   /** Median time to the first token without the failed requests. */
   readonly ttftMs: number;
   /** Processor time per request. */
-  readonly processorMs: ProcessTimes;
+  readonly processorMs: ThreadTimes;
 }
 
 /** A deployment of the demo over NIXL: the proxy, P and D, each in its own process. */
@@ -89,7 +95,9 @@ export async function openDeployment(way: Way, pool: Point["pool"]): Promise<Dep
     const after = processorMs(cluster);
     const times = outcomes.flatMap((one) => (one.status === "fulfilled" ? [one.value.ttftMs] : []));
     failed += atOnce - times.length;
-    return { ttftMs: median(times), processorMs: timesOf((name) => (after[name] - before[name]) / atOnce) };
+    const spent = (threads: keyof ThreadTimes) =>
+      timesOf((name) => (after[threads][name] - before[threads][name]) / atOnce);
+    return { ttftMs: median(times), processorMs: { main: spent("main"), beside: spent("beside") } };
   }
 
   // Warms up: the proxy learns P's address from its first answer, D and P shake hands, code is compiled, and each page of the pools is written.
@@ -123,16 +131,19 @@ export function timesOf(of: (name: keyof ProcessTimes) => number): ProcessTimes 
 }
 
 /** Processor time that each process has had so far. */
-function processorMs({ proxy, prefills, decodes }: Cluster): ProcessTimes {
-  const of = (members: readonly ClusterMember[]) =>
-    members.reduce((sum, { process: child }) => sum + threadsMs(child?.pid ?? 0), 0);
-  return { client: threadsMs(process.pid), proxy: of([proxy]), prefill: of(prefills), decode: of(decodes) };
+function processorMs({ proxy, prefills, decodes }: Cluster): ThreadTimes {
+  const pids = (members: readonly ClusterMember[]) => members.map(({ process: child }) => child?.pid ?? 0);
+  const of = { client: [process.pid], proxy: pids([proxy]), prefill: pids(prefills), decode: pids(decodes) };
+  const sum = (threads: keyof ThreadTimes) =>
+    timesOf((name) => of[name].reduce((total, pid) => total + threadsMs(pid, threads), 0));
+  return { main: sum("main"), beside: sum("beside") };
 }
 
-/** By the scheduler's own count, in nanoseconds; the times in `stat` are multiples of 10 ms. */
-function threadsMs(pid: number): number {
+/** By the scheduler's own count, in nanoseconds; the times in `stat` are multiples of 10 ms. A process's first thread has its number. */
+function threadsMs(pid: number, threads: keyof ThreadTimes): number {
   const folder = `/proc/${pid}/task`;
-  return readdirSync(folder).reduce((sum, thread) => {
+  const wanted = readdirSync(folder).filter((thread) => (thread === String(pid)) === (threads === "main"));
+  return wanted.reduce((sum, thread) => {
     try {
       return sum + Number(readFileSync(`${folder}/${thread}/schedstat`, "utf8").split(" ")[0]) / 1e6;
     } catch {

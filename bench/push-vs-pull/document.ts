@@ -1,13 +1,20 @@
 import { availableParallelism } from "node:os";
 import { median } from "../report.js";
-import { gainOf, PROCESSES, WAYS } from "./deployments.js";
+import { gainOf, PROCESSES, type ThreadTimes, WAYS } from "./deployments.js";
 import type { Measured } from "./index.js";
 import { BLOCK_TOKENS, FORWARD_MS_PER_512, KV_BYTES_PER_TOKEN, nameOf } from "./workload.js";
 
-/** The text of docs/bench/push-vs-pull.md. `load`: the load average of the machine; `failed`: requests that failed. */
+/** The first cells of the two tables of processor time. */
+export const MAIN_THREADS = "JavaScript threads";
+export const OTHER_THREADS = "other threads";
+
+/** Comes before the time of a hop. */
+export const HOP = "A message of 500 bytes to another process that has slept for 10 ms takes ";
+
+/** The text of docs/bench/push-vs-pull.md. `load`: the load average of the machine; `failed`: requests that failed; `hopMs`: as `hopMs()` measures it. */
 export function document(
   measured: readonly Measured[],
-  run: { rounds: number; load: { before: number; after: number }; failed: number },
+  run: { rounds: number; load: { before: number; after: number }; failed: number; hopMs: number },
 ): string {
   const { rounds, load, failed } = run;
   const rows = measured.map(({ point, ttftMs, boundMs, localMs }) => {
@@ -17,16 +24,21 @@ export function document(
     const cells = [pull, push, layers, floor, ...gains, pull - floor, push - floor];
     return `| ${nameOf(point)} | ${cells.map((cell, i) => cell.toFixed(i === 4 || i === 5 ? 2 : 1)).join(" | ")} |`;
   });
-  const costRows = measured.flatMap(({ point, costs }) =>
-    WAYS.map((way) => {
-      const { requestMs, tokenMs } = costs[way];
-      const cells = [
-        ...PROCESSES.map((name) => requestMs[name].toFixed(2)),
-        ...PROCESSES.map((name) => tokenMs[name].toFixed(3)),
-      ];
-      return `| ${nameOf(point)}, ${way} | ${cells.join(" | ")} |`;
-    }),
-  );
+  const costTable = (threads: keyof ThreadTimes) => {
+    const rows = measured.flatMap(({ point, costs }) =>
+      WAYS.map((way) => {
+        const { requestMs, tokenMs } = costs[way];
+        const cells = [
+          ...PROCESSES.map((name) => requestMs[threads][name].toFixed(2)),
+          ...PROCESSES.map((name) => tokenMs[threads][name].toFixed(3)),
+        ];
+        return `| ${nameOf(point)}, ${way} | ${cells.join(" | ")} |`;
+      }),
+    );
+    return `| ${threads === "main" ? MAIN_THREADS : OTHER_THREADS} | ${PROCESSES.map((name) => `${name}, request`).join(" | ")} | ${PROCESSES.map((name) => `${name}, token`).join(" | ")} |
+| --- |${" ---: |".repeat(2 * PROCESSES.length)}
+${rows.join("\n")}`;
+  };
   const busy =
     load.before > availableParallelism()
       ? `
@@ -54,11 +66,14 @@ ${rows.join("\n")}
 
 ## Processor time
 
-The time of the two cores that a request takes, in ms: for itself and its first token, and for each further token. Medians of the same rounds, as the kernel counts it. [The simulation](push-vs-pull-links.md) computes with it.
+The time of the two cores that a request takes, in ms: for itself and its first token, and for each further token. Medians of the same rounds, as the kernel counts it. A request waits for
+the JavaScript threads; the other threads (of the agents, of the copies of bytes, of V8's compiler and collector) work beside them. [The simulation](push-vs-pull-links.md) computes with both.
 
-| input→output, way | ${PROCESSES.map((name) => `${name}, request`).join(" | ")} | ${PROCESSES.map((name) => `${name}, token`).join(" | ")} |
-| --- |${" ---: |".repeat(2 * PROCESSES.length)}
-${costRows.join("\n")}
+${HOP}${run.hopMs.toFixed(3)} ms.
+
+${costTable("main")}
+
+${costTable("beside")}
 
 [Where the time goes](push-vs-pull-profile.md): a profile that was made by hand.
 `;

@@ -8,12 +8,14 @@ import {
   gainOf,
   openDeployment,
   type PointRun,
-  type ProcessTimes,
+  type PROCESSES,
+  type ThreadTimes,
   timesOf,
   WAYS,
   type Way,
 } from "./deployments.js";
 import { document } from "./document.js";
+import { hopMs } from "./hop.js";
 import { plot } from "./plot.js";
 import {
   cachedTokens,
@@ -29,10 +31,10 @@ const ROUNDS = Math.max(3, Number(process.env["KV_BENCH_ROUNDS"] ?? 5));
 const SHORT_OUTPUT = 2;
 const DOCS = new URL("../../docs/bench/", import.meta.url);
 
-/** Processor time that a request takes in each process: for itself with one token, and for each further token. */
+/** Processor time that a request takes of each process's threads: for itself with one token, and for each further token. */
 export interface ProcessorCosts {
-  readonly requestMs: ProcessTimes;
-  readonly tokenMs: ProcessTimes;
+  readonly requestMs: ThreadTimes;
+  readonly tokenMs: ThreadTimes;
 }
 
 export interface Measured {
@@ -48,6 +50,7 @@ export async function pushVsPull(): Promise<readonly Row[]> {
   const loadBefore = loadavg()[0] ?? 0;
   const measured: Measured[] = [];
   let failed = 0;
+  const hop = await hopMs();
   const bandwidth = await openBandwidth();
   try {
     for (const pool of ["contiguous", "fragmented"] as const) {
@@ -69,7 +72,11 @@ export async function pushVsPull(): Promise<readonly Row[]> {
       }
       // Written after each pool, so that a later failure loses nothing.
       if (!process.argv.includes("--no-docs"))
-        await publish(measured, { load: { before: loadBefore, after: loadavg()[0] ?? 0 }, failed });
+        await publish(measured, {
+          load: { before: loadBefore, after: loadavg()[0] ?? 0 },
+          failed,
+          hopMs: hop,
+        });
     }
   } finally {
     await bandwidth.close();
@@ -79,7 +86,7 @@ export async function pushVsPull(): Promise<readonly Row[]> {
 
 async function publish(
   measured: readonly Measured[],
-  run: { load: { before: number; after: number }; failed: number },
+  run: { load: { before: number; after: number }; failed: number; hopMs: number },
 ): Promise<void> {
   await mkdir(DOCS, { recursive: true });
   await writeFile(new URL("push-vs-pull.svg", DOCS), plot(measured));
@@ -123,13 +130,20 @@ function costsOf(
   shortRuns: readonly PointRun[],
   outputTokens: number,
 ): ProcessorCosts {
-  const of = (some: readonly PointRun[], name: keyof ProcessTimes) =>
-    median(some.map(({ processorMs }) => processorMs[name]));
-  const tokenMs = timesOf((name) =>
-    Math.max(0, (of(runs, name) - of(shortRuns, name)) / (outputTokens - SHORT_OUTPUT)),
-  );
-  const requestMs = timesOf((name) => of(shortRuns, name) - tokenMs[name] * (SHORT_OUTPUT - 1));
-  return { requestMs, tokenMs };
+  const costs = (threads: keyof ThreadTimes) => {
+    const of = (some: readonly PointRun[], name: (typeof PROCESSES)[number]) =>
+      median(some.map(({ processorMs }) => processorMs[threads][name]));
+    const tokenMs = timesOf((name) =>
+      Math.max(0, (of(runs, name) - of(shortRuns, name)) / (outputTokens - SHORT_OUTPUT)),
+    );
+    const requestMs = timesOf((name) => of(shortRuns, name) - tokenMs[name] * (SHORT_OUTPUT - 1));
+    return { requestMs, tokenMs };
+  };
+  const [main, beside] = [costs("main"), costs("beside")];
+  return {
+    requestMs: { main: main.requestMs, beside: beside.requestMs },
+    tokenMs: { main: main.tokenMs, beside: beside.tokenMs },
+  };
 }
 
 function rowsOf(measured: readonly Measured[]): Row[] {

@@ -2,9 +2,12 @@
 
 #include <dirent.h>
 #include <stdlib.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <mutex>
+#include <sstream>
 
 namespace kv::nixl {
 
@@ -19,14 +22,31 @@ bool has_infiniband() {
   return found;
 }
 
+// Whether UCX copies between processes of this host by CMA. UCX warns of variables of a transport that it does not use. `transports` is UCX_TLS: names that
+// are allowed, or after a ^ names that are not.
+bool copies_by_cma(std::string transports) {
+  char from = 1;
+  char to = 0;
+  const iovec local{&to, 1};
+  const iovec remote{&from, 1};
+  if (process_vm_readv(getpid(), &local, 1, &remote, 1, 0) != 1) return false;
+  const bool excludes = transports.starts_with('^');
+  std::istringstream names(excludes ? transports.substr(1) : transports);
+  bool named = false;
+  for (std::string name; std::getline(names, name, ',');) {
+    named = named || name == "cma" || name == "sm" || name == "shm" || (name == "all" && !excludes);
+  }
+  return transports.empty() || named != excludes;
+}
+
 // Never destroyed: agents' threads may still use it while the process exits.
 std::shared_mutex& environment_mutex() {
   static auto* mutex = new std::shared_mutex;
   return *mutex;
 }
 
-// NIXL's defaults.
-Variables defaults() {
+// NIXL's defaults, where `transports` is the value of UCX_TLS.
+Variables defaults(const std::string& transports) {
   // Bounds UCX's registration cache, which grows without limit otherwise. vLLM sets the same value before it imports NIXL.
   Variables variables{{"UCX_RCACHE_MAX_UNRELEASED", "1024"}};
   // UCX tests its hooks of memory events by growing and shrinking the heap with sbrk. If another thread's malloc calls sbrk in between, UCX
@@ -34,7 +54,7 @@ Variables defaults() {
   variables.emplace_back("UCX_MEM_EVENTS", "n");
   // UCX copies one piece per turn of its progress by default, so that many processes can be served in between. A slice takes 1 to 3 ms whatever this is,
   // and with 64 pieces per turn blocks of 4 KiB are copied 1.15 times as fast, of 16 KiB 1.08 times.
-  variables.emplace_back("UCX_CMA_TX_QUOTA", "64");
+  if (copies_by_cma(transports)) variables.emplace_back("UCX_CMA_TX_QUOTA", "64");
   // UCX logs to stdout by default, which would mix with the program's own output.
   variables.emplace_back("UCX_LOG_FILE", "stderr");
   // Without an InfiniBand device UCX's module for it is useless, and the libraries that it loads crash at exit.
@@ -47,13 +67,16 @@ Variables defaults() {
 std::shared_lock<std::shared_mutex> reading_environment() { return std::shared_lock(environment_mutex()); }
 
 std::optional<Variables> prepare_environment(const Variables& wanted) {
+  const char* const set_transports = getenv("UCX_TLS");
+  std::string transports = set_transports == nullptr ? "" : set_transports;
   Variables to_set;
   for (const auto& variable : wanted) {
     const char* now = getenv(variable.first.c_str());
     if (now == nullptr || variable.second != now) to_set.push_back(variable);
+    if (variable.first == "UCX_TLS") transports = variable.second;
   }
   Variables unset;
-  for (const auto& variable : defaults()) {
+  for (const auto& variable : defaults(transports)) {
     const auto named = [&](const auto& other) { return other.first == variable.first; };
     if (getenv(variable.first.c_str()) == nullptr && std::ranges::none_of(to_set, named)) unset.push_back(variable);
   }

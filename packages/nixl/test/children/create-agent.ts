@@ -1,4 +1,4 @@
-// Creates an agent with the backends of the environment, and prints the error as JSON.
+// Creates an agent with the backends of the environment, and prints the error and a variable that the addon sets for UCX as JSON.
 import { KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 
@@ -10,5 +10,5 @@ const error: unknown = await transport.createAgent().then(
 const { code, message, hint } = KvError.is(error)
   ? error
   : { code: "none", message: String(error), hint: "" };
-console.log(JSON.stringify({ code, message, hint }));
+console.log(JSON.stringify({ code, message, hint, quota: process.env.UCX_CMA_TX_QUOTA }));
 await transport.close();

@@ -1,7 +1,10 @@
+import { fileURLToPath } from "node:url";
 import { nixlTransport } from "@kv/nixl";
 import { afterEach, describe, expect, test } from "vitest";
 import { loadAddon } from "../../src/addon/load-addon.js";
 import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
+import { nixlMissing } from "../support/nixl-available.js";
+import { run } from "../support/run-child.js";
 
 describe.skipIf(fakeMissing)(`variables of the process (${fakeMissing ?? "fake found"})`, () => {
   afterEach(() => {
@@ -30,5 +33,25 @@ describe.skipIf(fakeMissing)(`variables of the process (${fakeMissing ?? "fake f
     expect(process.env.KV_TEST_LATE).toBe(undefined);
     await Promise.all([creating, created]);
     expect(process.env.KV_TEST_LATE).toBe("yes");
+  });
+});
+
+describe.skipIf(nixlMissing)(`variables that UCX does not use (${nixlMissing ?? "NIXL found"})`, () => {
+  const path = fileURLToPath(new URL("../children/create-agent.ts", import.meta.url));
+  const others = Object.fromEntries(Object.entries(process.env).filter(([name]) => !name.startsWith("UCX_")));
+
+  test.each([
+    [undefined, "64"],
+    ["all", "64"],
+    ["tcp,sm,self", "64"],
+    ["^ib", "64"],
+    ["tcp,self", undefined],
+    ["^cma", undefined],
+  ])("with UCX_TLS=%s UCX_CMA_TX_QUOTA is %s, and UCX warns of nothing", async (transports, quota) => {
+    const only = { ...others, ...(transports === undefined ? {} : { UCX_TLS: transports }) };
+    const { stdout, stderr } = await run(["--import", "tsx", path], { only: only as Record<string, string> });
+    expect(JSON.parse(stdout)).toMatchObject({ message: "undefined" });
+    expect((JSON.parse(stdout) as { quota?: string }).quota).toBe(quota);
+    expect(stderr).not.toContain("unused environment variable");
   });
 });
