@@ -40,6 +40,8 @@ export async function validate(): Promise<readonly Compared[]> {
   const lines = (await readFile(MEASURED, "utf8")).split("\n");
   const measured = measuredPoints(lines);
   const hopMs = Number.parseFloat(lines.find((line) => line.startsWith(HOP))?.slice(HOP.length) ?? "");
+  if (Number.isNaN(hopMs))
+    throw new Error("docs/bench/push-vs-pull.md has no time of a hop: run the benchmark push-vs-pull");
   const compared: Compared[] = [];
   for (const pool of ["contiguous", "fragmented"] as const) {
     const ofPool = measured.filter(({ point }) => point.pool === pool);
