@@ -71,28 +71,17 @@ export async function ownMemory({ agent, memory, target, python: idle }: BenchFi
     const prepared = await lists({ agent, memory, target }, block, count);
     const [localIds, remoteIds] = [shuffled(count, 1), shuffled(count, 2)];
     for (const operation of ["READ", "WRITE"] as const) {
-      const wanted = WANTED_OF_OWN_MEMORY[block];
       const ours: number[] = [];
       const theirs: number[] = [];
       for (let round = -1; round < ROUNDS; round += 1) {
-        python.pause();
-        const ms = await timed(() => agent.transfer({ operation, ...prepared, localIds, remoteIds }).done);
-        python.resume();
-        const move = { do: "move", operation, block, count, seeds: [1, 2], pauseMs: 0 };
-        const { ms: pythonMs } = await python.ask<{ ms: number }>(move);
+        const ms = await oursMs({ agent, python }, { operation, ...prepared, localIds, remoteIds });
+        const otherMs = await pythonMs({ python }, { operation, block, count, pauseMs: 0 });
         if (round < 0) continue;
         ours.push(lengthBytes / ms / 1e6);
-        theirs.push(lengthBytes / pythonMs / 1e6);
+        theirs.push(lengthBytes / otherMs / 1e6);
       }
-      rows.push({
-        what: `${operation} ${show(lengthBytes)} in ${show(block)}, scattered, UCX, each with its own memory: bandwidth / Python's`,
-        ours: spread(ours, "GB/s"),
-        theirs: spread(theirs, "GB/s"),
-        ratio: pairRatio(ours, theirs),
-        best: bestRatio(ours, theirs, "most"),
-        wanted: `>= ${wanted}`,
-        met: pairRatio(ours, theirs) >= (wanted ?? 1),
-      });
+      const what = `${operation} ${show(lengthBytes)} in ${show(block)}, scattered, UCX, each with its own memory: bandwidth / Python's`;
+      rows.push(bandwidthRow(what, { ours, theirs }, WANTED_OF_OWN_MEMORY[block]));
     }
     await prepared.close();
   }
@@ -120,16 +109,37 @@ export async function libfabric(ucx: BenchFixture): Promise<Row[]> {
 }
 
 /** Time of one transfer of ours. Python's progress thread uses most of a core even when idle, so that process is stopped. */
-async function oursMs({ agent, python }: BenchFixture, request: TransferRequest): Promise<number> {
+async function oursMs(
+  { agent, python }: Pick<BenchFixture, "agent" | "python">,
+  request: TransferRequest,
+): Promise<number> {
   python.pause();
   const ms = await timed(() => agent.transfer(request).done);
   python.resume();
   return ms;
 }
 
-async function pythonMs({ python }: BenchFixture, move: PythonMove): Promise<number> {
+async function pythonMs({ python }: Pick<BenchFixture, "python">, move: PythonMove): Promise<number> {
   const { ms } = await python.ask<{ ms: number }>({ do: "move", seeds: [1, 2], ...move });
   return ms;
+}
+
+/** A row of bandwidths in GB/s; `least`: the wanted ratio, if one is. */
+function bandwidthRow(
+  what: string,
+  { ours, theirs }: { readonly ours: readonly number[]; readonly theirs: readonly number[] },
+  least?: number,
+): Row {
+  const ratio = pairRatio(ours, theirs);
+  return {
+    what,
+    ours: spread(ours, "GB/s"),
+    theirs: spread(theirs, "GB/s"),
+    ratio,
+    best: bestRatio(ours, theirs, "most"),
+    wanted: least === undefined ? "reported" : `>= ${least}`,
+    met: least === undefined ? undefined : ratio >= least,
+  };
 }
 
 async function againstPython(fixture: BenchFixture, where: keyof typeof WANTED): Promise<Row[]> {
@@ -158,16 +168,8 @@ async function againstPython(fixture: BenchFixture, where: keyof typeof WANTED):
         ours.push(size / mineMs / 1e6);
         theirs.push(size / ms / 1e6);
       }
-      const ratio = pairRatio(ours, theirs);
-      rows.push({
-        what: `${operation} ${show(size)} in ${show(block)}, scattered, ${where}: bandwidth / Python's`,
-        ours: spread(ours, "GB/s"),
-        theirs: spread(theirs, "GB/s"),
-        ratio,
-        best: bestRatio(ours, theirs, "most"),
-        wanted: `>= ${ofPython}`,
-        met: ratio >= ofPython,
-      });
+      const what = `${operation} ${show(size)} in ${show(block)}, scattered, ${where}: bandwidth / Python's`;
+      rows.push(bandwidthRow(what, { ours, theirs }, ofPython));
     }
     await prepared.close();
   }
@@ -258,24 +260,18 @@ async function writtenTo(fixture: BenchFixture): Promise<Row> {
   const theirs: number[] = [];
   for (let round = -1; round < ROUNDS; round += 1) {
     fixture.python.pause();
-    const mineMs = await write(toOurs);
+    const ms = await write(toOurs);
     fixture.python.resume();
-    const pythonMs = await write(toPython);
+    const otherMs = await write(toPython);
     if (round < 0) continue;
-    ours.push(size / mineMs / 1e6);
-    theirs.push(size / pythonMs / 1e6);
+    ours.push(size / ms / 1e6);
+    theirs.push(size / otherMs / 1e6);
   }
   await toOurs.close();
   await toPython.close();
-  return {
-    what: "WRITE 512 MiB in 64 KiB, scattered, LIBFABRIC, by ours: bandwidth to an agent of ours / to one of Python's",
-    ours: spread(ours, "GB/s"),
-    theirs: spread(theirs, "GB/s"),
-    ratio: pairRatio(ours, theirs),
-    best: bestRatio(ours, theirs, "most"),
-    wanted: "reported",
-    met: undefined,
-  };
+  const what =
+    "WRITE 512 MiB in 64 KiB, scattered, LIBFABRIC, by ours: bandwidth to an agent of ours / to one of Python's";
+  return bandwidthRow(what, { ours, theirs });
 }
 
 /** READ against the kernel's limit: process_vm_readv with one call for each block, as UCX does, and with 512 blocks per call. */
@@ -308,16 +304,8 @@ export async function limits(fixture: BenchFixture): Promise<Row[]> {
       single.push(size / one.ms / 1e6);
       vectored.push(size / many.ms / 1e6);
     }
-    const ratio = pairRatio(ours, single);
-    rows.push({
-      what: `READ 256 MiB ${what}: bandwidth / process_vm_readv, a call for each block`,
-      ours: spread(ours, "GB/s"),
-      theirs: spread(single, "GB/s"),
-      ratio,
-      best: bestRatio(ours, single, "most"),
-      wanted: wanted === undefined ? "reported" : `>= ${wanted}`,
-      met: wanted === undefined ? undefined : ratio >= wanted,
-    });
+    const bare = `READ 256 MiB ${what}: bandwidth / process_vm_readv, a call for each block`;
+    rows.push(bandwidthRow(bare, { ours, theirs: single }, wanted));
     await prepared.close();
     if (order === "contiguous") continue;
     rows.push({

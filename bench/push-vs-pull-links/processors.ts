@@ -1,7 +1,7 @@
 import type { Clock } from "@kv/interface";
-import type { PROCESSES } from "../push-vs-pull/deployments.js";
+import type { ProcessTimes } from "../push-vs-pull/deployments.js";
 
-type Process = (typeof PROCESSES)[number];
+type Process = keyof ProcessTimes;
 
 /** The cores of a host that all processes share. A process's JavaScript runs on one core at a time, and work waits in the order in which it comes. */
 export class Processors {
@@ -23,7 +23,7 @@ export class Processors {
     return endMs - nowMs;
   }
 
-  /** Resolves when the process has done the work. `besideMs`: what its other threads do meanwhile, for which it does not wait. */
+  /** Resolves when the process has done the work. `besideMs`: what its other threads do meanwhile, for which it does not wait; they are first in the queue. */
   async work(process: Process, workMs: number, besideMs: number): Promise<void> {
     this.beside(besideMs);
     const waitMs = workMs > 0 ? this.doneInMs(process, workMs) : 0;

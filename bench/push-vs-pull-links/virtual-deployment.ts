@@ -10,7 +10,7 @@ import {
 import { planInstances, planProxy } from "../../apps/demo/src/cluster/cluster-plan.js";
 import { startInstance } from "../../apps/demo/src/instance/instance.js";
 import { readInstanceConfig } from "../../apps/demo/src/instance/instance-config.js";
-import type { ThreadTimes, Way } from "../push-vs-pull/deployments.js";
+import type { ProcessTimes, ThreadTimes, Way } from "../push-vs-pull/deployments.js";
 import type { ProcessorCosts } from "../push-vs-pull/index.js";
 import { BLOCK_TOKENS, cachedTokens, type Point, promptMaker } from "../push-vs-pull/workload.js";
 import { median } from "../report.js";
@@ -112,7 +112,7 @@ export async function openVirtualDeployment(
     async ({ begins, tokens }: Message): Promise<void> => {
       if (costs === undefined) return;
       const { requestMs, tokenMs } = costs;
-      const work = (process: "client" | "proxy" | "prefill" | "decode", of: ThreadTimes, share: number) =>
+      const work = (process: keyof ProcessTimes, of: ThreadTimes, share: number) =>
         processors.work(process, of.main[process] * share, of.beside[process] * share);
       const further = begins === "answer" ? tokens - 1 : tokens;
       if (link === "client") {

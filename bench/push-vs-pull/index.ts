@@ -8,7 +8,7 @@ import {
   gainOf,
   openDeployment,
   type PointRun,
-  type PROCESSES,
+  type ProcessTimes,
   type ThreadTimes,
   timesOf,
   WAYS,
@@ -131,7 +131,7 @@ function costsOf(
   outputTokens: number,
 ): ProcessorCosts {
   const costs = (threads: keyof ThreadTimes) => {
-    const of = (some: readonly PointRun[], name: (typeof PROCESSES)[number]) =>
+    const of = (some: readonly PointRun[], name: keyof ProcessTimes) =>
       median(some.map(({ processorMs }) => processorMs[threads][name]));
     const tokenMs = timesOf((name) =>
       Math.max(0, (of(runs, name) - of(shortRuns, name)) / (outputTokens - SHORT_OUTPUT)),

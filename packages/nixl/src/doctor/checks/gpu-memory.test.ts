@@ -54,12 +54,14 @@ describe("GPU memory through UCX", () => {
     ["without NVLinks, and off", 0, { UCX_CUDA_IPC_ENABLE_GET_ZCOPY: "no" }, "warn", "through TCP"],
     ["without NVLinks, but on", 0, { UCX_CUDA_IPC_ENABLE_GET_ZCOPY: "Yes" }, "ok", "by CUDA IPC"],
     ["with NVLinks", 18, {}, "ok", "18 active NVLinks"],
+    ["without the transport", 18, { UCX_TLS: "^cuda_ipc" }, "warn", "UCX_TLS=^cuda_ipc excludes CUDA IPC"],
+    ["without the transport in the list", 18, { UCX_TLS: "sm,cuda_copy" }, "warn", "excludes CUDA IPC"],
     ["where nobody can tell", undefined, {}, "note", "without NVLinks UCX reads"],
   ] as const)("READ %s", async (_, links, environment, status, found) => {
     const { checks } = await look({ environment, ...(links === undefined ? {} : { links }) });
     expect(checks[1]).toMatchObject({ status, found: expect.stringContaining(found) });
     if (status === "ok") expect(checks[1]?.fix).toBeUndefined();
-    else expect(checks[1]?.fix).toContain("UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on");
+    else expect(checks[1]?.fix).toMatch(/UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on|UCX_TLS/);
   });
 
   test("warns when a container lacks the driver's libraries", async () => {

@@ -60,13 +60,13 @@ export async function gpuMemoryChecks(options: GpuMemoryOptions): Promise<Check[
     return [{ ...check, status: "warn", found, fix }];
   }
   const transports = environment.UCX_TLS;
-  if (transports !== undefined && !allowsCuda(transports)) {
+  if (!allows(transports, "cuda_copy")) {
     const found = `UCX_TLS=${transports} excludes CUDA: only host memory can be registered`;
     return [{ ...check, status: "warn", found, fix: "add cuda to UCX_TLS, or unset it" }];
   }
   return [
     { ...check, status: "ok", found: `UCX's CUDA module loads; ${gpus.length} NVIDIA` },
-    readCheck(environment[READ_BY_IPC], await nvlinks()),
+    readCheck(environment, await nvlinks()),
   ];
 }
 
@@ -74,13 +74,18 @@ export async function gpuMemoryChecks(options: GpuMemoryOptions): Promise<Check[
  * How UCX reads GPU memory of another process of this host. Without NVLinks it does so by CUDA IPC only where it is told to; its way around goes through
  * host memory and TCP (UCX 1.23, `uct_cuda_ipc_iface_get_max_get_zcopy`). On an H200 without NVLinks READ had 0.1 GB/s, and WRITE 100.
  */
-function readCheck(value: string | undefined, links: number | undefined): Check {
+function readCheck(environment: Environment, links: number | undefined): Check {
+  const value = environment[READ_BY_IPC];
   const check = {
     id: "library.gpu-reads",
     area: "library",
     title: "READ from memory of GPUs",
     details: { [READ_BY_IPC]: value ?? null, nvlinks: links ?? null },
   } as const;
+  if (!allows(environment.UCX_TLS, "cuda_ipc")) {
+    const found = `UCX_TLS=${environment.UCX_TLS} excludes CUDA IPC: bytes between processes of this host go through host memory`;
+    return { ...check, status: "warn", found, fix: "add cuda to UCX_TLS, or unset it" };
+  }
   if (ON.test(value ?? "")) return { ...check, status: "ok", found: `by CUDA IPC: ${READ_BY_IPC}=${value}` };
   if (links !== undefined && links > 0) {
     return { ...check, status: "ok", found: `by CUDA IPC; ${links} active NVLinks` };
@@ -110,9 +115,13 @@ function cudaModule(host: Host, libraryPath: string): string | undefined {
   return undefined;
 }
 
-/** Reads `UCX_TLS` as UCX does: a list of allowed transports, or after a `^` of excluded ones. Every transfer of device memory needs `cuda_copy`. */
-function allowsCuda(transports: string): boolean {
+/**
+ * Whether `UCX_TLS` allows a transport, which `cuda` names as well: it lists the allowed ones, or after a `^` the excluded ones. Every transfer of device memory needs
+ * `cuda_copy`.
+ */
+function allows(transports: string | undefined, transport: "cuda_copy" | "cuda_ipc"): boolean {
+  if (transports === undefined) return true;
   const names = transports.replace(/^\^/, "").split(",");
-  const named = names.some((name) => ["cuda", "cuda_copy"].includes(name.trim().replace(/^\\/, "")));
+  const named = names.some((name) => ["cuda", transport].includes(name.trim().replace(/^\\/, "")));
   return transports.startsWith("^") ? !named : named || names.includes("all") || transports.trim() === "";
 }
