@@ -1,6 +1,6 @@
 import type { ConnectorPair } from "@kv/conformance/connector";
 import { cpuPlatform, readTransferConfig, type StagingCopied, staged } from "@kv/connector";
-import type { ConnectorModule, KvCacheConfig, Transport } from "@kv/interface";
+import { type ConnectorModule, type KvCacheConfig, type Log, silentLog, type Transport } from "@kv/interface";
 import { engineIdentity } from "@kv/testing/engine-identity";
 import {
   type FaultRule,
@@ -18,9 +18,13 @@ export interface StagedPairOptions {
   readonly connector: ConnectorModule;
   readonly tpSize?: number | undefined;
   readonly poolBlocks?: number;
+  /** KV cache groups of both engines. Default: one group of two layers. */
+  readonly groups?: KvCacheConfig["groups"];
   readonly faults?: FaultRule[] | undefined;
   readonly loadFailurePolicy?: "fail" | "recompute";
   readonly onCopied?: (host: string, copied: StagingCopied) => void;
+  /** Called for each error that the connectors log. */
+  readonly onError?: Log["error"];
   /** Called before each copy. An error that it throws fails the copy. */
   readonly beforeCopy?: (host: string, direction: "read" | "write") => void;
   readonly wrapTransport?: (transport: Transport) => Transport;
@@ -28,7 +32,7 @@ export interface StagedPairOptions {
 
 /** Creates two Neuron engines on the memory transport in virtual time, with device memory that the test can read. */
 export async function stagedPair(options: StagedPairOptions): Promise<ConnectorPair> {
-  const { connector, tpSize = 1, poolBlocks = 41 } = options;
+  const { connector, tpSize = 1, poolBlocks = 41, groups = CONFIG.groups } = options;
   const clock = virtualClock();
   const network = memoryNetwork({
     clock,
@@ -37,7 +41,7 @@ export async function stagedPair(options: StagedPairOptions): Promise<ConnectorP
     faults: options.faults,
   });
   const closers: (() => Promise<void>)[] = [];
-  const config: KvCacheConfig = { ...CONFIG, numKvHeads: 4 };
+  const config: KvCacheConfig = { ...CONFIG, groups, numKvHeads: 4 };
 
   const end = async (name: string) => {
     const host = network.host(name);
@@ -77,6 +81,7 @@ export async function stagedPair(options: StagedPairOptions): Promise<ConnectorP
       transport: options.wrapTransport?.(transport) ?? transport,
       platform: cpuPlatform(),
       sideChannel,
+      log: { ...silentLog, ...(options.onError === undefined ? {} : { error: options.onError }) },
     };
     const ranks = Array.from({ length: tpSize }, (_, tpRank) => tpRank);
     return {

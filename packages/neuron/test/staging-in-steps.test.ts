@@ -155,6 +155,120 @@ describe("chunked prefill", () => {
     expect(saves).toEqual([1, 0, 2, 3, 0]);
     scheduler.requestFinished(request, [[5, 6, 7]], "aborted");
   });
+
+  /** Groups of 16 and of 64 tokens per block, and the device blocks of a prompt of 150 tokens. */
+  const UNEQUAL = [
+    { kind: "full", layerNames: ["layers.0"] },
+    { kind: "full", layerNames: ["layers.1"], blockSize: 64 },
+  ];
+  const BLOCKS = [
+    [1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
+    [21, 22, 23],
+  ];
+  /** Opens a pair whose prefill side records the pool blocks of each save, per group. */
+  async function openRecorded(options: Partial<StagedPairOptions> = {}): Promise<BlockIds[]> {
+    const saves: BlockIds[] = [];
+    await open({ onCopied: (host, { wire }) => void (host === "p" && saves.push(wire)), ...options });
+    return saves;
+  }
+
+  test("vllm#30358: groups of 16 and 64 tokens per block are saved in blocks of their own, each once", async () => {
+    const saves = await openRecorded({ groups: UNEQUAL });
+    const request = produced("a", 150);
+    const { scheduler } = pair.prefill;
+    scheduler.matchedTokens(request, 0);
+    scheduler.afterAllocation(request, BLOCKS, 0);
+    for (const tokens of [64, 150]) await step("prefill", { a: tokens });
+    expect(saves).toEqual([
+      [[1, 2, 3, 4], [11]],
+      [
+        [5, 6, 7, 8, 9, 10],
+        [12, 13],
+      ],
+    ]);
+    scheduler.requestFinished(request, BLOCKS, "aborted");
+  });
+
+  test("vllm#30419: with a prefix hit, each group loads the blocks after its own blocks of the hit", async () => {
+    const loads: BlockIds[] = [];
+    await open({
+      groups: UNEQUAL,
+      onCopied: (host, { wire }) => void (host === "d" && loads.push(wire)),
+    });
+    const params = await prefill("a", 150, BLOCKS);
+    const request = asked("d", 150, params);
+    const { scheduler } = pair.decode;
+    scheduler.afterAllocation(request, BLOCKS, scheduler.matchedTokens(request, 64).tokens);
+    expect(scheduler.outstanding()["stagedBlocks"]).toBe(8);
+    expect((await until("decode", "d")).failed).toBeUndefined();
+    expect(loads).toEqual([
+      [
+        [1, 2, 3, 4, 5, 6],
+        [7, 8],
+      ],
+    ]);
+  });
+
+  test("a request that a step leaves out keeps the tokens that it was last named with (vllm#30358)", async () => {
+    const saves = await openRecorded();
+    const request = produced("a", 100);
+    const { scheduler } = pair.prefill;
+    scheduler.matchedTokens(request, 0);
+    scheduler.afterAllocation(request, [[1, 2, 3, 4, 5, 6, 7]], 0);
+    for (const computed of [{ a: 64 }, {}, { other: 10 }, { a: 100 }]) await step("prefill", computed);
+    expect(saves).toEqual([[[1, 2, 3, 4]], [[5, 6, 7]]]);
+    scheduler.requestFinished(request, [[1, 2, 3, 4, 5, 6, 7]], "aborted");
+  });
+
+  test("a request that no step has named counts as computed, and so do all without a map", async () => {
+    const saves = await openRecorded();
+    const request = produced("a", 40);
+    const { scheduler } = pair.prefill;
+    scheduler.matchedTokens(request, 0);
+    scheduler.afterAllocation(request, [[5, 6, 7]], 0);
+    await step("prefill", { other: 1 });
+    await step("prefill");
+    expect(saves).toEqual([[[1, 2, 3]], [[1, 2, 3]]]);
+    scheduler.requestFinished(request, [[5, 6, 7]], "aborted");
+  });
+});
+
+describe("blocks that cannot be staged", () => {
+  test("a request that is admitted with fewer blocks than its tokens need is refused: the others would never be copied", async () => {
+    await open();
+    const request = produced("a", 40);
+    const { scheduler } = pair.prefill;
+    scheduler.matchedTokens(request, 0);
+    expect(() => scheduler.afterAllocation(request, [[5, 6]], 0)).toThrow(
+      "request a was admitted with 2 blocks of KV cache group 0, and its tokens need 3",
+    );
+    expect(scheduler.requestFinished(request, [[5, 6]], "error").keepBlocks).toBe(false);
+    expect(scheduler.outstanding()["stagedBlocks"]).toBe(0);
+  });
+
+  test.each(["mamba", "circular"])("groups of kind %s are refused by name", async (kind) => {
+    const groups = [
+      { kind: "full", layerNames: ["layers.0"] },
+      { kind, layerNames: ["layers.1"] },
+    ];
+    await expect(stagedPair({ connector: pullConnector, groups })).rejects.toThrow(
+      `group 1 of the KV cache is "${kind}": its blocks do not stand for tokens of the prompt`,
+    );
+    await open();
+  });
+
+  test("an engine that ends a request without naming its last tokens is told", async () => {
+    const errors: unknown[] = [];
+    await open({ onError: (event, details) => void errors.push([event, details]) });
+    const request = produced("a", 40);
+    const { scheduler } = pair.prefill;
+    scheduler.matchedTokens(request, 0);
+    scheduler.afterAllocation(request, [[5, 6, 7]], 0);
+    for (const computed of [{ a: 20 }, {}]) await step("prefill", computed);
+    scheduler.requestFinished(request, [[5, 6, 7]], "length");
+    await step("prefill");
+    expect(errors).toEqual([["staging-save-incomplete", { requestId: "a", savedTokens: 20, numTokens: 40 }]]);
+  });
 });
 
 describe("a saved prompt", () => {

@@ -24,7 +24,7 @@ export type { CacheKind, Piece, PieceContext, PiecePlace, SourcePosition } from 
 export { requireStatesFit } from "./kinds/mamba.js";
 export { cacheKind, registerCacheKind } from "./kinds/registry.js";
 export { applyReceivePass } from "./receive/apply-receive-pass.js";
-export { type ExchangeOptions, exchangedBlocks } from "./request/exchanged-blocks.js";
+export { type ExchangeOptions, exchangedBlocks, groupBlockTokens } from "./request/exchanged-blocks.js";
 export { planRequest } from "./request/request-plan.js";
 export type {
   ReceivePass,

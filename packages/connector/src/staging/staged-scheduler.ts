@@ -8,6 +8,7 @@ import {
   type StagedBlocks,
   type StepMetadata,
 } from "@kv/interface";
+import { cacheKind, groupBlockTokens } from "@kv/plan";
 import { peerTraceparent } from "@kv/protocol";
 import { traceMember } from "../tracing/spans.js";
 import { createStagingPool } from "./staging-pool.js";
@@ -18,11 +19,15 @@ export interface StagedSchedulerOptions {
   readonly poolBlocks: number;
 }
 
-/** Scheduler side of a staged connector. Allocates pool blocks for requests; the inner connector sees only those. */
+/**
+ * Scheduler side of a staged connector. Allocates pool blocks for requests; the inner connector sees only those. Errors: `KV_PLATFORM_UNSUPPORTED` for
+ * groups whose blocks do not stand for tokens.
+ */
 export function stagedScheduler(
   inner: SchedulerConnector,
   { cache, poolBlocks }: StagedSchedulerOptions,
 ): SchedulerConnector {
+  requireTokens(cache);
   const pool = createStagingPool(poolBlocks);
   const computedTokens = new Map<string, number>();
   let saves: StagedRequest[] = [];
@@ -30,8 +35,10 @@ export function stagedScheduler(
   let loads: StagedRequest[] = [];
   let over: string[] = [];
 
-  const blocksOf = (tokens: number) => Math.ceil(tokens / cache.blockSize);
-  const perGroup = (count: number) => cache.groups.map(() => Math.max(0, count));
+  const blockTokens = groupBlockTokens(cache);
+  /** Of each group, the blocks that hold the tokens `[from, until)`: the index of the first, and the end. */
+  const spansOf = (from: number, until: number): readonly Span[] =>
+    blockTokens.map((tokens) => [Math.floor(from / tokens), Math.ceil(until / tokens)]);
 
   function release(requestId: string): void {
     computedTokens.delete(requestId);
@@ -41,30 +48,25 @@ export function stagedScheduler(
     pool.free(requestId);
   }
 
-  /** Pool blocks in place of the prompt's blocks, starting at index `skipped`; block 0 fills the places before. */
-  function inPlace(wire: BlockIds, skipped: number): BlockIds {
-    return wire.map((ids) => [...new Array<number>(skipped).fill(0), ...ids]);
-  }
-
   /** Takes the request's pool blocks, or has the engine wait: a request waits before it has device blocks, and then within its timeout. */
-  function orWait(matched: MatchedTokens, requestId: string, blocks: number): MatchedTokens {
-    const wire = pool.take(requestId, perGroup(blocks));
+  function orWait(matched: MatchedTokens, requestId: string, spans: readonly Span[]): MatchedTokens {
+    const wire = pool.take(requestId, countsOf(spans));
     return wire === undefined ? { ...matched, wait: true } : matched;
   }
 
   function produce(request: ConnectorRequest, blockIds: BlockIds): void {
     const { requestId, numPromptTokens } = request;
-    const count = blocksOf(numPromptTokens);
-    const wire = pool.take(requestId, perGroup(count));
+    const spans = spansOf(0, numPromptTokens);
+    const wire = pool.take(requestId, countsOf(spans));
     // The engine does not support `wait`. Refuse the request: there is no pool block for what it would compute.
     if (wire === undefined) throw notAdmitted(requestId);
-    const device = blockIds.map((ids) => ids.slice(0, count));
+    const device = within(blockIds, spans);
     saves = saves.filter((save) => save.requestId !== requestId);
     saves.push({
       requestId,
       numTokens: numPromptTokens,
       ...traceMember(traceparentOf(request)),
-      ...paired(device, wire),
+      ...paired(requestId, device, wire),
     });
     inner.afterAllocation(request, wire, 0);
   }
@@ -73,13 +75,17 @@ export function stagedScheduler(
     const { requestId } = request;
     const computed = computedTokens.get(requestId) ?? 0;
     const numTokens = computed + externalTokens;
-    const skipped = Math.floor(computed / cache.blockSize);
-    const end = blocksOf(numTokens);
-    const device = blockIds.map((ids) => ids.slice(skipped, end));
-    const wire = pool.take(requestId, perGroup(end - skipped));
+    const spans = spansOf(computed, numTokens);
+    const device = within(blockIds, spans);
+    const wire = pool.take(requestId, countsOf(spans));
     if (wire === undefined) throw notAdmitted(requestId);
-    loads.push({ requestId, numTokens, ...traceMember(traceparentOf(request)), ...paired(device, wire) });
-    inner.afterAllocation(request, inPlace(wire, skipped), externalTokens);
+    loads.push({
+      requestId,
+      numTokens,
+      ...traceMember(traceparentOf(request)),
+      ...paired(requestId, device, wire),
+    });
+    inner.afterAllocation(request, inPlace(wire, spans), externalTokens);
   }
 
   function takeOrders(): { readonly staging: StagingOrders } | undefined {
@@ -105,10 +111,9 @@ export function stagedScheduler(
         // The engine's prefix cache has changed since the request began to wait: it needs another number of blocks.
         if (computedTokens.get(requestId) !== numComputedTokens) pool.free(requestId);
         computedTokens.set(requestId, numComputedTokens);
-        const skipped = Math.floor(numComputedTokens / cache.blockSize);
-        return orWait(matched, requestId, blocksOf(numComputedTokens + matched.tokens) - skipped);
+        return orWait(matched, requestId, spansOf(numComputedTokens, numComputedTokens + matched.tokens));
       }
-      return isProduced(request) ? orWait(matched, requestId, blocksOf(numPromptTokens)) : matched;
+      return isProduced(request) ? orWait(matched, requestId, spansOf(0, numPromptTokens)) : matched;
     },
     afterAllocation(request, blockIds, externalTokens) {
       if (externalTokens > 0) consume(request, blockIds, externalTokens);
@@ -145,16 +150,51 @@ export function stagedScheduler(
   };
 }
 
+/** Index of the first block, and the end, in a list of blocks by position in the prompt. */
+type Span = readonly [first: number, end: number];
+
+const countsOf = (spans: readonly Span[]): readonly number[] => spans.map(([first, end]) => end - first);
+
+const within = (blockIds: BlockIds, spans: readonly Span[]): BlockIds =>
+  blockIds.map((ids, group) => ids.slice(...(spans[group] ?? [0, 0])));
+
+/** Pool blocks in place of the prompt's blocks, from the begin of each span; block 0 fills the places before. */
+function inPlace(wire: BlockIds, spans: readonly Span[]): BlockIds {
+  return wire.map((ids, group) => [...new Array<number>(spans[group]?.[0] ?? 0).fill(0), ...ids]);
+}
+
+/** The pool's blocks are taken by tokens, before the engine has allocated any of its own. */
+function requireTokens({ groups }: KvCacheConfig): void {
+  for (const [group, { kind }] of groups.entries()) {
+    const { extent } = cacheKind(kind);
+    if (extent === "sequence" || extent === "window") continue;
+    throw new KvError(
+      "KV_PLATFORM_UNSUPPORTED",
+      `group ${group} of the KV cache is "${kind}": its blocks do not stand for tokens of the prompt, and such blocks cannot be staged`,
+      { hint: "serve this model on a platform that registers its memory directly", details: { group, kind } },
+    );
+  }
+}
+
 function isProduced({ kvTransferParams }: ConnectorRequest): boolean {
   return kvTransferParams?.["do_remote_decode"] === true;
 }
 
-/** Both lists get the same length. An engine may allocate fewer blocks than the tokens need only where none of them is read. */
-function paired(device: BlockIds, wire: BlockIds): StagedBlocks {
-  return {
-    device,
-    wire: device.map((ids, group) => (wire[group] ?? []).slice(0, ids.length)),
-  };
+/** Each pool block with its device block. Errors: `KV_STAGING_FAILED` where the engine has not allocated all blocks: the others would never be copied. */
+function paired(requestId: string, device: BlockIds, wire: BlockIds): StagedBlocks {
+  for (const [group, ids] of wire.entries()) {
+    const given = device[group]?.length ?? 0;
+    if (given === ids.length) continue;
+    throw new KvError(
+      "KV_STAGING_FAILED",
+      `request ${requestId} was admitted with ${given} blocks of KV cache group ${group}, and its tokens need ${ids.length}`,
+      {
+        hint: "allocate the blocks of the whole prompt when the request is admitted",
+        details: { group, given, needed: ids.length },
+      },
+    );
+  }
+  return { device, wire };
 }
 
 /** The engine's context, else that of an `@kv` P. */

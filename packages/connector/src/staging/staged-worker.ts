@@ -69,7 +69,7 @@ export function stagedWorker(inner: WorkerConnector, options: StagedWorkerOption
           saves.forget(requestId);
           loads.forget(requestId);
         }
-        for (const requestId of orders.saved) saves.forget(requestId);
+        for (const requestId of orders.saved) saves.ended(requestId);
         for (const order of orders.saves) saves.expect(order);
         for (const order of orders.loads) loads.expect(order);
       }

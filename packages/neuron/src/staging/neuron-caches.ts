@@ -49,7 +49,7 @@ export interface LayerPlanes {
 }
 
 /**
- * Allocates a rank's cache on a device, in one allocation. Each layer has the shape `[2, numBlocks, heads, blockSize, headSize]`: K of all blocks,
+ * Allocates a rank's cache on a device, in one allocation. Each layer has the shape `[2, numBlocks, heads, blockSize of its group, headSize]`: K of all blocks,
  * then V. The result has two regions for each layer, named `<layer>.key` and `<layer>.value`. The device owns the memory. Errors:
  * `KV_PLATFORM_UNSUPPORTED` for a cache that Neuron cannot stage, `KV_MEMORY_INVALID`, `KV_STAGING_FAILED` from the runtime.
  */
@@ -65,34 +65,25 @@ export function neuronCaches(options: {
 }): KvCaches {
   const { device, config, numBlocks, numHeads } = options;
   requireStageable(config);
-  const { blockSize, headSize } = config;
-  const [, blocks, heads, tokens] = neuronCacheShape({
-    numBlocks,
-    numKvHeads: numHeads,
-    blockSize,
-    headSize,
+  const blockLengths = blockTokens(config).map((blockSize) => {
+    const shape = { numBlocks, numKvHeads: numHeads, blockSize, headSize: config.headSize };
+    const [, , heads, tokens] = neuronCacheShape(shape);
+    return heads * tokens * rowLengthBytes(config);
   });
-  const blockLengthBytes = heads * tokens * rowLengthBytes(config);
-  const planeBytes = blocks * blockLengthBytes;
-  const layers = config.groups.reduce((count, { layerNames }) => count + layerNames.length, 0);
-  const memory = device.allocate(layers * 2 * planeBytes);
-  let planes = 0;
-  const regions = config.groups.flatMap(({ layerNames }, groupId) =>
+  let length = 0;
+  const planes = config.groups.flatMap(({ layerNames }, groupId) =>
     layerNames.flatMap((layer) => {
-      return PLANES.map(
-        (plane): KvCacheRegion => ({
-          name: layer + plane,
-          memory,
-          offsetBytes: planeBytes * planes++,
-          numBlocks,
-          blockLengthBytes,
-          blockStrideBytes: blockLengthBytes,
-          groupId,
-          memoryType: memory.memoryType,
-        }),
-      );
+      return PLANES.map((plane) => {
+        const blockLengthBytes = blockLengths[groupId] ?? 0;
+        const offsetBytes = length;
+        length += numBlocks * blockLengthBytes;
+        const blocks = { numBlocks, blockLengthBytes, blockStrideBytes: blockLengthBytes, groupId };
+        return { name: layer + plane, offsetBytes, ...blocks };
+      });
     }),
   );
+  const memory = device.allocate(length);
+  const regions = planes.map((plane): KvCacheRegion => ({ ...plane, memory, memoryType: memory.memoryType }));
   return { config, regions };
 }
 
@@ -100,6 +91,7 @@ export function neuronCaches(options: {
 export function deviceLayers({ config, regions }: KvCaches): LayerPlanes[] {
   requireStageable(config);
   const rowBytes = rowLengthBytes(config);
+  const tokens = blockTokens(config);
   const layers: LayerPlanes[] = [];
   for (let at = 0; at < regions.length; at += 2) {
     const [key, value] = [regions[at], regions[at + 1]];
@@ -113,16 +105,31 @@ export function deviceLayers({ config, regions }: KvCaches): LayerPlanes[] {
       );
     }
     const { blockLengthBytes, numBlocks } = key;
-    const equal = value.blockLengthBytes === blockLengthBytes && value.numBlocks === numBlocks;
-    if (!equal || blockLengthBytes % (rowBytes * config.blockSize) !== 0) {
+    const groupTokens = tokens[key.groupId];
+    const group = config.groups.findIndex(({ layerNames }) => layerNames.includes(name));
+    const named = new Set([key.groupId, value.groupId, ...(group < 0 ? [] : [group])]);
+    if (groupTokens === undefined || named.size > 1 || (key.groupIds ?? value.groupIds) !== undefined) {
       throw new KvError(
         "KV_PLATFORM_UNSUPPORTED",
-        `layer ${name}: K blocks of ${blockLengthBytes} bytes and V blocks of ${value.blockLengthBytes} are not a whole number of heads with ${config.blockSize} tokens of ${rowBytes} bytes each`,
+        `layer ${name}: its regions and the KV cache's groups name the groups ${[...named].join(", ")}; Neuron stages no region that groups share`,
+        { hint: "give the layers of each group regions of their own; neuronCaches() does" },
+      );
+    }
+    const equal = value.blockLengthBytes === blockLengthBytes && value.numBlocks === numBlocks;
+    if (!equal || blockLengthBytes % (rowBytes * groupTokens) !== 0) {
+      throw new KvError(
+        "KV_PLATFORM_UNSUPPORTED",
+        `layer ${name}: K blocks of ${blockLengthBytes} bytes and V blocks of ${value.blockLengthBytes} are not a whole number of heads with ${groupTokens} tokens of ${rowBytes} bytes each`,
       );
     }
     layers.push({ name, key, value });
   }
   return layers;
+}
+
+/** Tokens in a block of each KV cache group. */
+function blockTokens({ groups, blockSize }: KvCacheConfig): readonly number[] {
+  return groups.map((group) => group.blockSize ?? blockSize);
 }
 
 function requireStageable({ groups, physicalBlocksPerLogical, layout }: KvCacheConfig): void {
