@@ -186,6 +186,36 @@ test.each([
   expect(await send(client, body, headers).refusal()).toMatchObject({ status });
 });
 
+test.each([
+  ['"vllm_xargs":{"kv_transfer_params":""}', "vllm_xargs.kv_transfer_params"],
+  ['"vllm_xargs":{"\\u006bv_transfer_params":[]}', "vllm_xargs.kv_transfer_params"],
+  ['"ec_transfer_params":{"peer_host":"x"}', "ec_transfer_params"],
+  ['"kv_hints":{}', "kv_hints"],
+  // The body is passed on as it came, and another parser may take the first one of two.
+  ['"kv_transfer_params":{"remote_host":"x"},"kv_transfer_params":null', "kv_transfer_params"],
+  ['"kv\\u005ftransfer_params":{"remote_host":"x"},"kv_transfer_params":null', "kv_transfer_params"],
+  ['"vllm_xargs":{"kv_transfer_params":0},"vllm_xargs":{}', "vllm_xargs"],
+])(
+  "what reaches an engine's connector is refused by name, in a short and in a long body: %s",
+  async (members, name) => {
+    const { client } = await picked();
+    const filler = `"x":"${"a".repeat(300_000)}"`;
+    for (const path of ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
+      for (const body of [`{${members}}`, `{${members},${filler}}`, `{${filler},${members}}`])
+        expect(await send(client, body, { ":path": path }).refusal()).toMatchObject({
+          status: 400,
+          error: { message: expect.stringContaining(name) },
+        });
+  },
+);
+
+test("a request_id in the body, which vLLM's Responses API takes, has the form of X-Request-Id", async () => {
+  const { client } = await picked();
+  const body = { input: "a", request_id: "mine,another" };
+  const refused = await send(client, body, { ":path": "/v1/responses" }).refusal();
+  expect(refused).toMatchObject({ status: 400, error: { message: expect.stringContaining("request_id") } });
+});
+
 test("errors on /v1/messages have Anthropic's form", async () => {
   const { client } = await picked();
   const refused = send(client, "{", { ":path": "/v1/messages" });

@@ -32,6 +32,7 @@ export {
   statusOf,
   withoutAddresses,
 } from "./request/client-error.js";
+export { refuseConnectorMembers } from "./request/connector-members.js";
 export { Deadline } from "./request/deadline.js";
 export {
   bodyLength,
@@ -73,6 +74,7 @@ export { WorkerMetrics } from "./telemetry/worker-metrics.js";
 export { BodyQueue, type LimitedBody } from "./upstream/body-queue.js";
 export {
   answerHeaders,
+  changedBodyHeaders,
   forwardedHeaders,
   legHeaders,
   mayForward,

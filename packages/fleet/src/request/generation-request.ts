@@ -1,4 +1,6 @@
 import { KvError, type Turns } from "@kv/interface";
+import { isRequestId, REQUEST_ID_RULE } from "../upstream/headers.js";
+import { refuseConnectorMembers, type WrittenBody } from "./connector-members.js";
 import { disaggregationLimit } from "./disaggregation-limits.js";
 import { type LongMember, parseJsonPieces } from "./json-pieces.js";
 import { validateBody } from "./validate-body.js";
@@ -49,7 +51,7 @@ export function parseGenerationRequest(endpoint: Endpoint, body: Uint8Array): Ge
     const at = / at position (\d+)/.exec((cause as Error).message)?.[1];
     throw notJson(at === undefined ? "" : `, from character ${at} on`);
   }
-  return requestOf(endpoint, parsed, text, []);
+  return requestOf(endpoint, parsed, { text, long: [] });
 }
 
 /** As `parseGenerationRequest`. A body above 256 KiB is parsed in pieces, each in a turn of its own. It must have passed a `JsonScan`. */
@@ -59,10 +61,10 @@ export async function parseRequestInTurns(
   turns: Turns,
 ): Promise<GenerationRequest> {
   if (body.length <= LONG_BODY_BYTES) return parseGenerationRequest(endpoint, body);
-  const { value, text, long } = await turns.run(parseJsonPieces(body)).catch(() => {
+  const pieces = await turns.run(parseJsonPieces(body)).catch(() => {
     throw notJson();
   });
-  return requestOf(endpoint, value, text, long);
+  return requestOf(endpoint, pieces.value, pieces);
 }
 
 function notJson(where = ""): KvError {
@@ -72,19 +74,19 @@ function notJson(where = ""): KvError {
 function requestOf(
   endpoint: Endpoint,
   parsed: unknown,
-  text: string,
-  long: readonly LongMember[],
+  written: WrittenBody & Pick<GenerationRequest, "long">,
 ): GenerationRequest {
   if (typeof parsed !== "object" || parsed === null || Array.isArray(parsed)) {
     throw new KvError("KV_REQUEST_INVALID", "the body must be a JSON object");
   }
   const fields = parsed as Record<string, unknown>;
-  refuseKvTransferParams(fields);
+  refuseConnectorMembers(fields, written);
   validateBody(fields);
+  if (endpoint === "/v1/responses") checkRequestId(fields.request_id);
   return {
     endpoint,
-    text,
-    long,
+    text: written.text,
+    long: written.long,
     fields,
     promptFields: promptFieldsOf(endpoint, fields),
     disaggregationLimit: disaggregationLimit(endpoint, fields),
@@ -118,12 +120,11 @@ export function bodyLength({ text, long }: GenerationRequest): number {
   return long.reduce((sum, { value }) => sum + value.length, text.length);
 }
 
-/** A client that could name hosts and blocks would read other requests' KV through a decode worker. */
-function refuseKvTransferParams(fields: Record<string, unknown>): void {
-  if (fields.kv_transfer_params == null) return;
-  throw new KvError("KV_REQUEST_INVALID", "a client must not set kv_transfer_params: the proxy sets it", {
-    hint: "leave kv_transfer_params out of the body",
-    details: { param: "kv_transfer_params" },
+/** vLLM's Responses API takes its request's id from the body, where the other ones take it from `X-Request-Id`. */
+function checkRequestId(id: unknown): void {
+  if (id == null || (typeof id === "string" && isRequestId(id))) return;
+  throw new KvError("KV_REQUEST_INVALID", `request_id must be ${REQUEST_ID_RULE}`, {
+    details: { param: "request_id" },
   });
 }
 

@@ -22,6 +22,8 @@ export interface ParsedPieces {
   readonly text: string;
   /** The long members of the outermost object. None is repeated in `text` after its place. */
   readonly long: readonly LongMember[];
+  /** The members of the outermost object that occur again in another piece. */
+  readonly repeated: ReadonlySet<string>;
 }
 
 /** A list or an object whose end has not come. */
@@ -84,6 +86,7 @@ class Pieces {
   #longString: LongString | undefined = undefined;
   readonly #shortMembers: string[] = [];
   readonly #long = new Map<string, Uint8Array>();
+  readonly #repeated = new Set<string>();
 
   constructor(bytes: Uint8Array, pieceBytes: number, longMemberBytes: number) {
     this.#bytes = bytes;
@@ -134,7 +137,8 @@ class Pieces {
     const list = this.#innermost().value as unknown[];
     if (list.length !== 1) throw new SyntaxError("the text is not one value");
     const text = `{${this.#shortMembers.join(",")}}`;
-    return { value: list[0], text, long: Array.from(this.#long, ([key, value]) => ({ key, value })) };
+    const long = Array.from(this.#long, ([key, value]) => ({ key, value }));
+    return { value: list[0], text, long, repeated: this.#repeated };
   }
 
   #innermost(): Container {
@@ -260,7 +264,7 @@ class Pieces {
   #endValue(key: string | undefined, value: unknown, start: number, end: number): void {
     const container = this.#innermost().value;
     if (Array.isArray(container)) container.push(value);
-    else setMember(container as Record<string, unknown>, key as string, value);
+    else this.#setMember(container as Record<string, unknown>, key as string, value);
     if (this.#cut === 2 && key !== undefined) this.#long.set(key, this.#bytes.subarray(start, end));
     this.#hasValue = true;
     this.#from = end;
@@ -290,21 +294,22 @@ class Pieces {
     const members = JSON.parse(`{${text}}`) as Record<string, unknown>;
     const keys = Object.keys(members);
     if (keys.length === 0) throw new SyntaxError("a member is missing");
-    for (const key of keys) setMember(value as Record<string, unknown>, key, members[key]);
+    for (const key of keys) this.#setMember(value as Record<string, unknown>, key, members[key]);
     if (this.#cut !== 2) return;
     this.#shortMembers.push(text);
     if (this.#long.size > 0) for (const key of keys) this.#long.delete(key);
   }
 
+  /** Of a key that occurs again the last value counts. `__proto__` is a key like another. */
+  #setMember(object: Record<string, unknown>, key: string, value: unknown): void {
+    if (this.#cut === 2 && Object.hasOwn(object, key)) this.#repeated.add(key);
+    if (key !== "__proto__") object[key] = value;
+    else Object.defineProperty(object, key, { value, configurable: true, enumerable: true, writable: true });
+  }
+
   #text(from: number, end: number): string {
     return utf8.decode(this.#bytes.subarray(from, end));
   }
-}
-
-/** Of a key that occurs again the last value counts. `__proto__` is a key like another. */
-function setMember(object: Record<string, unknown>, key: string, value: unknown): void {
-  if (key !== "__proto__") object[key] = value;
-  else Object.defineProperty(object, key, { value, configurable: true, enumerable: true, writable: true });
 }
 
 function isBlank(bytes: Uint8Array, from: number, end: number): boolean {

@@ -94,6 +94,14 @@ export function answerHeaders(
   return headers;
 }
 
+/** Headers that hold for any body of an answer. Others may describe the bytes of one: its length, its coding, its digest, or what it has cost. */
+const OF_ANY_BODY = ["content-type", "cache-control", "retry-after", "x-accel-buffering"] as const;
+
+/** The headers of an instance's answer that stay when its body is merged with others, or changed. */
+export function changedBodyHeaders(headers: UpstreamAnswer["headers"]): UpstreamAnswer["headers"] {
+  return Object.fromEntries(OF_ANY_BODY.map((name) => [name, headers[name]]));
+}
+
 const NONE: ReadonlySet<string> = new Set();
 
 /** The headers that a `Connection` header names as hop-by-hop. */
@@ -111,19 +119,20 @@ export const REQUEST_ID_LENGTH = 128;
 
 const REQUEST_ID = new RegExp(`^[\\x21-\\x2b\\x2d-\\x7e]{1,${REQUEST_ID_LENGTH}}$`);
 
-/**
- * The client's `X-Request-Id`, else a new id. vLLM puts it into notifications, where a comma separates ids, so the characters are limited.
- * Errors: `KV_REQUEST_INVALID`.
- */
+/** What an id of a request must be. */
+export const REQUEST_ID_RULE = `1 to ${REQUEST_ID_LENGTH} printable ASCII characters without spaces and commas`;
+
+/** Whether a client may give a request this id. vLLM puts it into notifications, where a comma separates ids, so the characters are limited. */
+export function isRequestId(id: string): boolean {
+  return REQUEST_ID.test(id);
+}
+
+/** The client's `X-Request-Id`, else a new id. Errors: `KV_REQUEST_INVALID`. */
 export function requestIdOf(headers: IncomingHttpHeaders, random: Random): string {
   const id = headers["x-request-id"];
   if (id === undefined || id === "") return random.uuid();
-  if (typeof id === "string" && REQUEST_ID.test(id)) return id;
-  throw new KvError(
-    "KV_REQUEST_INVALID",
-    `X-Request-Id must be 1 to ${REQUEST_ID_LENGTH} printable ASCII characters without spaces and commas`,
-    {
-      details: { param: "X-Request-Id", limit: "length of X-Request-Id" },
-    },
-  );
+  if (typeof id === "string" && isRequestId(id)) return id;
+  throw new KvError("KV_REQUEST_INVALID", `X-Request-Id must be ${REQUEST_ID_RULE}`, {
+    details: { param: "X-Request-Id", limit: "length of X-Request-Id" },
+  });
 }

@@ -13,6 +13,7 @@ import {
   type Certificate,
   type CertificatePair,
   errorForClient,
+  refuseConnectorMembers,
   shortened,
 } from "@kv/fleet/front-end";
 import { type Ambient, KvError } from "@kv/interface";
@@ -217,7 +218,9 @@ class ClientServer {
   async #passOnWithBody(turn: Turn): Promise<void> {
     const body = await this.#readBody(turn);
     try {
-      await this.#options.decodeRoute.serve({ ...turn, body: JSON.stringify(await parseBody(body)) });
+      const parsed = await parseBody(body);
+      refuseConnectorMembers(parsed as Readonly<Record<string, unknown>>);
+      await this.#options.decodeRoute.serve({ ...turn, body: JSON.stringify(parsed) });
     } finally {
       body.share.end();
     }

@@ -1,0 +1,115 @@
+import { Turns } from "@kv/interface";
+import { expect, test } from "vitest";
+import { refuseConnectorMembers } from "./connector-members.js";
+import { type Endpoint, parseGenerationRequest, parseRequestInTurns } from "./generation-request.js";
+
+const ENDPOINTS: readonly Endpoint[] = [
+  "/v1/completions",
+  "/v1/chat/completions",
+  "/v1/responses",
+  "/v1/messages",
+];
+
+/** Members of a body, and the one that the refusal names. */
+const WAYS: readonly (readonly [string, string])[] = [
+  ['"kv_transfer_params":{"remote_host":"x"}', "kv_transfer_params"],
+  ['"kv_transfer_params":""', "kv_transfer_params"],
+  ['"kv_transfer_params":0', "kv_transfer_params"],
+  ['"kv_transfer_params":false', "kv_transfer_params"],
+  ['"ec_transfer_params":{"peer_host":"x"}', "ec_transfer_params"],
+  ['"kv_hints":{"actions":[]}', "kv_hints"],
+  ['"new_transfer_params":{}', "new_transfer_params"],
+  ['"kv_of_a_later_vllm":1', "kv_of_a_later_vllm"],
+  ['"ec_of_a_later_vllm":1', "ec_of_a_later_vllm"],
+  ...['""', '"x"', "0", "[]", "{}", "null", '"{\\"remote_host\\":\\"x\\"}"'].map(
+    (value) => [`"vllm_xargs":{"kv_transfer_params":${value}}`, "vllm_xargs.kv_transfer_params"] as const,
+  ),
+  ['"vllm_xargs":{"a":1,"ec_transfer_params":"x"}', "vllm_xargs.ec_transfer_params"],
+  ['"vllm_xargs":{"kv_hints":"x"}', "vllm_xargs.kv_hints"],
+  ['"vllm_xargs":{"kv_cache_report_mode":"full"}', "vllm_xargs.kv_cache_report_mode"],
+  ['"extra_args":{"kv_transfer_params":{}}', "extra_args.kv_transfer_params"],
+  ['"extra_body":{"vllm_xargs":{"kv_transfer_params":0}}', "extra_body.vllm_xargs.kv_transfer_params"],
+  [
+    '"sampling_params":{"extra_args":{"kv_transfer_params":[]}}',
+    "sampling_params.extra_args.kv_transfer_params",
+  ],
+  // The same names in other writings.
+  ['"kv\\u005ftransfer_params":{}', "kv_transfer_params"],
+  ['"\\u006bv_transfer\\u005Fparams":[1]', "kv_transfer_params"],
+  ['"vllm\\u005fxargs":{"\\u006bv_transfer_params":"x"}', "vllm_xargs.kv_transfer_params"],
+  // Of two members of one name, one parser takes the last one, and another one the first.
+  ['"kv_transfer_params":{"remote_host":"x"},"kv_transfer_params":null', "kv_transfer_params"],
+  ['"kv_transfer_params":null,"kv_transfer_params":{"remote_host":"x"}', "kv_transfer_params"],
+  ['"kv\\u005ftransfer_params":{"remote_host":"x"}, "kv_transfer_params" : null', "kv_transfer_params"],
+  ['"ec_transfer_params":[],"ec_transfer_params":null', "ec_transfer_params"],
+  ['"vllm_xargs":{"kv_transfer_params":"x"},"vllm_xargs":{}', "vllm_xargs"],
+  ['"vllm_xargs":{"kv_transfer_params":"x"},"vllm_xargs":null', "vllm_xargs"],
+  ['"vllm_xargs":{"kv_transfer_params":"x","kv_transfer_params":null}', "vllm_xargs.kv_transfer_params"],
+];
+
+test.each(WAYS)("%s is refused at each route, and the refusal names it", (members, param) => {
+  for (const endpoint of ENDPOINTS) {
+    for (const text of [`{"prompt":"a",${members}}`, `{${members},"stream":true}`]) {
+      expect(() => parseGenerationRequest(endpoint, Buffer.from(text))).toThrow(
+        expect.objectContaining({
+          code: "KV_REQUEST_INVALID",
+          details: { param },
+          message: expect.stringContaining(param) as string,
+        }) as Error,
+      );
+    }
+  }
+});
+
+test.each(WAYS)(
+  "in a long body, before and after its long members, %s is refused",
+  async (members, param) => {
+    const long = `"prompt":"${"a".repeat(300_000)}"`;
+    for (const text of [`{${members},${long}}`, `{${long},${members}}`])
+      await expect(
+        parseRequestInTurns("/v1/completions", Buffer.from(text), new Turns(1)),
+      ).rejects.toMatchObject({ code: "KV_REQUEST_INVALID", details: { param } });
+  },
+);
+
+test("in a long body, a member is refused that occurs twice in different pieces, short or long", async () => {
+  const filler = (name: string) => `"${name}":"${"a".repeat(300_000)}"`;
+  const pad = `"remote_host":"${"h".repeat(9000)}"`;
+  for (const first of [
+    '"kv_transfer_params":{}',
+    `"kv_transfer_params":{${pad}}`,
+    '"kv_transfer_params":null',
+  ])
+    for (const second of ['"kv_transfer_params":null', '"\\u006bv_transfer_params":null'])
+      for (const text of [
+        `{${first},${second},${filler("a")}}`,
+        `{${first},${filler("a")},${second}}`,
+        `{${filler("a")},${first},${filler("b")},${second}}`,
+      ])
+        await expect(
+          parseRequestInTurns("/v1/completions", Buffer.from(text), new Turns(1)),
+        ).rejects.toMatchObject({ code: "KV_REQUEST_INVALID", details: { param: "kv_transfer_params" } });
+});
+
+test.each([
+  '"kv_transfer_params":null',
+  '"kv_transfer_params":null,"ec_transfer_params":null,"kv_hints":null',
+  '"vllm_xargs":{"ngram_size":3,"words":["kv_transfer_params"]}',
+  '"vllm_xargs":null',
+  // Names that are no member of the request.
+  '"prompt":"\\"kv_transfer_params\\": {}"',
+  '"metadata":{"kv_transfer_params":"x"}',
+  '"chat_template_kwargs":{"kv_cache":true}',
+  '"tools":[{"type":"function","name":"f","parameters":{"properties":{"kv_transfer_params":{}}}}]',
+])("%s passes", async (members) => {
+  parseGenerationRequest("/v1/responses", Buffer.from(`{${members}}`));
+  const long = Buffer.from(`{${members},"x":"${"a".repeat(300_000)}"}`);
+  await parseRequestInTurns("/v1/responses", long, new Turns(1));
+});
+
+test("a value that was read and is written anew has no second one", () => {
+  refuseConnectorMembers({ kv_transfer_params: null });
+  expect(() => refuseConnectorMembers({ vllm_xargs: { kv_transfer_params: 0 } })).toThrow(
+    "vllm_xargs.kv_transfer_params",
+  );
+});
