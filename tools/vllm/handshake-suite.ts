@@ -11,7 +11,9 @@ import {
   vllmWire,
 } from "@kv/protocol";
 import { afterAll, expect, test } from "vitest";
-import type { VllmServer } from "./server.js";
+import { compareWire } from "../../packages/peer/src/wire/compare-wire.js";
+import { readWire } from "../../packages/peer/src/wire/read-wire.js";
+import { sourcesOf, type VllmServer } from "./server.js";
 import { factorsOf, TINY } from "./tiny-peer.js";
 
 /**
@@ -31,6 +33,11 @@ export function handshakeSuite(server: () => VllmServer): void {
     });
     return { reply, ...decodeHandshakeReply(reply.frames) };
   }
+
+  test("kv-peer wire knows all of this release: its messages, and the members of clients' requests", async () => {
+    const report = compareWire(await readWire(sourcesOf(server().kind.version)));
+    expect(report).toMatchObject({ differences: [], requestsCompared: true });
+  });
 
   test("our compatibility hash equals the hash that vLLM sends", async () => {
     const { payload } = await ask(0);

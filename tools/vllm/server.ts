@@ -1,6 +1,6 @@
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { createWriteStream, mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { createWriteStream, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { homedir, tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -10,6 +10,14 @@ import { CONNECTOR_NAMES, type PeerKind, prompt } from "./tiny-peer.js";
 
 /** The folder into which `setup.sh` installs the peer. */
 export const PEER_DIR = process.env.KV_PEER_DIR ?? join(homedir(), ".cache", "kv-peer");
+
+/** The folder with the Python sources of a release that `setup.sh` has installed. */
+export function sourcesOf(version: PeerKind["version"]): string {
+  if (version !== "0.32") return join(PEER_DIR, `vllm${version.replace("0.", "")}`);
+  const lib = join(PEER_DIR, "vv", "lib");
+  const [python = ""] = readdirSync(lib).filter((name) => name.startsWith("python"));
+  return join(lib, python, "site-packages");
+}
 
 export interface VllmOptions {
   readonly kind: PeerKind;

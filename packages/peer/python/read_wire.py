@@ -1,24 +1,25 @@
-"""Reads what vLLM's NixlConnector puts on the wire from the Python sources of a wheel or a source tree.
+"""Reads what vLLM's NixlConnector puts on the wire, and what a request may contain, from the Python sources of a wheel or a source tree.
 
 usage: python3 -I read_wire.py WHEEL_OR_TREE
 
 The sources are parsed with `ast` and never imported or executed; nothing is extracted to disk. Prints JSON: `vllm` and
-`connectorVersion` (null when not found) and `wire`, a map of section to name to form. A section that was not found is
-absent. Input that cannot be read is `{"error": ...}`.
+`connectorVersion` (null when not found), `wire`, a map of section to name to form, and `requests`, a map of part to names
+(null without an API server). A section that was not found is absent. Input that cannot be read is `{"error": ...}`.
 """
 
 import ast
 import json
 import os
 import re
-import stat
 import sys
-import zipfile
-import zlib
 
-MAX_ENTRIES = 100_000
-MAX_FILE_BYTES = 4 << 20
-MAX_TOTAL_BYTES = 128 << 20
+# -I keeps every folder out of the path, this one too. Nothing is written into it.
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.dont_write_bytecode = True
+
+from client_requests import ARGUMENTS, requests
+from sources import Unreadable, parse, read_tree, read_wheel
+from syntax import last_name, names_of_dict, own_fields, own_nodes, text_of
 
 NIXL = "vllm/distributed/kv_transfer/kv_connector/v1/nixl"
 # The whole connector was one file in early versions.
@@ -39,131 +40,10 @@ ANSWER = {"do_remote_prefill", "do_remote_decode", "remote_block_ids", "remote_e
 REGISTRATION = {"request_id", "decode_engine_id", "decode_host", "decode_port", "decode_tp_size", "local_block_ids"}
 
 
-class Unreadable(Exception):
-    """The input is no vLLM wheel or tree. Arguments: what is wrong, what to do."""
-
-
 def is_wanted(name):
     return name in (*LAYOUTS, HASH_FUNCTION, VERSION) or any(
-        pattern.fullmatch(name) for pattern in (CONNECTOR, ENGINE, DIST_INFO)
+        pattern.fullmatch(name) for pattern in (CONNECTOR, ENGINE, ARGUMENTS, DIST_INFO)
     )
-
-
-def read_wheel(path):
-    """The wanted files of a wheel: name to bytes."""
-    files, total = {}, 0
-    try:
-        with zipfile.ZipFile(path) as wheel:
-            entries = wheel.infolist()
-            if len(entries) > MAX_ENTRIES:
-                raise Unreadable(f"{path} has {len(entries)} entries; the limit is {MAX_ENTRIES}", "is it a wheel?")
-            for entry in entries:
-                if not is_wanted(entry.filename):
-                    continue
-                if entry.filename in files:
-                    raise Unreadable(f"{path} has two entries {entry.filename}", "download the wheel again")
-                # The sizes in the directory may lie: at most one byte beyond the limit is decompressed.
-                with wheel.open(entry) as source:
-                    files[entry.filename] = limited(source.read(MAX_FILE_BYTES + 1), entry.filename)
-                total = add(total, files[entry.filename], path)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
-        raise Unreadable(f"{path} is not a readable wheel: {error}", "give a .whl file or a folder that has vllm/ in it")
-    return files
-
-
-def read_tree(root):
-    """The wanted files below a folder that holds vllm/, or below vllm/ itself."""
-    package = os.path.join(root, "vllm")
-    if not os.path.isdir(package) and os.path.isdir(os.path.join(root, "distributed")):
-        package = root
-    files, total, seen = {}, 0, 0
-    found = [os.path.join(root, name) for name in sorted(os.listdir(root)) if name.endswith(".dist-info")]
-    places = [(os.path.join(folder, "METADATA"), os.path.basename(folder) + "/METADATA") for folder in found]
-    for folder, folders, names in os.walk(package):
-        folders.sort()
-        seen += len(names)
-        if seen > MAX_ENTRIES:
-            raise Unreadable(f"{root} has more than {MAX_ENTRIES} files", "give the folder that has vllm/ in it")
-        inside = os.path.relpath(folder, package).replace(os.sep, "/")
-        prefix = "vllm/" if inside == "." else f"vllm/{inside}/"
-        places += [(os.path.join(folder, name), prefix + name) for name in sorted(names)]
-    for path, name in places:
-        # A FIFO or a device would block or never end.
-        if not is_wanted(name) or not os.path.exists(path) or not stat.S_ISREG(os.stat(path).st_mode):
-            continue
-        with open(path, "rb") as source:
-            files[name] = limited(source.read(MAX_FILE_BYTES + 1), name)
-        total = add(total, files[name], root)
-    return files
-
-
-def limited(data, name):
-    if len(data) > MAX_FILE_BYTES:
-        raise Unreadable(f"{name} is larger than {MAX_FILE_BYTES} bytes", "is it vLLM's?")
-    return data
-
-
-def add(total, data, path):
-    if total + len(data) > MAX_TOTAL_BYTES:
-        raise Unreadable(f"the sources of {path} are larger than {MAX_TOTAL_BYTES} bytes", "is it vLLM?")
-    return total + len(data)
-
-
-def parse(files, name):
-    try:
-        return ast.parse(files[name])
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        python = ".".join(map(str, sys.version_info[:3]))
-        raise Unreadable(
-            f"{name}: Python {python} cannot parse it: {error}",
-            "if this vLLM needs a newer Python, put that one first on PATH",
-        )
-
-
-def last_name(node):
-    """The last name of an expression: "request_id" of `meta.remote.request_id`."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Subscript):
-        return last_name(node.value)
-    if isinstance(node, ast.Call):
-        return last_name(node.func)
-    return type(node).__name__
-
-
-def text_of(node, constants):
-    """A message as text: constants as they are, values as {name}, a list with a separator as {name,…}."""
-    if isinstance(node, ast.Constant):
-        return node.value.decode("latin-1") if isinstance(node.value, bytes) else str(node.value)
-    if isinstance(node, ast.JoinedStr):
-        return "".join(text_of(part, constants) for part in node.values)
-    if isinstance(node, ast.FormattedValue):
-        return text_of(node.value, constants)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return text_of(node.left, constants) + text_of(node.right, constants)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if node.func.attr == "join" and isinstance(node.func.value, ast.Constant) and node.args:
-            return "{" + last_name(node.args[0]) + str(node.func.value.value) + "…}"
-        if node.func.attr == "encode" and last_name(node.func.value) == "msgpack" and node.args:
-            return "{msgpack}"
-        if node.func.attr == "encode":
-            return text_of(node.func.value, constants)
-    if isinstance(node, ast.Name) and node.id in constants:
-        return text_of(constants[node.id], constants)
-    return "{" + last_name(node) + "}"
-
-
-def names_of_dict(node):
-    """The keys of a dict display or a dict(...) call; "**name" for what is merged into it. None for other nodes."""
-    if isinstance(node, ast.Dict):
-        pairs = zip(node.keys, node.values)
-        return {("**" + last_name(value) if key is None else text_of(key, {})): value for key, value in pairs}
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
-        merged = {"**" + last_name(argument): argument for argument in node.args}
-        return merged | {word.arg or "**" + last_name(word.value): word.value for word in node.keywords}
-    return None
 
 
 def is_half(found, names):
@@ -244,26 +124,6 @@ class Source:
 
 def mode_of(place):
     return next((mode for mode in ("push", "pull") if mode in place.lower()), "")
-
-
-def own_nodes(function):
-    """The nodes of a function without those of functions inside it."""
-    queue = list(ast.iter_child_nodes(function))
-    while queue:
-        node = queue.pop(0)
-        yield node
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            queue.extend(ast.iter_child_nodes(node))
-
-
-def own_fields(entry):
-    fields = {}
-    for node in entry.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            form = ast.unparse(node.annotation)
-            if "ClassVar" not in form:
-                fields[node.target.id] = form if node.value is None else f"{form} = {ast.unparse(node.value)}"
-    return fields
 
 
 def assigned_to(value, function):
@@ -412,7 +272,7 @@ def version_of(files):
 def read_wire(path):
     if not os.path.exists(path):
         raise Unreadable(f"{path} does not exist", "give a .whl file or a folder that has vllm/ in it")
-    files = read_tree(path) if os.path.isdir(path) else read_wheel(path)
+    files = read_tree(path, is_wanted) if os.path.isdir(path) else read_wheel(path, is_wanted)
     trees = {name: parse(files, name) for name in sorted(files) if CONNECTOR.fullmatch(name)}
     if not trees:
         raise Unreadable(f"{path} has no {NIXL}", "give a wheel of vLLM 0.27 or later, or a folder that has vllm/ in it")
@@ -445,6 +305,7 @@ def read_wire(path):
         "vllm": version_of(files),
         "connectorVersion": version.value if isinstance(version, ast.Constant) and isinstance(version.value, int) else None,
         "wire": {section: entries for section, entries in wire.items() if entries},
+        "requests": requests(files),
     }
 
 

@@ -23,6 +23,9 @@ const NIXL = "vllm/distributed/kv_transfer/kv_connector/v1/nixl";
 const METADATA = `${NIXL}/metadata.py`;
 const SCHEDULER = `${NIXL}/scheduler.py`;
 const WORKER = `${NIXL}/worker.py`;
+const COMPLETION = "vllm/entrypoints/openai/completion/protocol.py";
+const MESSAGES = "vllm/entrypoints/anthropic/protocol.py";
+const ENGINE = "vllm/v1/engine/__init__.py";
 
 let work = "";
 beforeAll(() => {
@@ -248,6 +251,62 @@ test.each([
     "renamed  cache layouts  BHLNC is now BHNLC",
   ],
   [
+    "a member of a request",
+    COMPLETION,
+    "    vllm_xargs: Any = None\n",
+    "    vllm_xargs: Any = None\n    kv_route: Any = None\n",
+    "added  request /v1/completions  kv_route\n  means: kv-proxy sends it to P and to D as it comes",
+  ],
+  [
+    "another name of a member",
+    MESSAGES,
+    "    vllm_xargs: Any = None\n",
+    '    vllm_xargs: Any = Field(None, validation_alias=AliasChoices("vllm_xargs", "xargs"))\n',
+    "added  request /v1/messages  xargs",
+  ],
+  [
+    "a member that is gone",
+    MESSAGES,
+    "    metadata: Any = None\n",
+    "",
+    "removed  request /v1/messages  metadata\n  means: this version ignores it in requests",
+  ],
+  [
+    "a request class of another name",
+    MESSAGES,
+    "class AnthropicMessagesRequest",
+    "class MessagesRequest",
+    "missing  request /v1/messages  all entries not found in the sources",
+  ],
+  [
+    "a field of requests to the engine",
+    ENGINE,
+    "    kv_hints: Any = None\n",
+    "    kv_hints: Any = None\n    kv_route: Any = None\n",
+    "added  engine request  kv_route",
+  ],
+  [
+    "an extra argument that the engine reads",
+    "vllm/v1/core/diffusion.py",
+    'extra.get("diffusion_canvas_length")',
+    'extra.get("diffusion_canvas_length") or "kv_peer" in params.extra_args',
+    "added  extra arguments read  kv_peer\n  means: a client may set it in vllm_xargs",
+  ],
+  [
+    "a member that becomes an extra argument",
+    COMPLETION,
+    "        if self.ec_transfer_params:\n",
+    '        if self.suffix:\n            extra_args["kv_peer"] = self.suffix\n        if self.ec_transfer_params:\n',
+    "added  extra arguments written  kv_peer",
+  ],
+  [
+    "a member that becomes all extra arguments",
+    COMPLETION,
+    "self.vllm_xargs if self.vllm_xargs else {}",
+    "self.vllm_xargs if self.vllm_xargs else self.suffix",
+    "added  extra arguments written  **suffix",
+  ],
+  [
     "the order of a layout",
     "vllm/v1/kv_cache_layout.py",
     "(1, 2, 0, 3, 4)",
@@ -299,6 +358,33 @@ test.each([
     { section, name: old, change: "removed", before: "" },
     { section, name: now, change: "added", after: "" },
   ]);
+});
+
+test("a member that a request inherits is found, and those of releases whose requests are not described are not compared", async () => {
+  const base = altered(
+    "vllm/entrypoints/openai/engine/protocol.py",
+    "class OpenAIBaseModel(BaseModel):\n",
+    "class Routed(BaseModel):\n    kv_route: str = ''\n\n\nclass OpenAIBaseModel(Routed):\n",
+  );
+  const { differences } = await reportOf(base);
+  expect(differences.map(({ section, name, change }) => [section, name, change])).toEqual(
+    ["/v1/completions", "/v1/chat/completions", "/v1/responses"].map((route) => [
+      `request ${route}`,
+      "kv_route",
+      "added",
+    ]),
+  );
+  const older = altered("vllm/_version.py", "0.33.0", "0.30.0");
+  const sections = (await reportOf(older)).differences.map(({ section }) => section);
+  expect(sections.filter((section) => /request|extra/.test(section))).toEqual([]);
+});
+
+test("sources without an API server have no requests to compare, and the report says so", async () => {
+  const tree = altered(METADATA, "raise ImportError", "raise SystemExit");
+  rmSync(join(tree, "vllm/entrypoints"), { recursive: true });
+  const report = await reportOf(tree);
+  expect(report).toMatchObject({ differences: [], requestsCompared: false });
+  expect(wireText(report)).toContain("clients' requests were not compared");
 });
 
 test("a new release is compared with the most similar described one, and a release without its number too", async () => {

@@ -114,6 +114,7 @@ export {
   type RequestParams,
   type TransferMode,
 } from "./transfer-params/transfer-params.js";
+export { type VllmRequests, vllmRequests } from "./versions/vllm-requests.js";
 export {
   describedVersion,
   NEWEST_VLLM_VERSION,

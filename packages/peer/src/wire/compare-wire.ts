@@ -1,4 +1,4 @@
-import { describedVersion, VLLM_VERSIONS, type VllmVersion, vllmWire } from "@kv/protocol";
+import { describedVersion, VLLM_VERSIONS, type VllmVersion, vllmRequests, vllmWire } from "@kv/protocol";
 import type { WireReading } from "./read-wire.js";
 
 /** One entry of the wire that is not as in the described version. */
@@ -25,9 +25,14 @@ export interface WireReport {
   readonly comparedWith: VllmVersion;
   /** Empty when both are the same. */
   readonly differences: readonly WireDifference[];
+  /** Whether clients' requests were compared too. False where the sources have no API server, and for a version whose requests are not described. */
+  readonly requestsCompared: boolean;
 }
 
-/** Compares what was read with the described versions. Throws nothing. */
+/**
+ * Compares what was read with the described versions. Requests are compared with those of the same version; of a version that is not described, a name is new when no described
+ * version has it. Throws nothing.
+ */
 export function compareWire(reading: WireReading): WireReport {
   const { vllm, connectorVersion } = reading;
   const same = vllm === null ? undefined : describedVersion(vllm);
@@ -42,7 +47,27 @@ export function compareWire(reading: WireReading): WireReport {
     (found, each) => (each.differences.length < found.differences.length ? each : found),
     best,
   );
-  return { vllm, connectorVersion, ...closest };
+  const requests = requestDifferences(same, reading);
+  const differences = [...closest.differences, ...(requests ?? [])];
+  return { vllm, connectorVersion, ...closest, differences, requestsCompared: requests !== undefined };
+}
+
+/** Undefined where there is nothing to compare. */
+function requestDifferences(
+  same: VllmVersion | undefined,
+  { requests }: WireReading,
+): WireDifference[] | undefined {
+  const described = same === undefined ? [...vllmRequests().values()] : [vllmRequests().get(same.version)];
+  if (requests === null || described[0] === undefined) return undefined;
+  return [...new Set(described.flatMap((each) => Object.keys(each ?? {})))].flatMap((section) => {
+    const after = requests[section];
+    if (after === undefined) return [{ section, name: "all entries", change: "missing" as const }];
+    const before = new Set(described.flatMap((each) => each?.[section] ?? []));
+    const named = (names: Iterable<string>) => Object.fromEntries(Array.from(names, (name) => [name, ""]));
+    const differences = compareSection(section, named(before), named(after));
+    // A member that is gone may be one of an older version.
+    return same === undefined ? differences.filter(({ change }) => change !== "removed") : differences;
+  });
 }
 
 function differencesFrom(version: VllmVersion, { connectorVersion, wire }: WireReading): WireDifference[] {

@@ -5,7 +5,8 @@ const MAX_LINES = 100;
 const MAX_LENGTH = 200;
 
 /** The report as text: one line per difference and its consequence below; the verdict is in the last line. */
-export function wireText({ vllm, connectorVersion, comparedWith, differences }: WireReport): string {
+export function wireText(report: WireReport): string {
+  const { vllm, connectorVersion, comparedWith, differences, requestsCompared } = report;
   const { version, support } = comparedWith;
   const subject = `vLLM ${clean(vllm ?? "of unknown version")}, connector version ${connectorVersion ?? "not found"}`;
   if (differences.length === 0) {
@@ -14,7 +15,8 @@ export function wireText({ vllm, connectorVersion, comparedWith, differences }: 
       support === "transfers"
         ? ""
         : `; its handshake is read, transfers are tested with ${tested.join(", ")}`;
-    return `${subject}\n\nok: the wire is that of ${version}${note}\n`;
+    const requests = requestsCompared ? "" : "; clients' requests were not compared";
+    return `${subject}\n\nok: the wire is that of ${version}${note}${requests}\n`;
   }
   const width = Math.max(...differences.map(({ section }) => section.length));
   const lines = differences.slice(0, MAX_LINES).flatMap((difference) => {
@@ -60,10 +62,18 @@ const CONSEQUENCES: Readonly<Record<string, string>> = {
   "push answer": "D gets other keys of kv_transfer_params from P",
   "parameters read": "a proxy or a P may have to send it",
   "parameters written": "the engine itself changes kv_transfer_params",
+  "engine request": "the engine gets something else with a request: look for who may set it",
+  "extra arguments read": "a client may set it in vllm_xargs: look for what the engine does with it",
+  "extra arguments written":
+    "something else of a request reaches the engine's connector: clients must not set it",
 };
 
 function consequence({ section, change, before, after }: WireDifference): string {
   if (change === "missing") return "the code was moved or rewritten: compare the sources by hand";
+  if (section.startsWith("request /"))
+    return change === "removed"
+      ? "this version ignores it in requests"
+      : "kv-proxy sends it to P and to D as it comes; named kv_…, ec_… or …_transfer_params it is refused from clients";
   if (section !== "agent metadata")
     return CONSEQUENCES[section] ?? "a part of the wire that no described version has";
   if (change === "added" && after?.includes(" = "))
