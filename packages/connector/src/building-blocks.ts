@@ -49,6 +49,7 @@ export {
   type DecodeOrders,
   type FetchOrder,
   type PromptSource,
+  promptPrefix,
 } from "./scheduler/decode-requests.js";
 export { type Generation, Generations, type GenerationsOptions } from "./scheduler/generations.js";
 export { OldestFirst } from "./scheduler/oldest-first.js";

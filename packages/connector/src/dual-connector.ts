@@ -119,7 +119,9 @@ async function createWorker(
     },
     collectFinished(): WorkerOutput {
       const [a, b] = [pull.collectFinished(), push.collectFinished()];
+      const unverifiedReceiving = [...(a.unverifiedReceiving ?? []), ...(b.unverifiedReceiving ?? [])];
       return {
+        ...(unverifiedReceiving.length === 0 ? {} : { unverifiedReceiving }),
         finishedSending: [...a.finishedSending, ...b.finishedSending],
         finishedReceiving: [...a.finishedReceiving, ...b.finishedReceiving],
         failedReceiving: [...a.failedReceiving, ...b.failedReceiving],

@@ -26,6 +26,16 @@ export interface ConnectorRequest {
   readonly requestId: string;
   /** Tokens of the prompt. */
   readonly numPromptTokens: number;
+  /**
+   * Ids of the prompt's tokens, 0 to 2^31 - 1; as many as `numPromptTokens`. An `@kv` P and D compare them, so that D never uses the KV of another
+   * prompt. Undefined where the engine does not know them: such a D is served by a vLLM P only, and such a P serves vLLM D's only.
+   */
+  readonly promptTokenIds?: ArrayLike<number> | undefined;
+  /**
+   * Everything besides the tokens that decides the prompt's KV, in the engine's own form: what its block hash covers, such as the LoRA adapter, the
+   * cache salt and the hashes of images. Equal at P and D for the same prompt. Default: nothing besides the tokens.
+   */
+  readonly contentKey?: string | undefined;
   /** Parameters that came with the request; undefined when there were none. */
   readonly kvTransferParams: KvTransferParams | undefined;
   /** W3C `traceparent` of the engine's span of the request: the parent of the connector's spans. Absent: parameters of an `@kv` peer may have one. */
@@ -82,7 +92,7 @@ export interface FailedReceive {
   readonly message: string;
   /** vLLM's `failure_type`, such as "handshake_failed" or "transfer_failed". */
   readonly failureType: string;
-  /** The part of `failedBlockIds` that belongs to this request, so that outputs of several workers can be merged. */
+  /** The part of `failedBlockIds` that belongs to this request, so that outputs of several workers can be merged. Empty with several KV cache groups. */
   readonly blockIds?: readonly number[] | undefined;
   /**
    * True: a peer that cannot be reached may still write to the request's blocks. The request fails under either `LoadFailurePolicy`;
@@ -108,9 +118,17 @@ export interface WorkerOutput {
    * `FailedReceive.blocksAtRisk` is true.
    */
   readonly finishedReceiving: readonly string[];
+  /**
+   * Those of `finishedReceiving` whose KV nobody compared with their prompt, because P is a vLLM. Their blocks serve these requests alone: the
+   * engine enters no block of them in its prefix cache, nor what it computes after them. Default: none.
+   */
+  readonly unverifiedReceiving?: readonly string[] | undefined;
   /** Requests whose KV did not arrive. */
   readonly failedReceiving: readonly FailedReceive[];
-  /** Blocks (group 0) with invalid content. The engine recomputes or fails the requests that use them. */
+  /**
+   * Blocks with invalid content, of caches with one KV cache group. Empty with several groups: `failedReceiving` then names the requests, and all of
+   * their received blocks are invalid. The engine recomputes or fails the requests that use them.
+   */
   readonly failedBlockIds: readonly number[];
   /** Data for the connector's own scheduler side. */
   readonly connectorData?: unknown;
@@ -199,7 +217,8 @@ export interface WorkerConnector {
   layerComputed?(layer: ComputedLayer): void;
   /**
    * Resolves when device blocks that a peer may read are staged; immediately where nothing is staged (vLLM: `wait_for_save`). `computed` gives the
-   * tokens of each request whose KV is on the device, by request id; for a request that it leaves out, all blocks count as computed. Errors:
+   * tokens of each request whose KV is on the device, by request id. A request that it has named once and then leaves out has no new tokens; a request
+   * that it has never named counts as computed. Name a request with all of its prompt's tokens in the step that computes the last one. Errors:
    * `KV_STAGING_FAILED` with `details.requestIds`: the engine ends these requests with the reason `error`; all others are staged.
    */
   waitForSave(step: StepMetadata, computed?: Readonly<Record<string, number>>): Promise<void>;

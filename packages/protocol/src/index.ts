@@ -49,6 +49,7 @@ export {
   encodeLeaseReply,
   type LeaseQuery,
   type LeaseReply,
+  type PromptPrefix,
 } from "./handshake/lease-query.js";
 export {
   decodeChallenge,
@@ -102,6 +103,14 @@ export {
 export { OtlpTracer, type OtlpTracerOptions } from "./tracing/otlp-tracer.js";
 export { readSpans, type TraceSpan } from "./tracing/read-spans.js";
 export { blocksDigest, newCapability, sameCapability } from "./transfer-params/capability.js";
+export {
+  decodePrompt,
+  type EncodedPrompt,
+  encodePrompt,
+  type PromptContent,
+  promptContent,
+  promptDigest,
+} from "./transfer-params/prompt-digest.js";
 export {
   baseRequestId,
   checkRemotePrefillParams,

@@ -9,6 +9,7 @@ import {
   type WorkerContext,
 } from "@kv/connector/building-blocks";
 import { KvError } from "@kv/interface";
+import { BlockReleases } from "./block-releases.js";
 import { PullReceiver } from "./receive.js";
 import type { PullStepMetadata, ReceiveOrder } from "./step-metadata.js";
 
@@ -22,6 +23,7 @@ export class DecodeWorker {
   readonly #context: WorkerContext;
   readonly #heartbeats: HeartbeatSender;
   readonly #receiver: PullReceiver;
+  readonly #releases: BlockReleases;
   readonly #receives: PendingReceives<ReceiveOrder>;
   /** Running receives. */
   readonly #running = new TaskTracker();
@@ -42,7 +44,13 @@ export class DecodeWorker {
       notifications,
       tasks: this.#sending,
     });
-    this.#receiver = new PullReceiver({ context, engines: this.engines, heartbeats: this.#heartbeats });
+    this.#releases = new BlockReleases({ context, engines: this.engines, tasks: this.#sending });
+    this.#receiver = new PullReceiver({
+      context,
+      engines: this.engines,
+      heartbeats: this.#heartbeats,
+      releases: this.#releases,
+    });
     this.#receives = new PendingReceives<ReceiveOrder>(
       {
         clock,
@@ -54,21 +62,21 @@ export class DecodeWorker {
         hasSingleGroup: caches.config.groups.length === 1,
       },
       {
-        run: ({ order, signal }) => this.#receiver.receive(order, signal),
+        run: (receive) => this.#receiver.receive(receive),
         ended: (receive, error) => this.#ended(receive, error),
       },
     );
   }
 
-  /** Starts and aborts receives, and extends leases, as the scheduler orders. */
-  step({ receives, aborts, heartbeats, schedulerClockMs }: PullStepMetadata): void {
+  /** Starts and aborts receives, releases blocks, and extends leases, as the scheduler orders. */
+  step({ receives, releases, aborts, heartbeats, schedulerClockMs }: PullStepMetadata): void {
     const nowMs = this.#context.clock.now();
     for (const order of receives) {
       // The scheduler's clock may have another origin than this worker's.
       const seenAtMs = nowMs - (schedulerClockMs - order.seenAtMs);
-      if (order.isAwaited) this.#receives.start({ ...order, seenAtMs });
-      else this.#notifyNothingRead(order);
+      this.#receives.start({ ...order, seenAtMs });
     }
+    for (const remote of releases) this.#releases.release(remote);
     for (const requestId of aborts) {
       this.#receives.abort(requestId, new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted`));
     }
@@ -90,6 +98,8 @@ export class DecodeWorker {
     this.#heartbeats.close();
     for (const receive of this.#receives.values())
       receive.fail(new KvError("KV_AGENT_CLOSED", "the worker was closed"));
+    if (this.#running.size === 0) this.#releases.releaseAll();
+    else void this.#running.idle().then(() => this.#releases.releaseAll());
     if (await idleWithinGrace(clock, [this.#running, this.#sending, notifications])) return;
     log.warn("close-did-not-wait", {
       receives: this.#running.size,
@@ -98,23 +108,9 @@ export class DecodeWorker {
   }
 
   #ended({ order, signal, isAborted }: PendingReceive<ReceiveOrder>, error: ReceiveError | undefined): void {
-    // Aborted before the handshake: P was not notified yet.
-    if (signal.aborted && error?.failureType === "handshake_failed") this.#notifyNothingRead(order);
+    // P refuses handshakes or does not answer: it is not asked once more, only to be notified.
+    if (error?.failureType === "handshake_failed" && !signal.aborted)
+      this.#releases.unreachable(order.remote);
     if (!isAborted && error?.failureType === "lease_expired") this.#context.metrics.leaseExpired();
-  }
-
-  /** Notifies P that it may free the request's blocks. */
-  #notifyNothingRead({ remote }: ReceiveOrder): void {
-    const { log, metrics } = this.#context;
-    this.#sending.track(
-      this.engines.notify(
-        remote,
-        (engine) => this.#receiver.notifyDone(engine, remote, engine.agents.keys()),
-        (error) => {
-          metrics.notificationFailed();
-          log.warn("notification_failed", { requestId: remote.requestId, error: String(error) });
-        },
-      ),
-    );
   }
 }

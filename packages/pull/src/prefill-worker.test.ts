@@ -9,7 +9,7 @@ const settings = connectorSettings(readTransferConfig({ kv_connector: "pull", kv
 
 function setUp() {
   const clock = manualClock(500);
-  const output = new WorkerOutputQueue();
+  const output = new WorkerOutputQueue({ cachesUnverifiedKv: false });
   const counters = memoryMetrics();
   const metrics = new TransferMetrics(counters);
   const worker = new PrefillWorker({ clock, log: silentLog, metrics, output, settings });

@@ -86,7 +86,6 @@ describe("decode scheduler", () => {
         requestId: "r",
         localBlockIds: blocks(7),
         localComputedBlocks: [0],
-        isAwaited: true,
         seenAtMs: 1000,
         remote: { requestId: "cmpl-p", numTokens: 100, blockIds: [[11, 12, 13, 14, 15, 16, 17]] },
       },
@@ -94,7 +93,10 @@ describe("decode scheduler", () => {
     // A request that is admitted again after a preemption reads nothing more.
     expect(decode.matched(request("r"), 0)).toEqual({ tokens: 0, async: false });
     decode.received("r");
-    expect(decode.takeStep().heartbeats).toMatchObject([{ begin: [], end: [{ requestId: "cmpl-p" }] }]);
+    expect(decode.takeStep()).toMatchObject({
+      releases: [{ requestId: "cmpl-p" }],
+      heartbeats: [{ begin: [], end: [{ requestId: "cmpl-p" }] }],
+    });
     expect(decode.finished(request("r"))).toEqual({ keepBlocks: false });
     expect(rest(decode)).toEqual([0, 0, false]);
   });
@@ -104,7 +106,7 @@ describe("decode scheduler", () => {
     expect(decode.matched(request("r"), 32)).toEqual({ tokens: 68, async: true });
     decode.allocated(request("r"), blocks(9), 68);
     expect(decode.takeStep().receives).toMatchObject([
-      { localBlockIds: [[3, 4, 5, 6, 7]], localComputedBlocks: [2], isAwaited: true },
+      { localBlockIds: [[3, 4, 5, 6, 7]], localComputedBlocks: [2] },
     ]);
   });
 
@@ -113,11 +115,12 @@ describe("decode scheduler", () => {
     expect(decode.matched(request("r"), 100)).toEqual({ tokens: 0, async: false });
     decode.allocated(request("r"), blocks(7), 0);
     expect(decode.takeStep()).toMatchObject({
-      receives: [{ requestId: "r", localBlockIds: [], isAwaited: false }],
+      receives: [],
+      releases: [{ requestId: "cmpl-p" }],
       heartbeats: [],
     });
     expect(decode.finished(request("r"))).toEqual({ keepBlocks: false });
-    expect(decode.takeStep().receives).toEqual([]);
+    expect(decode.takeStep().releases).toEqual([]);
     expect(rest(decode)).toEqual([0, 0, false]);
   });
 
@@ -137,8 +140,9 @@ describe("decode scheduler", () => {
         message: expect.stringMatching(/remote_num_tokens is 42, and the prompt has 4 tokens/) as string,
       }) as Error,
     );
-    expect(decode.takeStep().receives).toMatchObject([{ isAwaited: false, remote: { requestId: "cmpl-p" } }]);
-    expect(decode.matched(request("same", params, 42), 0).tokens).toBe(42);
+    expect(decode.takeStep().releases).toMatchObject([{ requestId: "cmpl-p" }]);
+    const other = { ...params, remote_request_id: "cmpl-q" };
+    expect(decode.matched(request("same", other, 42), 0).tokens).toBe(42);
   });
 
   it("refuses invalid parameters every time, and notifies P once if they contain its address", () => {
@@ -150,18 +154,16 @@ describe("decode scheduler", () => {
         expect.objectContaining({ code: "KV_REQUEST_INVALID" }) as Error,
       );
     }
-    expect(decode.takeStep().receives).toMatchObject([
-      { isAwaited: false, localBlockIds: [], remote: { requestId: "cmpl-p", port: 5600 } },
-    ]);
+    expect(decode.takeStep().releases).toMatchObject([{ requestId: "cmpl-p", port: 5600 }]);
     expect(decode.finished(bad)).toEqual({ keepBlocks: false });
     expect(rest(decode)).toEqual([0, 0, false]);
 
     const nowhere = request("n", { ...PARAMS, remote_host: null });
     expect(() => decode.matched(nowhere, 0)).toThrow();
-    expect(decode.takeStep().receives).toEqual([]);
+    expect(decode.takeStep().releases).toEqual([]);
     const push = request("p", { ...PARAMS, transfer_mode: "push" });
     expect(() => decode.matched(push, 0)).toThrow(/push/);
-    expect(decode.takeStep().receives).toEqual([]);
+    expect(decode.takeStep().releases).toEqual([]);
   });
 
   it("an abort before the order reaches the workers frees the blocks, and notifies P", () => {
@@ -171,7 +173,8 @@ describe("decode scheduler", () => {
       if (admitted) decode.allocated(request("r"), blocks(7), 100);
       expect(decode.finished(request("r"))).toEqual({ keepBlocks: false });
       expect(decode.takeStep()).toMatchObject({
-        receives: [{ isAwaited: false, localBlockIds: [] }],
+        receives: [],
+        releases: [{ requestId: "cmpl-p" }],
         aborts: [],
         heartbeats: [],
       });
@@ -188,6 +191,7 @@ describe("decode scheduler", () => {
     expect(decode.takeStep()).toMatchObject({ aborts: ["r"], heartbeats: [{ begin: [], end: [{}] }] });
     expect(decode.outstanding()["requests"]).toBe(1);
     decode.received("r");
+    expect(decode.takeStep().releases).toMatchObject([{ requestId: "cmpl-p" }]);
     expect(rest(decode)).toEqual([0, 0, false]);
   });
 

@@ -4,6 +4,7 @@ import {
   type DecodeOrders,
   type DecodeOrdersContext,
   type FetchOrder,
+  type RemoteRequest,
   readRemoteRequest,
 } from "@kv/connector/building-blocks";
 import {
@@ -34,12 +35,15 @@ export function createPullScheduler(options: SchedulerOptions): PullScheduler {
   });
 }
 
-type DecodeStep = Pick<PullStepMetadata, "receives" | "aborts">;
+type DecodeStep = Pick<PullStepMetadata, "receives" | "releases" | "aborts">;
 
-/** D's orders: the requests that the workers read, and the P's that they notify that nothing will be read. */
+/** D's orders: the requests that the workers read, and the blocks that they tell P's to free. */
 class PullDecodeOrders implements DecodeOrders<PullSource, DecodeStep> {
+  /** Requests read the same blocks independently. */
+  readonly maxReaders = Number.POSITIVE_INFINITY;
   readonly #context: DecodeOrdersContext;
   #receives: ReceiveOrder[] = [];
+  #releases: RemoteRequest[] = [];
   #aborts: string[] = [];
 
   constructor(context: DecodeOrdersContext) {
@@ -56,13 +60,8 @@ class PullDecodeOrders implements DecodeOrders<PullSource, DecodeStep> {
     return remote && { ...remote, blockIds: [] };
   }
 
-  fetch(requestId: string, { remote }: PullSource, { numTokens, ...order }: FetchOrder): void {
-    this.#receives.push({
-      requestId,
-      remote: { ...remote, numTokens: Math.min(numTokens, remote.numTokens ?? numTokens) },
-      ...order,
-      isAwaited: true,
-    });
+  fetch(requestId: string, { remote }: PullSource, { numTokens, prompt, ...order }: FetchOrder): void {
+    this.#receives.push({ requestId, remote: { ...remote, numTokens, prompt }, ...order });
   }
 
   cancelFetch(requestId: string): boolean {
@@ -75,26 +74,24 @@ class PullDecodeOrders implements DecodeOrders<PullSource, DecodeStep> {
     this.#aborts.push(requestId);
   }
 
-  release({ requestId }: ConnectorRequest, remote: RemoteBlocks): void {
-    this.#receives.push({
-      requestId,
-      remote,
-      localBlockIds: [],
-      localComputedBlocks: [],
-      isAwaited: false,
-      seenAtMs: this.#context.clock.now(),
-    });
+  release(_request: ConnectorRequest, remote: RemoteBlocks): void {
+    this.fetched(remote);
+  }
+
+  fetched({ blockIds: _, numTokens: __, expirySeconds: ___, ...remote }: RemoteBlocks): void {
+    this.#releases.push(remote);
   }
 
   takeStep(): DecodeStep {
-    const step = { receives: this.#receives, aborts: this.#aborts };
+    const step = { receives: this.#receives, releases: this.#releases, aborts: this.#aborts };
     this.#receives = [];
+    this.#releases = [];
     this.#aborts = [];
     return step;
   }
 
   get hasOrders(): boolean {
-    return this.#receives.length + this.#aborts.length > 0;
+    return this.#receives.length + this.#releases.length + this.#aborts.length > 0;
   }
 
   close(): void {

@@ -1,5 +1,11 @@
-import type { RemoteEngine, RemoteEngines, WorkerContext } from "@kv/connector/building-blocks";
+import type {
+  PendingReceive,
+  RemoteEngine,
+  RemoteEngines,
+  WorkerContext,
+} from "@kv/connector/building-blocks";
 import { KvError, silentLog, type Transfer, type TransferResult } from "@kv/interface";
+import type { LeaseReply } from "@kv/protocol";
 import { expect, test, vi } from "vitest";
 import { PullReceiver } from "./receive.js";
 import type { ReceiveOrder } from "./step-metadata.js";
@@ -17,15 +23,14 @@ const order = {
   remote: { engineId: "p", host: "p", port: 5600, requestId: "wire-r", blockIds: [[1]] },
   localBlockIds: [[1]],
   localComputedBlocks: [0],
-  isAwaited: true,
   seenAtMs: 0,
 } as unknown as ReceiveOrder;
 
 function setUp({
   lists = [{ local: {}, remote: {} }] as unknown[],
-  queryLease = async () => ({ held: true, incarnation: "i" }),
+  queryLease = async (): Promise<LeaseReply> => ({ held: true, incarnation: "i" }),
 } = {}) {
-  const notified: string[] = [];
+  const held: string[] = [];
   const engine = {
     address: order.remote,
     incarnation: "i",
@@ -41,30 +46,45 @@ function setUp({
     caches: { regions: [] },
     settings: { leaseMs: 1, extensionMs: 1, leaseMarginMs: 1 },
     agent: { transfer: (): Transfer => ({ done, released: Promise.resolve() }) },
-    notifications: { send: async (name: string) => notified.push(name) > 0 },
   } as unknown as WorkerContext;
   const engines = {
     acquire: async () => ({ peer: engine, release() {} }),
     queryLease,
     table: { drop() {} },
   } as unknown as RemoteEngines;
-  const receiver = new PullReceiver({ context, engines, heartbeats: { takenAtMs: () => [] } });
-  return { notified, receive: () => receiver.receive(order, new AbortController().signal) };
+  const receiver = new PullReceiver({
+    context,
+    engines,
+    heartbeats: { takenAtMs: () => [] },
+    releases: { hold: ({ requestId }) => void held.push(requestId) },
+  });
+  const receive = { order, signal: new AbortController().signal } as unknown as PendingReceive<ReceiveOrder>;
+  return { held, receive: () => receiver.receive(receive).then(() => receive.isVerified) };
 }
 
-test("a request is received, and P is notified", async () => {
-  const { receive, notified } = setUp();
-  await receive();
-  expect(notified).toEqual(["agent-of-p"]);
+test("a request is received, and its P is held open until the release", async () => {
+  const { receive, held } = setUp();
+  expect(await receive()).toBe(false);
+  expect(held).toEqual([order.remote.requestId]);
 });
 
-test("a READ whose lists were not prepared fails the request, and P is notified", async () => {
-  const { receive, notified } = setUp({ lists: [undefined] });
+test("a READ whose lists were not prepared fails the request, and its P is held open until the release", async () => {
+  const { receive, held } = setUp({ lists: [undefined] });
   await expect(receive()).rejects.toMatchObject({
     failureType: "transfer_setup_failed",
     error: { code: "KV_INTERNAL" },
   });
-  expect(notified).toEqual(["agent-of-p"]);
+  expect(held).toEqual([order.remote.requestId]);
+});
+
+test("a request is verified when P has compared the prompts, and refused when they differ", async () => {
+  const same = setUp({ queryLease: async () => ({ held: true, incarnation: "i", prompt: "same" }) });
+  expect(await same.receive()).toBe(true);
+  const differs = setUp({ queryLease: async () => ({ held: false, incarnation: "i", prompt: "differs" }) });
+  await expect(differs.receive()).rejects.toMatchObject({
+    failureType: "prompt_mismatch",
+    error: { code: "KV_PROMPT_MISMATCH" },
+  });
 });
 
 test("a failed lease query fails the request with lease_query_failed, not lease_expired", async () => {

@@ -1,9 +1,9 @@
 import {
-  endWith,
   type FailureType,
   type HeartbeatSender,
   inSpan,
   isPeerLost,
+  type PendingReceive,
   type RankKey,
   ReceiveError,
   ReceivePass,
@@ -16,93 +16,59 @@ import {
 } from "@kv/connector/building-blocks";
 import { KvError } from "@kv/interface";
 import { planRequest, type RequestPlan } from "@kv/plan";
-import { encodeNotification, encodeRequestControl, REQUEST_CONTROL } from "@kv/protocol";
+import type { BlockReleases } from "./block-releases.js";
 import { leaseDeadlineMs } from "./lease-deadline.js";
-import type { ReceiveOrder, RemoteBlocks } from "./step-metadata.js";
+import type { ReceiveOrder } from "./step-metadata.js";
 
 /** The parts that D's receives share. */
 export interface ReceiverOptions {
   readonly context: WorkerContext;
   readonly engines: RemoteEngines;
   readonly heartbeats: Pick<HeartbeatSender, "takenAtMs">;
+  readonly releases: Pick<BlockReleases, "hold">;
 }
 
 /**
- * Receives one request's KV from P's blocks into D's: plan, READs, a query whether P held the blocks until the end, the receive pass, and the
- * notification that P may free the blocks.
+ * Receives one request's KV from P's blocks into D's: plan, READs, a query whether P held the blocks until the end and computed the same prompt, and the
+ * receive pass. `BlockReleases` notifies P afterwards.
  */
 export class PullReceiver {
   readonly #context: WorkerContext;
-  readonly #engines: RemoteEngines;
-  readonly #heartbeats: Pick<HeartbeatSender, "takenAtMs">;
+  readonly #options: ReceiverOptions;
   readonly #pass: ReceivePass;
 
-  constructor({ context, engines, heartbeats }: ReceiverOptions) {
-    this.#context = context;
-    this.#engines = engines;
-    this.#heartbeats = heartbeats;
-    this.#pass = new ReceivePass(context.caches);
+  constructor(options: ReceiverOptions) {
+    this.#context = options.context;
+    this.#options = options;
+    this.#pass = new ReceivePass(options.context.caches);
   }
 
-  /**
-   * Receives a request. Settles when no transfer of it can touch memory any more. Rejects with a `ReceiveError`; P is notified then too, if
-   * the handshake succeeded.
-   */
-  async receive(order: ReceiveOrder, signal: AbortSignal): Promise<void> {
-    const reference = await this.#engines.acquire(order.remote, signal).catch((error: unknown) => {
+  /** Receives a request. Settles when no transfer of it can touch memory any more. Errors: `ReceiveError`. */
+  async receive(receive: PendingReceive<ReceiveOrder>): Promise<void> {
+    const { order, signal } = receive;
+    const { engines, releases } = this.#options;
+    const reference = await engines.acquire(order.remote, signal).catch((error: unknown) => {
       throw ReceiveError.from(unreachablePeer(error), "KV_HANDSHAKE_REFUSED", "handshake_failed", signal);
     });
-    try {
-      await this.#receiveFrom(reference.peer, order, signal);
-    } finally {
-      reference.release();
-    }
+    releases.hold(order.remote, reference);
+    await this.#receiveFrom(reference.peer, receive);
   }
 
-  /** Notifies ranks of P, in the background, that this rank does not need the request's blocks (any more). */
-  notifyDone(engine: RemoteEngine, remote: RemoteBlocks, ranks: Iterable<RankKey>): void {
-    const { log, metrics, notifications, tracer } = this.#context;
-    const payload = doneNotification(engine, remote);
-    const parent = remote.traceparent;
-    for (const rank of ranks) {
-      const agent = engine.agents.get(rank);
-      if (agent === undefined) continue;
-      const span = tracer?.start("kv.notify", { parent, attributes: { "kv.remote_agent": agent } });
-      const sent = notifications.send(agent, payload, (error) => {
-        // P frees the blocks when the lease ends.
-        metrics.notificationFailed();
-        span?.end(error);
-        log.warn("notification_failed", {
-          requestId: remote.requestId,
-          remoteRank: rank,
-          error: String(error),
-        });
-      });
-      void endWith(span, sent);
-    }
-  }
-
-  async #receiveFrom(engine: RemoteEngine, order: ReceiveOrder, signal: AbortSignal): Promise<void> {
+  async #receiveFrom(engine: RemoteEngine, receive: PendingReceive<ReceiveOrder>): Promise<void> {
+    const { order, signal } = receive;
     const { clock, tracer } = this.#context;
     const parent = order.remote.traceparent;
-    /** Ranks of P to notify at the end. A notification that is attached to a READ removes its rank. */
-    const toNotify = new Set(engine.agents.keys());
+    const plan = inSpan(tracer?.start("kv.plan", { parent }), () => planReceive(engine, order, signal));
+    const canAsk = engine.incarnation !== undefined;
+    if (!canAsk && clock.now() >= this.#deadlineMs(order, engine)) throw this.#expired(order, engine);
+    await this.#readAll(engine, plan, order, signal);
+    if (canAsk) receive.isVerified = await this.#requireLease(order, engine, signal);
+    else if (clock.now() > this.#deadlineMs(order, engine)) throw this.#expired(order, engine);
     try {
-      const plan = inSpan(tracer?.start("kv.plan", { parent }), () => planReceive(engine, order, signal));
-      const canAsk = engine.incarnation !== undefined;
-      if (!canAsk && clock.now() >= this.#deadlineMs(order, engine)) throw this.#expired(order, engine);
-      await this.#readAll(engine, plan, order, signal, { mayRide: !canAsk, toNotify });
-      if (canAsk) await this.#requireLease(order, engine, signal);
-      else if (clock.now() > this.#deadlineMs(order, engine)) throw this.#expired(order, engine);
-      try {
-        if (plan.receivePass !== undefined)
-          inSpan(tracer?.start("kv.receive_pass", { parent }), () => this.#pass.apply(engine, plan));
-      } catch (error) {
-        throw ReceiveError.from(error, "KV_TRANSFER_FAILED", "transfer_exception", signal);
-      }
-    } finally {
-      // After a success the blocks have arrived; after a failure they will not be read. In both cases P may free them.
-      this.notifyDone(engine, order.remote, toNotify);
+      if (plan.receivePass !== undefined)
+        inSpan(tracer?.start("kv.receive_pass", { parent }), () => this.#pass.apply(engine, plan));
+    } catch (error) {
+      throw ReceiveError.from(error, "KV_TRANSFER_FAILED", "transfer_exception", signal);
     }
   }
 
@@ -112,11 +78,9 @@ export class PullReceiver {
     plan: RequestPlan,
     order: ReceiveOrder,
     signal: AbortSignal,
-    { mayRide, toNotify }: { readonly mayRide: boolean; readonly toNotify: Set<RankKey> },
   ): Promise<void> {
     const { agent, log, metrics, tracer } = this.#context;
     const place = { tracer, parent: order.remote.traceparent };
-    const notification = doneNotification(engine, order.remote);
     // One failed READ makes the others useless: they are aborted, and still waited for.
     const abort = new AbortController();
     const onAbort = () => abort.abort(signal.reason);
@@ -133,7 +97,7 @@ export class PullReceiver {
             remoteRank: rank,
             error: failure.error.message,
           });
-          if (isPeerLost(failure.error)) this.#engines.table.drop(engine, failure.error.message);
+          if (isPeerLost(failure.error)) this.#options.engines.table.drop(engine, failure.error.message);
         }
       }
       abort.abort(failure.error);
@@ -148,20 +112,11 @@ export class PullReceiver {
         fail(new KvError("KV_INTERNAL", `request ${order.requestId}: ${why}`), "transfer_setup_failed", rank);
         break;
       }
-      // NIXL delivers a notification only after its own request. With several READs from one rank, P is notified after all of them.
-      const rides = mayRide && plan.reads.filter((other) => other.sourceIndex === sourceIndex).length === 1;
       try {
         const read = { operation: "READ", local: lists.local, remote: lists.remote, ...descriptors } as const;
-        const transfer = transferTraced(
-          agent,
-          { ...read, signal: abort.signal, notification: rides ? notification : undefined },
-          place,
-        );
+        const transfer = transferTraced(agent, { ...read, signal: abort.signal }, place);
         const done = transfer.done.then(
-          (result) => {
-            if (rides) toNotify.delete(rank);
-            metrics.transferred(result);
-          },
+          (result) => metrics.transferred(result),
           (error: unknown) => fail(error, "transfer_failed", rank),
         );
         ended.push(done, transfer.released);
@@ -174,17 +129,21 @@ export class PullReceiver {
     if (failure !== undefined) throw failure;
   }
 
-  /** Checks that P held the blocks until the READs had ended. */
-  async #requireLease(order: ReceiveOrder, engine: RemoteEngine, signal: AbortSignal): Promise<void> {
+  /**
+   * Checks that P held the blocks until the READs had ended. Returns whether P has compared the prompts: one of an earlier version does not. Errors:
+   * `ReceiveError`.
+   */
+  async #requireLease(order: ReceiveOrder, engine: RemoteEngine, signal: AbortSignal): Promise<boolean> {
     const { engineId, requestId } = order.remote;
-    const { held, incarnation } = await this.#engines
+    const { held, incarnation, prompt } = await this.#options.engines
       .queryLease(order.remote, signal)
       .catch((error: unknown) => {
         this.#context.log.warn("lease_query_failed", { requestId, engineId, error: String(error) });
         const told = unreachablePeer(error);
         throw ReceiveError.from(told, "KV_SIDE_CHANNEL_UNREACHABLE", "lease_query_failed", signal);
       });
-    if (held && incarnation === engine.incarnation) return;
+    if (prompt === "differs") throw new ReceiveError(promptMismatch(order), "prompt_mismatch");
+    if (held && incarnation === engine.incarnation) return prompt === "same";
     const error = new KvError(
       "KV_LEASE_EXPIRED",
       `engine ${engineId} did not keep the blocks of request ${requestId} until they were read: the bytes that were read are not used`,
@@ -205,7 +164,7 @@ export class PullReceiver {
       leaseMs,
       extensionMs,
       marginMs: leaseMarginMs,
-      heartbeatsAtMs: this.#heartbeats.takenAtMs(order.remote),
+      heartbeatsAtMs: this.#options.heartbeats.takenAtMs(order.remote),
     });
   }
 
@@ -224,13 +183,20 @@ export class PullReceiver {
   }
 }
 
-/** `"{id}:{n}"`, or the same with the request's capability: n is the number of D's ranks that P's rank waits for. */
-function doneNotification({ plan, features }: RemoteEngine, { requestId, lease }: RemoteBlocks): Uint8Array {
-  const readers = plan.localConsumers;
-  const { capability } = lease ?? {};
-  return capability !== undefined && features.has(REQUEST_CONTROL)
-    ? encodeRequestControl({ kind: "done", requestId, readers, capability })
-    : encodeNotification({ kind: "done", requestId, readers });
+function promptMismatch({ requestId, remote }: ReceiveOrder): KvError {
+  const { engineId, requestId: remoteRequestId, prompt } = remote;
+  const what =
+    prompt === undefined
+      ? "the engine of this request handed its connector no token ids to compare"
+      : `its first ${prompt.numTokens} tokens, or what else decides its KV, differ`;
+  return new KvError(
+    "KV_PROMPT_MISMATCH",
+    `request ${requestId} is not the prompt whose KV engine ${engineId} keeps for request ${remoteRequestId}: ${what}; the bytes that were read are not used`,
+    {
+      hint: "send the decode worker the prompt of the prefill request, with the same model, LoRA adapter, cache salt and images",
+      details: { engineId, requestId: remoteRequestId, numTokens: prompt?.numTokens },
+    },
+  );
 }
 
 function planReceive(engine: RemoteEngine, order: ReceiveOrder, signal: AbortSignal): RequestPlan {

@@ -11,8 +11,10 @@ export const PULL = "pull";
 /** The orders of the scheduler side to every worker in one step. */
 export interface PullStepMetadata extends ConnectorStepMetadata {
   readonly connector: typeof PULL;
-  /** D: requests to read, and requests whose P is to be notified that nothing will be read. */
+  /** D: requests to read. */
   readonly receives: readonly ReceiveOrder[];
+  /** D: blocks at P's that nobody here reads any more. Their P's are notified. */
+  readonly releases: readonly RemoteRequest[];
   /** D: engine ids of requests that ended before their KV arrived. */
   readonly aborts: readonly string[];
 }
@@ -27,22 +29,20 @@ export interface RemoteBlocks extends RemoteRequest {
   readonly expirySeconds?: number | undefined;
 }
 
-/** An order to receive one request's KV, or to notify its P. */
+/** An order to receive one request's KV. */
 export interface ReceiveOrder {
   /** The engine's id of the request. */
   readonly requestId: string;
   readonly remote: RemoteBlocks;
-  /** Blocks to fill, per KV cache group. Without any block nothing is read, and P is notified that it may free its blocks. */
+  /** Blocks to fill, per KV cache group. */
   readonly localBlockIds: BlockIds;
   /** Number of blocks before those, per group, that the local prefix cache supplies. */
   readonly localComputedBlocks: readonly number[];
-  /** Whether the engine waits for the outcome. */
-  readonly isAwaited: boolean;
   /** When the scheduler first saw the request, on its clock in ms. A lease without an expiry time counts from here. */
   readonly seenAtMs: number;
 }
 
 /** Checks that step metadata is pull's. Errors: `KV_INTERNAL`. */
 export function pullStepMetadata(step: StepMetadata): PullStepMetadata {
-  return connectorStepMetadata<PullStepMetadata>(step, PULL, ["receives", "aborts"]);
+  return connectorStepMetadata<PullStepMetadata>(step, PULL, ["receives", "releases", "aborts"]);
 }

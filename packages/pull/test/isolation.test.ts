@@ -110,14 +110,14 @@ describe("a client that writes kv_transfer_params itself", () => {
     const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d");
-    const params = await play.clock.settle(p.prefill(prompt(1)));
+    const prefilled = await play.clock.settle(Promise.all([1, 2, 3].map((n) => p.prefill(prompt(n)))));
     const other = memorySideChannel({ network: play.network, host: "other" });
     await other.listen({ host: "other", port: 1, answer: () => undefined });
     await other.listen({ host: "other", port: 2, answer: () => [new TextEncoder().encode("HTTP/1.1 400")] });
     const errors = new Set<string>();
     for (const remote_port of [1, 2, 3]) {
-      const forged = { ...params, remote_host: "other", remote_port };
-      const decoded = d.decode({ ...prompt(1), requestId: `x${remote_port}`, params: forged });
+      const forged = { ...prefilled[remote_port - 1], remote_host: "other", remote_port };
+      const decoded = d.decode({ ...prompt(remote_port), requestId: `x${remote_port}`, params: forged });
       const told = (error: { code: string; message: string }) => `${error.code} ${error.message}`;
       errors.add(await play.clock.settle(decoded.then(() => "ok", told)));
     }

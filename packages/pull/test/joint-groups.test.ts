@@ -104,6 +104,7 @@ type Engine = Awaited<ReturnType<typeof engine>>;
 
 const request = (kvTransferParams: KvTransferParams): ConnectorRequest => ({
   ...{ requestId: "r", numPromptTokens: 10, kvTransferParams },
+  promptTokenIds: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9],
 });
 
 function prefill(p: Engine, tables: BlockIds): KvTransferParams {
@@ -130,6 +131,7 @@ async function decode(p: Engine, d: Engine, params: KvTransferParams, tables: Bl
     const { finishedReceiving, failedReceiving } = d.step();
     if (finishedReceiving.includes("r")) {
       d.scheduler.requestFinished(asked, tables, "stopped");
+      d.step();
       for (let again = 0; again < 100 && !sent; again++) {
         await clock.advance(1);
         sent = p.step().finishedSending.includes("r");

@@ -11,13 +11,19 @@ describe("peers", () => {
     const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d");
-    const params = await play.clock.settle(p.prefill(prompt(1)));
+    const [first, second] = await play.clock.settle(
+      Promise.all([p.prefill(prompt(1)), p.prefill(prompt(2))]),
+    );
     await p.kill();
-    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
-    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("KV_HANDSHAKE_BACKED_OFF");
+    expect(await play.outcome(d.decode({ ...prompt(1), params: first ?? {} }))).toBe(
+      "KV_SIDE_CHANNEL_UNREACHABLE",
+    );
+    expect(await play.outcome(d.decode({ ...prompt(2), params: second ?? {} }))).toBe(
+      "KV_HANDSHAKE_BACKED_OFF",
+    );
     const again = await play.engine("p");
     await play.clock.advance(60_000);
-    expect(await play.handedOver(again, d, 2)).toBe("ok");
+    expect(await play.handedOver(again, d, 3)).toBe("ok");
     expect(play.counted("d", "failedTransfers")).toBe(1);
     await play.end();
   });

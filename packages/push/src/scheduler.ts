@@ -6,6 +6,7 @@ import {
   type FetchOrder,
   Generations,
   OldestFirst,
+  promptPrefix,
   type RemoteRequest,
   readRemoteRequest,
 } from "@kv/connector/building-blocks";
@@ -48,6 +49,8 @@ interface RemotePrefill {
  * that no WRITE can arrive any more.
  */
 class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
+  /** P writes into the blocks of one request. */
+  readonly maxReaders = 1;
   readonly #context: DecodeOrdersContext;
   readonly #secrets = new RegistrationSecrets();
   readonly #generations: Generations;
@@ -70,11 +73,12 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
   }
 
   fetch(requestId: string, { remote, blockIds }: RemotePrefill, order: FetchOrder): void {
-    const { localBlockIds, localComputedBlocks, numTokens } = order;
+    const { localBlockIds, localComputedBlocks, numTokens, prompt } = order;
     this.#register(requestId, remote, {
       localBlockIds,
       localComputedBlocks,
       numTokens,
+      promptDigest: prompt?.digest,
       isAwaited: true,
       remoteBlockIds: blockIds,
     });
@@ -91,11 +95,13 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
   }
 
   /** Registers no blocks, so that P frees its blocks. */
-  release({ requestId, numPromptTokens }: ConnectorRequest, remote: RemoteRequest): void {
+  release(request: ConnectorRequest, remote: RemoteRequest): void {
+    const { requestId, numPromptTokens } = request;
     this.#register(requestId, remote, {
       localBlockIds: [],
       localComputedBlocks: [],
       numTokens: numPromptTokens,
+      promptDigest: promptPrefix(request, numPromptTokens)?.digest,
       isAwaited: false,
     });
   }
@@ -129,7 +135,7 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
     remote: RemoteRequest,
     blocks: Pick<
       RegistrationOrder,
-      "localBlockIds" | "localComputedBlocks" | "numTokens" | "isAwaited" | "remoteBlockIds"
+      "localBlockIds" | "localComputedBlocks" | "numTokens" | "promptDigest" | "isAwaited" | "remoteBlockIds"
     >,
   ): void {
     const { wireId, generation } = this.#generations.begin(requestId);

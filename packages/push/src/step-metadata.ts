@@ -37,6 +37,8 @@ export interface RegistrationOrder {
   readonly localComputedBlocks: readonly number[];
   /** The number of tokens, from the beginning of the prompt, whose KV the engine has at the end. */
   readonly numTokens: number;
+  /** Of these tokens, see `promptDigest`; undefined where the engine does not know them. */
+  readonly promptDigest?: string | undefined;
   /** True if the engine waits for the outcome. */
   readonly isAwaited: boolean;
   /** The host of this engine's handshake listener. */

@@ -490,12 +490,15 @@ describe("KV that did not arrive", () => {
     const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d", { extra: { request_timeout: 3 } });
-    const { prefill } = legs(1, 40);
-    await play.clock.settle(p.prefill(prefill));
-    const other = { prompt: 9, numTokens: 41, requestId: "cmpl-r1-0-cccc0000" };
-    expect(await play.outcome(d.decode({ ...other, params: coordinatesOf(p, "r1") }))).toBe(
-      "KV_REQUEST_TIMEOUT",
-    );
+    const lengths = [41, 40, 4];
+    await play.clock.settle(Promise.all(lengths.map((_, n) => p.prefill(legs(n, 40).prefill))));
+    const startedMs = play.clock.now();
+    for (const [n, numTokens] of lengths.entries()) {
+      const other = { prompt: 9, numTokens, requestId: legs(n).decode.requestId };
+      const answer = d.decode({ ...other, params: coordinatesOf(p, `r${n}`) });
+      expect(await play.outcome(answer)).toBe("KV_PROMPT_MISMATCH");
+    }
+    expect(play.clock.now() - startedMs).toBeLessThan(1000);
     await play.end();
   });
 });

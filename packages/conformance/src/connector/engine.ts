@@ -127,6 +127,7 @@ export function testEngine(end: ConnectorEnd): TestEngine {
     request: (requestId, numPromptTokens, params) => ({
       requestId,
       numPromptTokens,
+      promptTokenIds: Array.from({ length: numPromptTokens }, (_, token) => token),
       kvTransferParams: params,
     }),
     takeBlocks(numTokens) {

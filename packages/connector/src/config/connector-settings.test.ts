@@ -29,6 +29,7 @@ describe("connectorSettings", () => {
       requiresKvPeer: false,
       perWorkerPorts: false,
       announcedBlockSize: undefined,
+      cachesUnverifiedKv: false,
       isLayerwise: false,
     });
   });

@@ -44,6 +44,10 @@ export interface ConnectorSettings {
    * which would convert or refuse blocks of another one. Undefined: P announces its own.
    */
   readonly announcedBlockSize: number | undefined;
+  /**
+   * `cache_unverified_kv` (false): KV that no P has compared with its prompt is reported as any other, so the engine's prefix cache may share it.
+   */
+  readonly cachesUnverifiedKv: boolean;
   /** `push_layerwise` (false): P writes a layer as soon as it is computed, while later layers are being computed. */
   readonly isLayerwise: boolean;
 }
@@ -103,6 +107,7 @@ export function connectorSettings({ extra, env }: KvTransferConfig): ConnectorSe
       "kv_connector_extra_config.push_announced_block_size",
       extra.push_announced_block_size,
     ),
+    cachesUnverifiedKv: flag("cache_unverified_kv", extra.cache_unverified_kv ?? false),
     isLayerwise: flag("push_layerwise", extra.push_layerwise ?? false),
   };
 }

@@ -94,6 +94,9 @@ export const extraConfigSchema = z.looseObject({
     .describe(
       "Push: tokens in a block that a prefill worker announces, for vLLM decode workers whose blocks have another size than its own.",
     ),
+  cache_unverified_kv: flag(
+    "Let the engine's prefix cache share KV of a vLLM prefill worker, which cannot compare prompts: whoever reaches both workers can put wrong KV there; false by default.",
+  ),
   push_layerwise: flag("Push: write each layer as soon as it is computed; false by default."),
   handshake_key_file: z
     .string()

@@ -7,7 +7,12 @@ import {
   type SideChannel,
   type WorkerHandshakeMetadata,
 } from "@kv/interface";
-import { decodeHandshakePayload, encodeHandshakePayload, type LeaseQuery } from "@kv/protocol";
+import {
+  decodeHandshakePayload,
+  encodeHandshakePayload,
+  type LeaseQuery,
+  type LeaseReply,
+} from "@kv/protocol";
 import type { ConnectorSettings } from "../config/connector-settings.js";
 import { type HandshakeListener, openHandshakeListener, type RankPayload } from "./handshake-listener.js";
 
@@ -21,8 +26,8 @@ export interface EngineListenerOptions {
   readonly settings: Pick<ConnectorSettings, "perWorkerPorts" | "handshakeKeys">;
   /** Identifies this process to `@kv` peers. */
   readonly incarnation: string;
-  /** Whether the blocks that D has read are still kept for its request; answers lease queries. */
-  holds(query: LeaseQuery): boolean;
+  /** Whether the blocks that D has read are still kept for its request and hold its prompt's KV; answers lease queries. */
+  holds(query: LeaseQuery): Pick<LeaseReply, "held" | "prompt">;
 }
 
 /** The side channel of an engine. It opens when the workers' first payloads are published. Later payloads replace them. */
@@ -52,7 +57,10 @@ export class EngineListener implements AsyncDisposable {
       ports: portsOf(config, engine, settings.perWorkerPorts),
       payloads,
       key: () => settings.handshakeKeys?.current(clock, log)[0],
-      lease: (query) => ({ incarnation, held: query.engineId === engine.engineId && holds(query) }),
+      lease: (query) => ({
+        incarnation,
+        ...(query.engineId === engine.engineId ? holds(query) : { held: false }),
+      }),
     });
     if (this.#closed) await this.#listener.close();
   }

@@ -105,7 +105,7 @@ export class RemoteEngines {
 
   /** Asks the process at the request's address whether it holds the request's blocks. Errors: as `queryLease`. */
   queryLease(request: RemoteRequest, signal: AbortSignal): Promise<LeaseReply> {
-    const { engineId, requestId, host, port, lease, blocks, traceparent } = request;
+    const { engineId, requestId, host, port, lease, blocks, prompt, traceparent } = request;
     const { sideChannel, settings, tracer } = this.#context;
     const span = tracer?.start("kv.lease_query", { parent: traceparent, kind: "client" });
     return endWith(
@@ -117,6 +117,7 @@ export class RemoteEngines {
           generation: lease?.generation,
           capability: lease?.capability,
           blocks,
+          prompt,
         },
         { sideChannel, host, port, timeoutMs: settings.handshakeTimeoutMs, signal },
       ),
@@ -218,6 +219,7 @@ export class RemoteEngines {
       ranks: [...agents.keys()],
       form: plan.form,
       formReason: plan.formReason,
+      comparesPrompts: incarnation !== undefined,
       ...(joint === undefined ? {} : { jointGroups: joint.pairs }),
       conversions: plan.conversions,
       clockOffsetMs: clock.offsetMs,

@@ -30,6 +30,12 @@ export interface DecodeOrdersContext {
   address(): { readonly host: string; readonly port: number };
 }
 
+/**
+ * How long D refuses a reference that it has released. A vLLM 0.33 P does not say when its lease ends (`remote_blocks_expiry_time` is null), so D takes
+ * a reference for fresh when it has forgotten it.
+ */
+const REMEMBER_MS = 600_000;
+
 /** A connector, as `ConnectorScheduler` needs it. */
 export interface ConnectorSchedulerOptions<Source extends PromptSource> {
   /** The name in step metadata. */
@@ -60,6 +66,12 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
     const { config, engine, cache, sideChannel } = options;
     const { clock, log, random } = ambient(options);
     const settings = connectorSettings(config);
+    if (settings.cachesUnverifiedKv) {
+      log.warn("unverified-kv-is-cached", {
+        key: "kv_connector_extra_config.cache_unverified_kv",
+        reason: "the prefix cache shares KV of vLLM prefill workers, which nobody compared with its prompt",
+      });
+    }
     this.name = connector.name;
     this.loadFailurePolicy = config.loadFailurePolicy;
     this.#clock = clock;
@@ -79,7 +91,12 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
       options,
       address: () => this.#listener.address(),
     });
-    this.#decode = new DecodeRequests({ clock, config: cache, orders: this.#orders });
+    this.#decode = new DecodeRequests({
+      clock,
+      config: cache,
+      orders: this.#orders,
+      rememberMs: Math.max(REMEMBER_MS, 2 * settings.leaseMs, settings.unattendedLeaseMs ?? 0),
+    });
     this.#prefill = new PrefillScheduler({
       transferMode: connector.transferMode,
       clock,

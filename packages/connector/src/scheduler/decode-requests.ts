@@ -9,7 +9,9 @@ import {
   type RequestFinished,
 } from "@kv/interface";
 import { exchangedBlocks } from "@kv/plan";
+import { type PromptPrefix, promptContent, promptDigest } from "@kv/protocol";
 import { HeartbeatSet } from "./heartbeat-set.js";
+import { RemoteReferences } from "./remote-references.js";
 import type { HeartbeatChange, RemoteRequest } from "./step-types.js";
 
 /** The P of a request, and how much of the prompt it has. */
@@ -34,10 +36,14 @@ export interface FetchOrder extends BlocksToFetch {
   readonly numTokens: number;
   /** When D's scheduler first saw the request, on its clock in ms. */
   readonly seenAtMs: number;
+  /** These tokens of the prompt; undefined where the engine does not know them. */
+  readonly prompt: PromptPrefix | undefined;
 }
 
 /** How a connector turns D's requests into orders for its workers. Pull and push have one each. */
 export interface DecodeOrders<Source extends PromptSource, Step extends object> {
+  /** Requests that may fetch the same blocks of P. */
+  readonly maxReaders: number;
   /** Reads the parameters of a request with a prompt of `numPromptTokens`. Errors: `KV_REQUEST_INVALID`. */
   read(params: KvTransferParams, numPromptTokens: number): Source;
   /** The P to notify that the request's blocks will not be used, when `read` refused the parameters. */
@@ -48,8 +54,10 @@ export interface DecodeOrders<Source extends PromptSource, Step extends object> 
   cancelFetch(requestId: string): boolean;
   /** Orders the workers to abort a request that they already have. */
   abort(requestId: string): void;
-  /** Orders the workers to notify P that it may free the request's blocks. */
+  /** Orders the workers to notify P that it may free the request's blocks, none of which were fetched. */
   release(request: ConnectorRequest, remote: Source["remote"]): void;
+  /** Called when the last request that fetched P's blocks is done with them. Push's P knows it from its WRITEs. */
+  fetched?(remote: Source["remote"]): void;
   /** Called when nothing touches the request's blocks any more. */
   ended?(requestId: string): void;
   /** The orders since the last call, for the step metadata. */
@@ -86,15 +94,20 @@ export class DecodeRequests<Source extends PromptSource> {
   readonly #orders: DecodeOrders<Source, object>;
   readonly #states = new Map<string, RequestState<Source>>();
   readonly #heartbeats = new HeartbeatSet();
+  readonly #references: RemoteReferences;
 
+  /** `rememberMs`: how long a released reference is refused, at least P's lease. */
   constructor(options: {
     readonly clock: Clock;
     readonly config: KvCacheConfig;
     readonly orders: DecodeOrders<Source, object>;
+    readonly rememberMs: number;
   }) {
-    this.#clock = options.clock;
+    const { clock, orders, rememberMs } = options;
+    this.#clock = clock;
     this.#config = options.config;
-    this.#orders = options.orders;
+    this.#orders = orders;
+    this.#references = new RemoteReferences({ clock, rememberMs, maxReaders: orders.maxReaders });
   }
 
   /** Called when the engine has queued a request. Heartbeats begin. `matched` does the same, for engines that do not report the queue. */
@@ -102,7 +115,7 @@ export class DecodeRequests<Source extends PromptSource> {
     this.#see(request);
   }
 
-  /** As `SchedulerConnector.matchedTokens`. Errors: `KV_REQUEST_INVALID`. */
+  /** As `SchedulerConnector.matchedTokens`. Errors: `KV_REQUEST_INVALID`, `KV_REFERENCE_USED`, `KV_REFERENCES_FULL`. */
   matched(request: ConnectorRequest, numComputedTokens: number): MatchedTokens {
     const state = this.#see(request);
     if (state.refusal !== undefined) throw state.refusal;
@@ -122,13 +135,14 @@ export class DecodeRequests<Source extends PromptSource> {
     if (state.phase !== "queued" || source === undefined) return;
     if (externalTokens === 0) {
       // The local prefix cache has the whole prompt: there is nothing to fetch, and the engine does not wait.
-      this.#orders.release(request, source.remote);
+      this.#releaseUnread(request, source.remote);
       this.#enter(state, "ended");
       return;
     }
     const numTokens = numComputedTokens + externalTokens;
     const blocks = blocksToFetch(blockIds, numComputedTokens, numTokens, this.#config);
-    this.#orders.fetch(request.requestId, source, { ...blocks, numTokens, seenAtMs });
+    const prompt = promptPrefix(request, numTokens);
+    this.#orders.fetch(request.requestId, source, { ...blocks, numTokens, seenAtMs, prompt });
     state.phase = "fetching";
   }
 
@@ -144,10 +158,10 @@ export class DecodeRequests<Source extends PromptSource> {
           return { keepBlocks: true };
         }
         // The workers do not know the request: nothing touches its blocks.
-        this.#release(request, state.source?.remote);
+        this.#releaseUnread(request, state.source?.remote);
         break;
       case "queued":
-        this.#release(request, state.source?.remote);
+        this.#releaseUnread(request, state.source?.remote);
         break;
       case "at-risk":
         this.#enter(state, "leaving");
@@ -170,6 +184,10 @@ export class DecodeRequests<Source extends PromptSource> {
       return;
     }
     this.#orders.ended?.(requestId);
+    const { phase, source } = state;
+    if (source !== undefined && (phase === "fetching" || phase === "leaving" || phase === "at-risk")) {
+      if (this.#references.remove(source.remote)) this.#orders.fetched?.(source.remote);
+    }
     if (state.phase === "leaving") this.#forget(requestId, state);
     else if (state.phase !== "queued") this.#enter(state, "ended");
   }
@@ -198,6 +216,7 @@ export class DecodeRequests<Source extends PromptSource> {
   close(): void {
     this.#states.clear();
     this.#heartbeats.clear();
+    this.#references.clear();
   }
 
   #see(request: ConnectorRequest): RequestState<Source> {
@@ -212,7 +231,13 @@ export class DecodeRequests<Source extends PromptSource> {
       if (traceparent !== undefined) source = { ...source, remote: { ...source.remote, traceparent } };
     } catch (error) {
       refusal = KvError.from(error, "KV_REQUEST_INVALID", `request ${request.requestId}`);
-      this.#release(request, this.#orders.addressToNotify(params));
+      this.#releaseRefused(request, this.#orders.addressToNotify(params));
+    }
+    try {
+      if (source !== undefined) this.#references.add(source.remote);
+    } catch (error) {
+      refusal = KvError.from(error, "KV_INTERNAL", `request ${request.requestId}`);
+      source = undefined;
     }
     const state: RequestState<Source> = {
       phase: refusal === undefined ? "queued" : "ended",
@@ -226,8 +251,20 @@ export class DecodeRequests<Source extends PromptSource> {
     return state;
   }
 
-  #release(request: ConnectorRequest, remote: Source["remote"] | undefined): void {
-    if (remote !== undefined) this.#orders.release(request, remote);
+  /** Ends the use of P's blocks by a request that has fetched none of them. */
+  #releaseUnread(request: ConnectorRequest, remote: Source["remote"] | undefined): void {
+    if (remote !== undefined && this.#references.remove(remote)) this.#orders.release(request, remote);
+  }
+
+  /** Releases the blocks of refused parameters, unless another request reads them, or they were released before. */
+  #releaseRefused(request: ConnectorRequest, remote: Source["remote"] | undefined): void {
+    if (remote === undefined) return;
+    try {
+      this.#references.add(remote);
+    } catch {
+      return;
+    }
+    this.#releaseUnread(request, remote);
   }
 
   #enter(state: RequestState<Source>, phase: Exclude<Phase, "queued" | "fetching">): void {
@@ -245,6 +282,13 @@ export class DecodeRequests<Source extends PromptSource> {
     if (source !== undefined && (phase === "queued" || phase === "fetching"))
       this.#heartbeats.remove(source.remote);
   }
+}
+
+/** The first `numTokens` of a request's prompt, for P to compare. Errors: `KV_REQUEST_INVALID` for a malformed token id. */
+export function promptPrefix(request: ConnectorRequest, numTokens: number): PromptPrefix | undefined {
+  const content = promptContent(request);
+  const digest = content === undefined ? undefined : promptDigest(content, numTokens);
+  return digest === undefined ? undefined : { numTokens, digest };
 }
 
 /**

@@ -3,6 +3,7 @@ import { blocksDigest, parseTransferParams } from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
 import { simConfig } from "@kv/testing/simulator/sim-config";
 import { describe, expect, it } from "vitest";
+import { promptPrefix } from "./decode-requests.js";
 import { PrefillScheduler } from "./prefill-scheduler.js";
 
 function setUp(given: { unattendedLeaseMs?: number } = {}) {
@@ -25,8 +26,11 @@ function setUp(given: { unattendedLeaseMs?: number } = {}) {
 const request = (requestId: string, numPromptTokens = 100) => ({
   requestId,
   numPromptTokens,
+  promptTokenIds: Array.from({ length: numPromptTokens }, (_, token) => token),
   kvTransferParams: { do_remote_decode: true },
 });
+/** The first tokens of that prompt. */
+const promptOf = (numTokens: number) => promptPrefix(request("any"), numTokens);
 const queryOf = (params: KvTransferParams | undefined) => {
   const parsed = parseTransferParams(params);
   if (parsed.kind !== "remote-prefill") throw new Error("no parameters");
@@ -36,6 +40,7 @@ const queryOf = (params: KvTransferParams | undefined) => {
     generation: lease?.generation,
     capability: lease?.capability,
     blocks: blocksDigest(remoteBlockIds, remoteNumTokens) as string | undefined,
+    prompt: promptOf(100),
   };
 };
 const blocks = (count: number) => [Array.from({ length: count }, (_, i) => i + 1)];
@@ -106,12 +111,12 @@ describe("prefill scheduler", () => {
     prefill.admitted(request("r"), blocks(2));
     const params = prefill.finished(request("r"), blocks(2), "length").kvTransferParams;
     const query = queryOf(params);
-    expect(prefill.holds(query)).toBe(true);
-    expect(prefill.holds({ ...query, generation: undefined })).toBe(false);
-    expect(prefill.holds({ ...query, generation: 2 })).toBe(false);
-    expect(prefill.holds({ ...query, requestId: "other" })).toBe(false);
+    expect(prefill.holds(query)).toEqual({ held: true, prompt: "same" });
+    expect(prefill.holds({ ...query, generation: undefined })).toEqual({ held: false });
+    expect(prefill.holds({ ...query, generation: 2 })).toEqual({ held: false });
+    expect(prefill.holds({ ...query, requestId: "other" })).toEqual({ held: false });
     prefill.sent("r");
-    expect(prefill.holds(query)).toBe(false);
+    expect(prefill.holds(query)).toEqual({ held: false });
     prefill.sent("r");
     expect(prefill.leases).toBe(0);
   });
@@ -121,12 +126,38 @@ describe("prefill scheduler", () => {
     const params = prefill.finished(request("r"), blocks(2), "length").kvTransferParams;
     const victims = prefill.finished(request("s"), [[7, 8]], "length").kvTransferParams;
     const query = queryOf(params);
-    expect(prefill.holds({ ...query, blocks: queryOf(victims).blocks })).toBe(false);
-    expect(prefill.holds({ ...query, blocks: blocksDigest(blocks(2), 17) })).toBe(false);
-    expect(prefill.holds({ ...query, blocks: undefined })).toBe(false);
-    expect(prefill.holds({ ...query, capability: queryOf(victims).capability })).toBe(false);
-    expect(prefill.holds({ ...query, capability: undefined })).toBe(false);
-    expect(prefill.holds(query)).toBe(true);
+    expect(prefill.holds({ ...query, blocks: queryOf(victims).blocks })).toEqual({ held: false });
+    expect(prefill.holds({ ...query, blocks: blocksDigest(blocks(2), 17) })).toEqual({ held: false });
+    expect(prefill.holds({ ...query, blocks: undefined })).toEqual({ held: false });
+    expect(prefill.holds({ ...query, capability: queryOf(victims).capability })).toEqual({ held: false });
+    expect(prefill.holds({ ...query, capability: undefined })).toEqual({ held: false });
+    expect(prefill.holds(query)).toEqual({ held: true, prompt: "same" });
+  });
+
+  it("holds the blocks of the prompt that it computed, at any length, and of no other", () => {
+    const { prefill } = setUp();
+    const params = prefill.finished(
+      { ...request("r"), contentKey: "lora a" },
+      blocks(7),
+      "length",
+    ).kvTransferParams;
+    const query = queryOf(params);
+    const of = (promptTokenIds: readonly number[], contentKey?: string) =>
+      prefill.holds({
+        ...query,
+        prompt: promptPrefix({ ...request("d"), promptTokenIds, contentKey }, promptTokenIds.length),
+      }).prompt;
+    const tokens = request("r").promptTokenIds;
+    for (const numTokens of [1, 64, 99, 100]) {
+      expect(of(tokens.slice(0, numTokens), "lora a")).toBe("same");
+      expect(of([...tokens.slice(0, numTokens - 1), 7000], "lora a")).toBe("differs");
+      expect(of(tokens.slice(0, numTokens), "lora b")).toBe("differs");
+      expect(of(tokens.slice(0, numTokens))).toBe("differs");
+    }
+    expect(of([...tokens, 100], "lora a")).toBe("differs");
+    expect(prefill.holds({ ...query, prompt: undefined })).toEqual({ held: false, prompt: "differs" });
+    const unknown = prefill.finished({ ...request("s"), promptTokenIds: undefined }, blocks(7), "length");
+    expect(prefill.holds(queryOf(unknown.kvTransferParams))).toEqual({ held: false, prompt: "differs" });
   });
 
   it("gives the second use of a request id a new wire id, so that late notifications for the first cannot end it", () => {
@@ -136,8 +167,8 @@ describe("prefill scheduler", () => {
     const again = prefill.finished(request("r"), blocks(2), "length").kvTransferParams;
     expect(again?.remote_request_id).not.toBe("r");
     const query = queryOf(again);
-    expect(prefill.holds(query)).toBe(true);
-    expect(prefill.holds({ ...query, requestId: "r" })).toBe(false);
+    expect(prefill.holds(query)).toEqual({ held: true, prompt: "same" });
+    expect(prefill.holds({ ...query, requestId: "r" })).toEqual({ held: false });
   });
 
   it("announces the earlier of the lease deadline and the unattended deadline", () => {

@@ -10,8 +10,13 @@ import type {
 import { cacheKind, exchangedBlocks } from "@kv/plan";
 import {
   blocksDigest,
+  encodePrompt,
   encodeRemotePrefillParams,
   type LeaseQuery,
+  type LeaseReply,
+  type PromptContent,
+  promptContent,
+  promptDigest,
   sameCapability,
   type TransferMode,
 } from "@kv/protocol";
@@ -61,6 +66,14 @@ export interface PrefillSchedulerOptions {
   readonly listener: Pick<EngineListener, "address" | "registrationGeneration">;
 }
 
+/** A request whose blocks are kept. */
+interface KeptRequest {
+  /** Digest of the blocks that its parameters name; undefined where it has none. */
+  readonly blocks?: string;
+  /** Whose KV they hold; undefined where the engine does not know its tokens. */
+  readonly content?: PromptContent | undefined;
+}
+
 /**
  * P's half of the scheduler side: it keeps a finished request's blocks for their readers and returns the `kv_transfer_params` that name them.
  * The workers report when the blocks may be freed (`WorkerOutput.finishedSending`).
@@ -68,8 +81,8 @@ export interface PrefillSchedulerOptions {
 export class PrefillScheduler {
   readonly #options: PrefillSchedulerOptions;
   readonly #generations: Generations;
-  /** Requests whose blocks are kept, with the digest of the blocks that their parameters name. */
-  readonly #kept = new Map<string, string | undefined>();
+  /** Requests whose blocks are kept. */
+  readonly #kept = new Map<string, KeptRequest>();
   #inBatch: SendableRequest[] = [];
   #notSent: string[] = [];
   #leases: LeaseOrder[] = [];
@@ -91,6 +104,7 @@ export class PrefillScheduler {
     if (reason !== "stopped" && reason !== "length") return this.#drop(requestId);
     const promptBlockIds = exchangedBlocks(blockIds, config, { numTokens: numPromptTokens, dcpSize });
     if (promptBlockIds.every((group) => group.length === 0)) return this.#drop(requestId);
+    const content = promptContent(request);
     const generation = this.#generations.byRequestId(requestId) ?? this.#admit(request, blockIds);
     const nowMs = clock.now();
     const expiresAtMs = nowMs + leaseMs;
@@ -102,12 +116,16 @@ export class PrefillScheduler {
       capability: generation.capability,
       blockIds,
       ...traceMember(request.traceparent),
+      ...this.#comparedByWorkers(content),
       numTokens: numPromptTokens,
       promptBlockIds,
       expiresAtMs,
       unattendedExpiresAtMs,
     });
-    this.#kept.set(requestId, blocksDigest(promptBlockIds, numPromptTokens));
+    this.#kept.set(requestId, {
+      blocks: blocksDigest(promptBlockIds, numPromptTokens),
+      content,
+    });
     // The announced end is valid with and without heartbeats.
     const announcedMs = Math.min(expiresAtMs, unattendedExpiresAtMs);
     return {
@@ -123,17 +141,22 @@ export class PrefillScheduler {
   }
 
   /**
-   * Answers lease queries: true means that none of the blocks that D names has gone to another request. They must be the blocks that the
-   * request's parameters name, and D must have those parameters.
+   * Answers lease queries: `held` means that none of the blocks that D names has gone to another request, and that they hold the KV of D's prompt. They
+   * must be the blocks that the request's parameters name, and D must have those parameters.
    */
-  holds({ requestId, generation, capability, blocks }: Omit<LeaseQuery, "engineId">): boolean {
+  holds(query: Omit<LeaseQuery, "engineId">): Pick<LeaseReply, "held" | "prompt"> {
+    const { requestId, generation, capability, blocks, prompt } = query;
     const current = this.#generations.byWireId(requestId);
-    if (current === undefined || capability === undefined || blocks === undefined) return false;
-    return (
+    if (current === undefined || capability === undefined || blocks === undefined) return { held: false };
+    const kept = this.#kept.get(current.requestId);
+    const isMeant =
       current.generation === generation &&
       sameCapability(current.capability, capability) &&
-      this.#kept.get(current.requestId) === blocks
-    );
+      kept?.blocks === blocks;
+    if (!isMeant) return { held: false };
+    const digest = kept.content && prompt && promptDigest(kept.content, prompt.numTokens);
+    const isSame = digest !== undefined && digest === prompt?.digest;
+    return { held: isSame, prompt: isSame ? "same" : "differs" };
   }
 
   /** The orders since the last call. */
@@ -167,7 +190,8 @@ export class PrefillScheduler {
     this.takeStep();
   }
 
-  #admit({ requestId, numPromptTokens, traceparent }: ConnectorRequest, blockIds: BlockIds): Generation {
+  #admit(request: ConnectorRequest, blockIds: BlockIds): Generation {
+    const { requestId, numPromptTokens, traceparent } = request;
     const generation = this.#generations.begin(requestId);
     // A preempted request is admitted again, with other blocks.
     this.#inBatch.push({
@@ -177,7 +201,9 @@ export class PrefillScheduler {
       capability: generation.capability,
       blockIds,
       ...traceMember(traceparent),
-      ...(this.#options.isLayerwise === true ? this.#promptOf(numPromptTokens, blockIds) : {}),
+      ...(this.#options.isLayerwise === true
+        ? { ...this.#promptOf(numPromptTokens, blockIds), ...this.#comparedByWorkers(promptContent(request)) }
+        : {}),
     });
     return generation;
   }
@@ -186,11 +212,17 @@ export class PrefillScheduler {
   #drop(requestId: string): RequestFinished {
     this.#notSent.push(requestId);
     if (this.#options.isLayerwise === true && this.#generations.byRequestId(requestId) !== undefined) {
-      this.#kept.set(requestId, undefined);
+      this.#kept.set(requestId, {});
       return { keepBlocks: true };
     }
     this.#generations.end(requestId);
     return { keepBlocks: false };
+  }
+
+  /** In push the workers get the registrations and compare the prompts. In pull this side answers the queries. */
+  #comparedByWorkers(content: PromptContent | undefined): Pick<SendableRequest, "prompt"> {
+    if (content === undefined || this.#options.transferMode === "pull") return {};
+    return { prompt: encodePrompt(content) };
   }
 
   /** Empty while blocks of the prompt are missing: an engine may allocate them chunk by chunk. */

@@ -1,5 +1,5 @@
 import { type BlockIds, KvError, type StepMetadata } from "@kv/interface";
-import type { RemoteLease } from "@kv/protocol";
+import type { EncodedPrompt, PromptPrefix, RemoteLease } from "@kv/protocol";
 import type { EngineAddress } from "../peers/engine-address.js";
 
 // All types here are plain data: the scheduler side and the workers may live in different processes.
@@ -22,6 +22,8 @@ export interface SendableRequest {
   readonly numTokens?: number | undefined;
   /** The blocks of those tokens, per group. A D gets these. */
   readonly promptBlockIds?: BlockIds | undefined;
+  /** What the blocks will hold, where the workers compare it with D's prompt (push); undefined where the engine does not know its tokens. */
+  readonly prompt?: EncodedPrompt | undefined;
 }
 
 /** Orders P's workers to keep the blocks of a finished request for its readers. */
@@ -44,6 +46,8 @@ export interface RemoteRequest extends EngineAddress {
   readonly traceparent?: string | undefined;
   /** The blocks and tokens that the parameters name, see `blocksDigest`; undefined where they name no blocks. */
   readonly blocks?: string | undefined;
+  /** The prompt whose KV is fetched; undefined where D's engine does not know its tokens. */
+  readonly prompt?: PromptPrefix | undefined;
 }
 
 /** A request as heartbeats name it. */

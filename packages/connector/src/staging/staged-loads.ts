@@ -39,6 +39,8 @@ export function createLoads({ clock, log, tracer, onCopied, staging, loaded }: L
   const loading = new Map<string, Promise<void>>();
   let finishedSending: string[] = [];
   let finishedReceiving: string[] = [];
+  /** Requests whose KV no P compared with their prompt, until they are reported. */
+  const unverified = new Set<string>();
   let failedReceiving: FailedReceive[] = [];
   let failedBlockIds: number[] = [];
 
@@ -99,6 +101,7 @@ export function createLoads({ clock, log, tracer, onCopied, staging, loaded }: L
       }
       failedBlockIds.push(...onDevice(output.failedBlockIds));
       finishedSending.push(...output.finishedSending);
+      for (const requestId of output.unverifiedReceiving ?? []) unverified.add(requestId);
       for (const requestId of output.finishedReceiving) {
         const order = requests.get(requestId);
         const lands = order !== undefined && !failed.has(requestId) && !reported.has(requestId);
@@ -108,7 +111,14 @@ export function createLoads({ clock, log, tracer, onCopied, staging, loaded }: L
       }
     },
     take() {
-      const output = { finishedSending, finishedReceiving, failedReceiving, failedBlockIds };
+      const unverifiedReceiving = finishedReceiving.filter((requestId) => unverified.delete(requestId));
+      const output = {
+        finishedSending,
+        finishedReceiving,
+        ...(unverifiedReceiving.length === 0 ? {} : { unverifiedReceiving }),
+        failedReceiving,
+        failedBlockIds,
+      };
       finishedSending = [];
       finishedReceiving = [];
       failedReceiving = [];

@@ -77,7 +77,7 @@ class ConnectorWorker implements WorkerConnector, AsyncDisposable {
   readonly #options: WorkerOptions;
   readonly #connector: ConnectorWorkerOptions;
   readonly #settings: ConnectorSettings;
-  readonly #output = new WorkerOutputQueue();
+  readonly #output: WorkerOutputQueue;
   #opening: Promise<OpenWorker> | undefined;
   #open: OpenWorker | undefined;
   #closed = false;
@@ -87,6 +87,7 @@ class ConnectorWorker implements WorkerConnector, AsyncDisposable {
     this.#options = options;
     this.#connector = connector;
     this.#settings = connectorSettings(options.config);
+    this.#output = new WorkerOutputQueue(this.#settings);
   }
 
   async registerKvCaches(caches: KvCaches): Promise<void> {

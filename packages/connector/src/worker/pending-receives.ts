@@ -52,6 +52,8 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
   isReported = false;
   /** Whether the engine aborted the request. It then waits for the blocks, and gets no failure report. */
   isAborted = false;
+  /** Whether P has compared the prompt with the one that it computed. Set by the receiver. */
+  isVerified = false;
 
   constructor(order: Order, options: PendingReceivesOptions) {
     const { clock, timeoutMs, tracer } = options;
@@ -170,7 +172,8 @@ export class PendingReceives<Order extends ReceiveOrderBase> {
 
   #succeeded(receive: PendingReceive<Order>): void {
     this.#end(receive, undefined);
-    if (!this.#isAbandoned) this.#options.output.received(receive.order.requestId);
+    const { order, isVerified } = receive;
+    if (!this.#isAbandoned) this.#options.output.received(order.requestId, isVerified);
   }
 
   #failed(receive: PendingReceive<Order>, error: ReceiveError): void {
@@ -179,7 +182,7 @@ export class PendingReceives<Order extends ReceiveOrderBase> {
     this.#end(receive, error);
     if (this.#isAbandoned) return;
     if (receive.isReported) output.blocksSafe(requestId);
-    else if (receive.isAborted) output.received(requestId);
+    else if (receive.isAborted) output.received(requestId, true);
     else receive.report(error, false);
   }
 

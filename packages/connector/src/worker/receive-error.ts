@@ -11,6 +11,8 @@ export type FailureType =
   | "lease_expired"
   /** Pull: P did not answer whether it still held the blocks that were read. */
   | "lease_query_failed"
+  /** Pull: P has computed another prompt. */
+  | "prompt_mismatch"
   /** Push: P sent a notice that it will not write. */
   | "push_refused"
   /** Push: P did not write in time. */

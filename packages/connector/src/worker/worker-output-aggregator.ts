@@ -35,6 +35,8 @@ class OutputAggregator implements WorkerOutputAggregator {
   readonly #sending = new Map<string, Set<RankKey>>();
   readonly #receiving = new Map<string, Set<RankKey>>();
   readonly #failures = new Map<string, FailedReceive>();
+  /** Requests that some worker received and no P compared with their prompt. */
+  readonly #unverified = new Set<string>();
   /** Workers that will report a request once more, because a peer may write to its blocks until then. */
   readonly #atRisk = new Map<string, Set<RankKey>>();
 
@@ -55,7 +57,9 @@ class OutputAggregator implements WorkerOutputAggregator {
       if (isFailure || this.#atRisk.get(id)?.has(rank) !== true) reported.push(id);
       else if (this.#becameSafe(id, rank)) safe.push(id);
     }
+    for (const id of output.unverifiedReceiving ?? []) this.#unverified.add(id);
     const finishedReceiving = this.#complete(this.#receiving, rank, reported);
+    const unverifiedReceiving = finishedReceiving.filter((id) => this.#unverified.delete(id));
     const failedReceiving: FailedReceive[] = [];
     for (const id of finishedReceiving) {
       const failure = this.#failures.get(id);
@@ -71,6 +75,7 @@ class OutputAggregator implements WorkerOutputAggregator {
     return {
       finishedSending: this.#complete(this.#sending, rank, output.finishedSending),
       finishedReceiving: [...finishedReceiving, ...safe],
+      ...(unverifiedReceiving.length === 0 ? {} : { unverifiedReceiving }),
       failedReceiving,
       failedBlockIds: [...failedBlockIds],
       ...(output.connectorData === undefined ? {} : { connectorData: output.connectorData }),

@@ -3,7 +3,7 @@ import type { ReceiveError } from "./receive-error.js";
 
 /** Options of `WorkerOutputQueue.receiveFailed`. */
 export interface ReceiveFailedOptions {
-  /** Local blocks of group 0 whose bytes must not be used. */
+  /** Local blocks whose bytes must not be used. Empty where the cache has several KV cache groups: block ids without a group would be ambiguous. */
   readonly invalidBlockIds: readonly number[];
   /** A peer may still write to the request's blocks; `blocksSafe` follows. Default false. */
   readonly blocksAtRisk?: boolean | undefined;
@@ -13,9 +13,16 @@ export interface ReceiveFailedOptions {
 export class WorkerOutputQueue {
   #finishedSending: string[] = [];
   #finishedReceiving: string[] = [];
+  #unverifiedReceiving: string[] = [];
   #failedReceiving: FailedReceive[] = [];
   #failedBlockIds = new Set<number>();
   readonly #listeners: (() => void)[] = [];
+  readonly #reportsUnverified: boolean;
+
+  /** `cachesUnverifiedKv`: whether KV that no P has compared counts as compared. */
+  constructor({ cachesUnverifiedKv }: { readonly cachesUnverifiedKv: boolean }) {
+    this.#reportsUnverified = !cachesUnverifiedKv;
+  }
 
   /** P: the request's blocks are no longer needed. */
   sent(requestId: string): void {
@@ -23,9 +30,13 @@ export class WorkerOutputQueue {
     this.#progress();
   }
 
-  /** D: the request's KV is in place, or the engine aborted the request and its blocks are free to use. */
-  received(requestId: string): void {
+  /**
+   * D: the request's KV is in place, or the engine aborted the request and its blocks are free to use. `isVerified`: P has compared the prompts, or
+   * nothing of the KV will be used.
+   */
+  received(requestId: string, isVerified: boolean): void {
     this.#finishedReceiving.push(requestId);
+    if (!isVerified && this.#reportsUnverified) this.#unverifiedReceiving.push(requestId);
     this.#progress();
   }
 
@@ -65,11 +76,13 @@ export class WorkerOutputQueue {
     const output: WorkerOutput = {
       finishedSending: this.#finishedSending,
       finishedReceiving: this.#finishedReceiving,
+      ...(this.#unverifiedReceiving.length === 0 ? {} : { unverifiedReceiving: this.#unverifiedReceiving }),
       failedReceiving: this.#failedReceiving,
       failedBlockIds: [...this.#failedBlockIds],
     };
     this.#finishedSending = [];
     this.#finishedReceiving = [];
+    this.#unverifiedReceiving = [];
     this.#failedReceiving = [];
     this.#failedBlockIds = new Set();
     return output;

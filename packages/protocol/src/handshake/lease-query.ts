@@ -1,6 +1,7 @@
 import { isMap } from "../encoding/map-fields.js";
 import { decodeMsgpack, encodeMsgpack, type MsgpackLimits } from "../encoding/msgpack.js";
 import { isCapability } from "../transfer-params/capability.js";
+import { isDigest } from "../transfer-params/prompt-digest.js";
 
 /**
  * D's query to P's side channel after a READ, before the bytes are used: does P still hold the blocks of this request? An
@@ -18,23 +19,35 @@ export interface LeaseQuery {
   readonly capability?: string | undefined;
   /** The blocks and tokens that D has read, see `blocksDigest`; undefined when D only asks which process answers. */
   readonly blocks?: string | undefined;
+  /** The prompt whose KV D wants; undefined when D's engine does not know its tokens. P then does not answer that it holds the blocks. */
+  readonly prompt?: PromptPrefix | undefined;
+}
+
+/** The start of a prompt. */
+export interface PromptPrefix {
+  /** Tokens from the start. */
+  readonly numTokens: number;
+  /** Of these tokens, see `promptDigest`. */
+  readonly digest: string;
 }
 
 /** P's answer to a `LeaseQuery`. */
 export interface LeaseReply {
   /** Identifies the process that answers; another start of the same engine has another value. */
   readonly incarnation: string;
-  /** Whether P has kept the request's blocks without interruption. */
+  /** Whether P has kept the request's blocks without interruption, and they hold the KV of the queried prompt. */
   readonly held: boolean;
+  /** The result of comparing the prompts; undefined when P did not get that far, or does not compare. */
+  readonly prompt?: "same" | "differs" | undefined;
 }
 
 const KIND = "lease_check";
-const LIMITS: MsgpackLimits = { maxBytes: 4096, maxDepth: 1, maxItems: 8 };
+const LIMITS: MsgpackLimits = { maxBytes: 4096, maxDepth: 2, maxItems: 16 };
 const MAX_ID_LENGTH = 1024;
 
 /** Encodes the query's one frame. Throws nothing. */
 export function encodeLeaseQuery(query: LeaseQuery): Uint8Array {
-  const { engineId, requestId, generation, capability, blocks } = query;
+  const { engineId, requestId, generation, capability, blocks, prompt } = query;
   return encodeMsgpack({
     kv: KIND,
     engine_id: engineId,
@@ -42,6 +55,7 @@ export function encodeLeaseQuery(query: LeaseQuery): Uint8Array {
     ...(generation === undefined ? {} : { generation }),
     ...(capability === undefined ? {} : { capability }),
     ...(blocks === undefined ? {} : { blocks }),
+    ...(prompt === undefined ? {} : { prompt: { num_tokens: prompt.numTokens, digest: prompt.digest } }),
   });
 }
 
@@ -53,25 +67,29 @@ export function decodeLeaseQuery(frames: readonly Uint8Array[]): LeaseQuery | un
   if (generation !== undefined && !Number.isSafeInteger(generation)) return undefined;
   if (capability !== undefined && !isCapability(capability)) return undefined;
   if (blocks !== undefined && !isDigest(blocks)) return undefined;
+  const prompt = readPrompt(map.prompt);
+  if (map.prompt !== undefined && prompt === undefined) return undefined;
   return {
     engineId: map.engine_id,
     requestId: map.request_id,
     generation: generation as number | undefined,
     ...(capability === undefined ? {} : { capability }),
     ...(blocks === undefined ? {} : { blocks }),
+    ...(prompt === undefined ? {} : { prompt }),
   };
 }
 
 /** Encodes the reply's one frame. Throws nothing. */
-export function encodeLeaseReply({ incarnation, held }: LeaseReply): Uint8Array {
-  return encodeMsgpack({ kv: KIND, incarnation, held });
+export function encodeLeaseReply({ incarnation, held, prompt }: LeaseReply): Uint8Array {
+  return encodeMsgpack({ kv: KIND, incarnation, held, ...(prompt === undefined ? {} : { prompt }) });
 }
 
 /** Undefined for anything but a well-formed reply. Throws nothing. */
 export function decodeLeaseReply(frames: readonly Uint8Array[]): LeaseReply | undefined {
   const map = decodeMap(frames);
   if (map === undefined || !isId(map.incarnation) || typeof map.held !== "boolean") return undefined;
-  return { incarnation: map.incarnation, held: map.held };
+  const { incarnation, held, prompt } = map;
+  return prompt === "same" || prompt === "differs" ? { incarnation, held, prompt } : { incarnation, held };
 }
 
 function decodeMap(frames: readonly Uint8Array[]): Readonly<Record<string, unknown>> | undefined {
@@ -85,8 +103,11 @@ function decodeMap(frames: readonly Uint8Array[]): Readonly<Record<string, unkno
   }
 }
 
-function isDigest(value: unknown): value is string {
-  return typeof value === "string" && /^[0-9a-f]{64}$/.test(value);
+function readPrompt(value: unknown): PromptPrefix | undefined {
+  if (!isMap(value)) return undefined;
+  const { num_tokens: numTokens, digest } = value;
+  if (typeof numTokens !== "number" || !Number.isSafeInteger(numTokens) || numTokens < 0) return undefined;
+  return isDigest(digest) ? { numTokens, digest } : undefined;
 }
 
 function isId(value: unknown): value is string {

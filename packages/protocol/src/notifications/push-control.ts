@@ -1,6 +1,7 @@
 import { KV_ERROR_CODES } from "@kv/interface";
 import { MapFields } from "../encoding/map-fields.js";
 import { isCapability } from "../transfer-params/capability.js";
+import { isDigest } from "../transfer-params/prompt-digest.js";
 import { type ExtensionMessage, encodeNotification } from "./notifications.js";
 import { decodePushRegistration, encodePushRegistration } from "./push-registration.js";
 import type {
@@ -15,9 +16,9 @@ import type {
 /**
  * Feature name of the extension below, listed in the handshake. With it, a registration also names D's rank and the generation of
  * its blocks, D can withdraw a registration, and P sends a notice when it will not write. Each registration has a secret of D, which D's
- * withdrawal and P's answers repeat: a stranger can forge neither.
+ * withdrawal and P's answers repeat: a stranger can forge neither. P writes only the KV of the prompt that the registration names.
  */
-export const PUSH_CONTROL = "push-control-2";
+export const PUSH_CONTROL = "push-control-3";
 
 const WITHDRAW = "push_withdraw";
 const ENDED = "push_ended";
@@ -102,6 +103,7 @@ function extensionMap(
     generation: request.generation,
     oldest_open: request.oldestOpen,
     num_tokens: request.numTokens,
+    ...(request.promptDigest === undefined ? {} : { prompt_digest: request.promptDigest }),
     computed_blocks: request.localComputedBlocks,
     ...(lease === undefined
       ? {}
@@ -135,6 +137,9 @@ export function decodeRegistration(map: Readonly<Record<string, unknown>>, mayBe
   if (peer === undefined) return { ...common, matchId: registration.requestId };
   const fields = pushFields(peer);
   const prefill = fields.raw("prefill");
+  const digest = fields.raw("prompt_digest");
+  if (digest !== undefined && !isDigest(digest))
+    throw fields.malformed("prompt_digest", "a SHA-256 of 64 hex digits", digest);
   return {
     ...common,
     matchId: id(fields, "match_id"),
@@ -145,6 +150,7 @@ export function decodeRegistration(map: Readonly<Record<string, unknown>>, mayBe
       generation: fields.integer("generation"),
       oldestOpen: fields.integer("oldest_open"),
       numTokens: fields.integer("num_tokens"),
+      ...(digest === undefined ? {} : { promptDigest: digest }),
       computedBlocks: computedBlocks(fields),
       prefill: prefill === undefined ? undefined : readPrefill(pushFields(prefill)),
     },

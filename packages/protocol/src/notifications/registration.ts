@@ -37,6 +37,8 @@ export interface RegistrationExtension {
   readonly oldestOpen: number;
   /** Prompt tokens whose KV P writes. */
   readonly numTokens: number;
+  /** Of these tokens, see `promptDigest`; undefined where D's engine does not know them. P then writes nothing. */
+  readonly promptDigest?: string | undefined;
   /** Blocks per group at the start of the prompt that D has already. */
   readonly computedBlocks: readonly number[];
   /** The request at P that P's `kv_transfer_params` named; absent when D registered before P responded. */
@@ -99,6 +101,8 @@ export interface RegistrationRequest {
   readonly localComputedBlocks: readonly number[];
   /** Prompt tokens whose KV is wanted. */
   readonly numTokens: number;
+  /** As `RegistrationExtension.promptDigest`. */
+  readonly promptDigest?: string | undefined;
   /** Host of D's side channel. */
   readonly host: string;
   /** Port of D's side channel. */

@@ -169,12 +169,12 @@ export class DecodeWorker {
     this.#context.log.debug("notification-for-unknown-request", { requestId, from });
   }
 
-  #run(receive: PendingReceive<RegistrationOrder>): Promise<void> {
+  async #run(receive: PendingReceive<RegistrationOrder>): Promise<void> {
     const { order, signal } = receive;
     this.#byWireId.set(order.wireId, order);
     const replies = this.#replies.open(order.wireId);
     const blocksAtRisk = (error: ReceiveError) => receive.reportBlocksAtRisk(error);
-    return receivePush({ order, signal, replies, blocksAtRisk }, this.#receiveOptions);
+    receive.isVerified = await receivePush({ order, signal, replies, blocksAtRisk }, this.#receiveOptions);
   }
 
   #ended({ order }: PendingReceive<RegistrationOrder>, error: ReceiveError | undefined): void {

@@ -46,9 +46,9 @@ const REPORT_GRACE_MS = 500;
 /**
  * Receives the KV of one request that a producer writes: registers the blocks, waits for the done notification of each of the producer's
  * ranks, then runs the receive pass. Settles when no WRITE can arrive any more; or after `blocksAtRiskMs`, or when the worker abandons
- * it, although a WRITE may still arrive. Errors: `ReceiveError`.
+ * it, although a WRITE may still arrive. Returns whether P has compared the prompts: a vLLM P does not. Errors: `ReceiveError`.
  */
-export async function receivePush(request: PushedRequest, options: ReceivePushOptions): Promise<void> {
+export async function receivePush(request: PushedRequest, options: ReceivePushOptions): Promise<boolean> {
   const { order, signal } = request;
   const reference = await options.engines.acquire(order.remote, signal).catch((error: unknown) => {
     throw ReceiveError.from(
@@ -60,6 +60,7 @@ export async function receivePush(request: PushedRequest, options: ReceivePushOp
   });
   try {
     await new PushReceive(request, reference.peer, options).run();
+    return reference.peer.features.has(PUSH_CONTROL);
   } finally {
     reference.release();
   }

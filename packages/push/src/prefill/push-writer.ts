@@ -204,6 +204,8 @@ export class PushWriter {
     for (const [key, registration] of this.#matcher.takeFor(request)) {
       this.#write(key, registration, request);
     }
+    for (const [key, registration, error] of this.#matcher.takeMismatched(request))
+      this.#refuse(key, registration, error);
   }
 
   #requestNotSent(requestId: string): void {
@@ -242,9 +244,8 @@ export class PushWriter {
   #match(key: string, registration: Registration, from: string): void {
     const match = this.#matcher.find(registration, this.#incarnation);
     if (match.kind === "matched") this.#write(key, registration, match.request);
-    else if (match.kind === "gone") {
-      this.#refuse(key, registration, new KvError("KV_GENERATION_STALE", match.reason));
-    } else if (this.#matcher.size >= MAX_WAITING_REGISTRATIONS) {
+    else if (match.kind === "gone") this.#refuse(key, registration, match.error);
+    else if (this.#matcher.size >= MAX_WAITING_REGISTRATIONS) {
       this.#options.log.error("push-registrations-full", { from, registrations: this.#matcher.size });
       const message = `more than ${MAX_WAITING_REGISTRATIONS} registrations wait`;
       this.#refuse(key, registration, new KvError("KV_REQUEST_INVALID", message));

@@ -1,6 +1,14 @@
-import { OldestFirst } from "@kv/connector/building-blocks";
-import type { Clock, Timer } from "@kv/interface";
-import { baseRequestId, type Registration, type RemoteLease, sameCapability } from "@kv/protocol";
+import { OldestFirst, type SendableRequest } from "@kv/connector/building-blocks";
+import { type Clock, KvError, type Timer } from "@kv/interface";
+import {
+  baseRequestId,
+  decodePrompt,
+  promptDigest,
+  type Registration,
+  type RegistrationExtension,
+  type RemoteLease,
+  sameCapability,
+} from "@kv/protocol";
 import type { ProducedRequest, ProducedRequests } from "./produced-requests.js";
 import { AliasIndex } from "./request-aliases.js";
 
@@ -10,8 +18,8 @@ export type Match =
   | { readonly kind: "matched"; readonly request: ProducedRequest }
   /** The prompt is being computed, or has not arrived. */
   | { readonly kind: "wait" }
-  /** The request will never match; `reason` says why. */
-  | { readonly kind: "gone"; readonly reason: string };
+  /** The request will never match. */
+  | { readonly kind: "gone"; readonly error: KvError };
 
 /** Options of `RegistrationMatcher`. */
 export interface RegistrationMatcherOptions {
@@ -65,33 +73,39 @@ export class RegistrationMatcher {
     if (prefill !== undefined) {
       if (incarnation === undefined) return { kind: "wait" };
       if (prefill.incarnation !== incarnation) {
-        return { kind: "gone", reason: "the prefill worker has restarted since it computed the prompt" };
+        return gone("the prefill worker has restarted since it computed the prompt");
       }
       const request = this.#requests.byWireId(prefill.wireId);
       if (request !== undefined && request.generation === prefill.generation) {
         return holdsCapability(prefill, request)
           ? claim(request, registration)
-          : { kind: "gone", reason: "the registration does not have the capability of that request" };
+          : gone("the registration does not have the capability of that request");
       }
       return prefill.generation > this.#requests.latestGeneration
         ? { kind: "wait" }
-        : { kind: "gone", reason: "the prefill worker no longer keeps the blocks of that request" };
+        : gone("the prefill worker no longer keeps the blocks of that request");
     }
     const baseId = baseRequestId(registration.matchId);
     const exact = this.#requests.byRequestId(registration.matchId);
     let running = false;
     let taken = false;
+    let mismatch: KvError | undefined;
     for (const request of exact === undefined ? this.#requests.byBaseId(baseId) : [exact]) {
-      if (!mayMean(registration, request)) continue;
+      if (!hasName(registration, request)) continue;
+      if (!mayMean(registration, request)) {
+        mismatch ??= promptMismatch(registration, request);
+        continue;
+      }
       const match = claim(request, registration);
       if (match.kind === "matched") return match;
       running ||= match.kind === "wait";
       taken ||= match.kind === "gone";
     }
-    if (!running && (taken || this.#requests.hasEnded(baseId))) {
-      return { kind: "gone", reason: "the request with that id has ended at the prefill worker" };
-    }
-    return { kind: "wait" };
+    if (running) return { kind: "wait" };
+    if (mismatch !== undefined) return { kind: "gone", error: mismatch };
+    return taken || this.#requests.hasEnded(baseId)
+      ? gone("the request with that id has ended at the prefill worker")
+      : { kind: "wait" };
   }
 
   /** Keeps a registration until its prompt arrives, for `waitMs` at most. */
@@ -114,9 +128,9 @@ export class RegistrationMatcher {
 
   /** The waiting registrations of our own peers that a running request may be written to before it ends. They keep waiting. */
   waitingFor(request: ProducedRequest): readonly KeyedRegistration[] {
-    const { numTokens } = request.order;
     return this.#candidates(request).filter(
-      ([, { own, blockIds }]) => own !== undefined && own.numTokens === numTokens && blockIds.length > 0,
+      ([, { own, blockIds }]) =>
+        own !== undefined && blockIds.length > 0 && isWholePrompt(own, request.order),
     );
   }
 
@@ -127,6 +141,22 @@ export class RegistrationMatcher {
     if (first === undefined) return [];
     const consumer = request.progress?.consumer ?? consumerRequestKey(first[1]);
     const taken = candidates.filter(([, registration]) => consumerRequestKey(registration) === consumer);
+    for (const [key] of taken) this.#remove(key);
+    this.#arm();
+    return taken;
+  }
+
+  /** Removes and returns the waiting registrations that name a finished request by its id, and want the KV of another prompt. */
+  takeMismatched(request: ProducedRequest): readonly (readonly [...KeyedRegistration, error: KvError])[] {
+    const baseId = baseRequestId(request.requestId);
+    // A request of the same id may still finish with that prompt.
+    for (const other of this.#requests.byBaseId(baseId)) if (other.finished === undefined) return [];
+    const taken = [...this.#keysByName.get(baseId)].flatMap((key) => {
+      const registration = this.#waiting.get(key)?.registration;
+      if (registration === undefined || !hasName(registration, request)) return [];
+      if (mayMean(registration, request)) return [];
+      return [[key, registration, promptMismatch(registration, request)] as const];
+    });
     for (const [key] of taken) this.#remove(key);
     this.#arm();
     return taken;
@@ -202,27 +232,71 @@ export class RegistrationMatcher {
 
 /** A finished request goes to one consumer request, and to all ranks of it. */
 function claim(request: ProducedRequest, registration: Registration): Match {
-  if (request.finished === undefined) return { kind: "wait" };
+  const { finished } = request;
+  if (finished === undefined) return { kind: "wait" };
+  const { own, blockIds } = registration;
+  // A registration of no blocks frees P's blocks, and gets no KV.
+  if (own !== undefined && blockIds.length > 0 && !isStartOfPrompt(own, finished))
+    return { kind: "gone", error: promptMismatch(registration, request) };
   const consumer = request.progress?.consumer;
   if (consumer === undefined || consumer === consumerRequestKey(registration))
     return { kind: "matched", request };
-  return { kind: "gone", reason: "its blocks were given to another decode request" };
+  return gone("its blocks were given to another decode request");
+}
+
+function gone(reason: string): Match {
+  return { kind: "gone", error: new KvError("KV_GENERATION_STALE", reason) };
 }
 
 type RequestIdentity = Pick<ProducedRequest, "requestId" | "wireId" | "generation" | "finished"> &
   Pick<Partial<ProducedRequest>, "capability">;
 
 function mayMean({ own, matchId }: Registration, request: RequestIdentity): boolean {
-  const { requestId, wireId, generation, finished } = request;
+  const { wireId, generation, finished } = request;
   const prefill = own?.prefill;
   if (prefill !== undefined) {
     return (
       prefill.wireId === wireId && prefill.generation === generation && holdsCapability(prefill, request)
     );
   }
-  // A client may send two prompts under one id. Different lengths distinguish them.
-  if (own !== undefined && finished !== undefined && own.numTokens !== finished.numTokens) return false;
+  // A client may send two prompts under one id.
+  if (own !== undefined && finished !== undefined && !isWholePrompt(own, finished)) return false;
+  return hasName({ own, matchId }, request);
+}
+
+/** Whether a registration without P's parameters names the request by its id. */
+function hasName(
+  { own, matchId }: Pick<Registration, "own" | "matchId">,
+  { requestId }: RequestIdentity,
+): boolean {
+  if (own?.prefill !== undefined) return false;
   return matchId === requestId || baseRequestId(matchId) === baseRequestId(requestId);
+}
+
+/** Whether D's prompt begins with the tokens that it wants from P, and P's with the same. False where an engine does not know its tokens. */
+function isStartOfPrompt(
+  { numTokens, promptDigest: digest }: RegistrationExtension,
+  { prompt }: Pick<SendableRequest, "prompt">,
+): boolean {
+  if (digest === undefined || prompt === undefined) return false;
+  return promptDigest(decodePrompt(prompt), numTokens) === digest;
+}
+
+function isWholePrompt(own: RegistrationExtension, order: SendableRequest): boolean {
+  return own.numTokens === order.numTokens && isStartOfPrompt(own, order);
+}
+
+function promptMismatch({ own }: Registration, { finished }: Pick<ProducedRequest, "finished">): KvError {
+  const [wanted, computed] = [own?.numTokens, finished?.numTokens];
+  const what =
+    wanted === computed ? "their tokens, or what else decides their KV, differ" : "their lengths differ";
+  return new KvError(
+    "KV_PROMPT_MISMATCH",
+    `the decode worker's prompt of ${wanted} tokens is not the prefill worker's of ${computed}: ${what}`,
+    {
+      hint: "send the decode worker the prompt of the prefill request, with the same model, LoRA adapter, cache salt and images",
+    },
+  );
 }
 
 /** Whether the registration comes from a D that has the request's parameters. */

@@ -16,12 +16,21 @@ import {
   type TransferRequest,
 } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
-import { decodeNotification, decodeRegistration, PUSH_CONTROL, type Registration } from "@kv/protocol";
+import {
+  decodeNotification,
+  decodeRegistration,
+  encodePrompt,
+  PUSH_CONTROL,
+  promptDigest,
+  type Registration,
+} from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
 import { ConsumerLinks } from "../../src/prefill/consumer-link.js";
 import { PushWriter } from "../../src/prefill/push-writer.js";
 
 const NUM_BLOCKS = 64;
+/** The prompt of every request. */
+const PROMPT = { tokenIds: new Int32Array(40) };
 const geometry = (baseAddress: number): RankGeometry => ({
   tpRank: 0,
   tpSize: 1,
@@ -46,7 +55,7 @@ const geometry = (baseAddress: number): RankGeometry => ({
 /** A push writer over an agent that records WRITEs and notifications; every WRITE ends at once. */
 export function writerOn() {
   const clock = manualClock(500);
-  const output = new WorkerOutputQueue();
+  const output = new WorkerOutputQueue({ cachesUnverifiedKv: false });
   /** Each WRITE as "producer's request → consumer's request [the consumer's blocks]". */
   const written: string[] = [];
   /** The first four characters of each notification that was sent without a WRITE. */
@@ -127,6 +136,7 @@ export function writerOn() {
       blockIds: blocks,
       promptBlockIds: blocks,
       numTokens: 40,
+      prompt: encodePrompt(PROMPT),
       expiresAtMs: 500 + 30_000,
     };
   };
@@ -169,6 +179,7 @@ export const OWN = {
   generation: 1,
   oldest_open: 1,
   num_tokens: 40,
+  prompt_digest: promptDigest(PROMPT, 40),
   computed_blocks: [0],
 };
 

@@ -200,6 +200,7 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
         ...request,
         kind,
         numPromptTokens: request.numTokens,
+        promptTokenIds: tokenIdsOf(request),
         kvTransferParams: params,
         cachedTokens,
         blockIds: [],
@@ -262,6 +263,11 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
       alive = false;
     },
   };
+}
+
+/** The ids of a simulated prompt's tokens: prompts of one number begin alike, others do not. */
+export function tokenIdsOf({ prompt, numTokens }: Pick<SimRequest, "prompt" | "numTokens">): number[] {
+  return Array.from({ length: numTokens }, (_, token) => (prompt * 7919 + token) % 0x7fff_ffff);
 }
 
 /** The scheduler and workers of a connector may run in different processes, so the values between them are converted to JSON and back. */
