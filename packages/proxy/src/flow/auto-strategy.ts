@@ -1,5 +1,5 @@
 import type { LegAnswer } from "../response/leg-answer.js";
-import type { Part } from "./client-request.js";
+import { type Part, underUniqueId } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
 import type { Legs } from "./legs.js";
 import type { PrefillEngines } from "./prefill-engines.js";
@@ -31,6 +31,6 @@ export class AutoStrategy implements DisaggregationStrategy {
     const own = { ...part, preferredPrefill: instance ?? part.preferredPrefill };
     if (mode === "pull") return this.#pull.run(own);
     if (mode === "push") return this.#push.run(own);
-    return this.#pull.run({ ...own, requestId: `${part.requestId}-${this.#legs.ambient.random.uuid()}` });
+    return this.#pull.run(underUniqueId(own, this.#legs.ambient.random));
   }
 }

@@ -1,6 +1,8 @@
 import type { IncomingHttpHeaders, ServerResponse } from "node:http";
 import type { Instance, PooledInstance } from "@kv/fleet";
 import type { Deadline, GenerationRequest } from "@kv/fleet/front-end";
+import type { Random } from "@kv/interface";
+import { withIdSuffix } from "../request/leg-bodies.js";
 import type { RequestRecord } from "../telemetry/request-record.js";
 import { Attempts } from "./attempts.js";
 
@@ -22,6 +24,16 @@ export interface Part {
   preferredDecode?: Instance | undefined;
   /** Called when the prompt is computed, with the instance that did it. */
   readonly onPrefilled?: ((instance: Instance) => void) | undefined;
+}
+
+/** The part under an id that no other request has. In push the two engines match the legs by it: an id that clients use twice would match another prompt's KV. */
+export function underUniqueId(part: Part, random: Random): Part {
+  const suffix = `-${random.uuid()}`;
+  return {
+    ...part,
+    requestId: `${part.requestId}${suffix}`,
+    request: withIdSuffix(part.request, suffix),
+  };
 }
 
 /** What a request holds of the proxy's limits. */

@@ -5,7 +5,7 @@ import { KV_REQUEST_PUSH } from "../request/leg-bodies.js";
 import type { LegAnswer } from "../response/leg-answer.js";
 import { type PrefillOutcome, withPromptAnswer } from "../response/prefill-answer.js";
 import { requireAnyInstance } from "./attempts.js";
-import type { Part } from "./client-request.js";
+import { type Part, underUniqueId } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
 import type { Legs } from "./legs.js";
 import { type EngineCoordinates, type PrefillEngines, registrationParams } from "./prefill-engines.js";
@@ -43,15 +43,8 @@ export class PushConcurrentStrategy implements DisaggregationStrategy {
     const coordinates = this.#engines.coordinatesOf(instance);
     // The coordinates are learned from this instance's answer, so no other instance may take its place.
     if (coordinates === undefined) return this.#sequential.run({ ...part, preferredPrefill: instance });
-    // The two engines match a request by its id. An id that a client uses twice would match another prompt's KV.
-    const requestId = `${part.requestId}-${this.#legs.ambient.random.uuid()}`;
-    const legs = new ConcurrentLegs(
-      this.#legs,
-      this.#engines,
-      { ...part, requestId },
-      instance.begin(),
-      coordinates,
-    );
+    const own = underUniqueId(part, this.#legs.ambient.random);
+    const legs = new ConcurrentLegs(this.#legs, this.#engines, own, instance.begin(), coordinates);
     const result = await legs.run();
     return "why" in result ? this.#restart(part, result) : result;
   }

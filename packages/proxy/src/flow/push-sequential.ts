@@ -1,7 +1,7 @@
 import type { Random } from "@kv/interface";
 import { KV_REQUEST_PUSH } from "../request/leg-bodies.js";
 import type { LegAnswer } from "../response/leg-answer.js";
-import type { Part } from "./client-request.js";
+import { type Part, underUniqueId } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
 import type { PullStrategy } from "./pull-strategy.js";
 
@@ -20,8 +20,6 @@ export class PushSequentialStrategy implements DisaggregationStrategy {
   }
 
   run(part: Part): Promise<LegAnswer> {
-    // The two engines match a request by its id. An id that a client uses twice would match another prompt's KV.
-    const requestId = `${part.requestId}-${this.#random.uuid()}`;
-    return this.#pull.run({ ...part, requestId }, KV_REQUEST_PUSH);
+    return this.#pull.run(underUniqueId(part, this.#random), KV_REQUEST_PUSH);
   }
 }

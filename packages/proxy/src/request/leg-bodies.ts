@@ -1,5 +1,6 @@
 import { type GenerationRequest, type RequestBody, withLongMembers } from "@kv/fleet/front-end";
 import { editMembers, type MemberEdits } from "./json-members.js";
+import { leftOutOfPrefill } from "./request-members.js";
 
 /** `kv_transfer_params` that make a prefill worker keep the prompt's blocks for a decode worker to read (vLLM 0.33, NixlConnector). */
 export const KV_REQUEST_PULL =
@@ -12,8 +13,8 @@ export const KV_REQUEST_PUSH =
   '"remote_host":null,"remote_port":null,"transfer_mode":"push"}';
 
 /**
- * The body of the prefill leg: one token, not streamed, with `kvTransferParams` (JSON text) that make the worker keep the KV. `requestId` is that of
- * both legs.
+ * The body of the prefill leg: one token, not streamed, without what concerns the answer alone, with `kvTransferParams` (JSON text) that make the worker keep the KV.
+ * `requestId` is that of both legs.
  */
 export function prefillBody(
   request: GenerationRequest,
@@ -36,7 +37,19 @@ export function prefillBody(
   }
   // Each further copy would keep blocks that no decode worker reads.
   if (fields.n != null) set.n = "1";
-  return edited(request, { remove: ["stream_options"], set });
+  if (endpoint === "/v1/responses") set.store = "false";
+  if (endpoint === "/v1/messages" && isNamedTool(fields.tool_choice)) set.stop_sequences = END_OF_ARGUMENTS;
+  return edited(request, { remove: leftOutOfPrefill(request), set });
+}
+
+/**
+ * With a named tool, vLLM 0.31 to 0.33 takes all text for the tool's arguments, and its Messages API answers 400 where they are not JSON: of one token they are `{`. This ends the
+ * text before it, and there is no call. Another `tool_choice` could change the prompt.
+ */
+const END_OF_ARGUMENTS = '["{"]';
+
+function isNamedTool(choice: unknown): boolean {
+  return typeof choice === "object" && choice !== null && "type" in choice && choice.type === "tool";
 }
 
 /** The body of the decode leg: the client's, with `kvTransferParams` as the prefill worker wrote them (JSON text). `requestId` is that of both legs. */
@@ -64,6 +77,15 @@ export function decodeBody(
 function idMember({ endpoint, fields }: GenerationRequest, requestId: string): Record<string, string> {
   if (endpoint !== "/v1/responses" || fields.request_id != null) return {};
   return { request_id: JSON.stringify(`resp_${requestId}`) };
+}
+
+/** The request with `suffix` behind the id that a client gives a response; others have none in their body. */
+export function withIdSuffix(request: GenerationRequest, suffix: string): GenerationRequest {
+  const { endpoint, fields, text } = request;
+  if (endpoint !== "/v1/responses" || typeof fields.request_id !== "string") return request;
+  const id = `${fields.request_id}${suffix}`;
+  const set = { request_id: JSON.stringify(id) };
+  return { ...request, fields: { ...fields, request_id: id }, text: editMembers(text, { set }) };
 }
 
 /** The body of a leg whose instance computes both prompt and answer. */

@@ -357,3 +357,30 @@ test("instances with coordinates are added and removed at run time", async () =>
     remote_host: "127.0.0.1",
   });
 });
+
+test("in push, two responses with one request_id of the client's have ids of their own, as the engines match the legs by them", async () => {
+  const p = await upstream(({ response }) => {
+    const kv_transfer_params = {
+      ...{ do_remote_prefill: true, remote_block_ids: [[1]], remote_engine_id: "e", remote_request_id: "r" },
+      ...{ remote_host: "10.0.0.1", remote_port: 5601, tp_size: 1, transfer_mode: "push" },
+    };
+    sendJson(response, { id: "resp_x", output: [], status: "incomplete", kv_transfer_params });
+  });
+  const d = await upstream(({ response }) =>
+    sendJson(response, { id: "resp_x", output: [], status: "completed" }),
+  );
+  for (const mode of ["push", "auto"] as const) {
+    const { url } = await runProxy({ mode, prefillers: [p.url], decoders: [d.url] });
+    const before = p.seen.length;
+    // The first request learns P's engine one leg after the other; the second one sends both legs at once.
+    for (let at = 0; at < 2; at += 1) {
+      const body = { input: "a", request_id: "own" };
+      expect((await post(`${url}/v1/responses`, body)).status).toBe(200);
+      await p.request(before + at);
+    }
+    const ids = ({ seen }: FakeUpstream) => seen.slice(before).map(({ json }) => json.request_id);
+    expect(new Set(ids(p)).size).toBe(2);
+    expect(ids(p)).not.toContain("own");
+    expect(ids(d)).toEqual(ids(p));
+  }
+});
