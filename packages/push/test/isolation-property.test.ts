@@ -12,7 +12,7 @@ afterAll(() => rmSync(folder, { recursive: true }));
 const keyFile = join(folder, "key");
 writeFileSync(keyFile, "the key of the honest engines");
 
-// `npm run test:long -- --only properties --property-factor 100` plays 10,000 scenes.
+// `npm run test:long -- --only isolation-property` plays 10,000 scenes.
 describe("no client and no stranger changes, frees or delays the request of another user", () => {
   it.each([
     ["without a key", { connector: pushConnector }],
@@ -28,7 +28,7 @@ describe("no client and no stranger changes, frees or delays the request of anot
 });
 
 describe("the scenes find what gets through", () => {
-  it.each(["capability", "secret"] as const)("without the check of the %s", async (takenOut) => {
+  it.each(["capability", "secret", "prompt"] as const)("without the check of the %s", async (takenOut) => {
     const scenes = fc.sample(sceneArbitrary(), { numRuns: 150, seed: 7 });
     const violation = /has wrong bytes|user \d+ ended with/;
     for (const scene of scenes) {

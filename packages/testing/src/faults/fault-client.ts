@@ -17,10 +17,15 @@ export interface FaultTimes {
   readonly longMs: number;
 }
 
+interface FaultSeat {
+  readonly engine: FaultEngine;
+  readonly blockSize: number;
+}
+
 /** The engines of one side: prefill or decode. */
 export interface FaultSeats {
   /** Returns a random running engine, as a proxy that knows which engines run. Waits when no engine runs. */
-  living(random: SeededRandom): Promise<{ readonly engine: FaultEngine; readonly blockSize: number }>;
+  living(random: SeededRandom): Promise<FaultSeat>;
 }
 
 export interface FaultClientOptions {
@@ -57,18 +62,21 @@ export function createFaultClient(options: FaultClientOptions): FaultClient {
     );
     if (typeof params === "string") return params;
     await sleep(random.next() < 0.04 ? random.next() * longMs : random.next() * 20);
-    if (!plainProducers && random.next() < 0.02) {
+    // A vLLM P frees the blocks with the first engine that has read them: only requests of one D may share them.
+    const at = plainProducers ? await decodes.living(random) : undefined;
+    if (random.next() < 0.02) {
       // Two decode requests receive the parameters of the same blocks at the same time.
       const [, outcome] = await Promise.all([
-        decode(request, params, `t${n}`, random),
-        decode(request, params, `d${n}`, random),
+        decode(request, params, `t${n}`, random, at),
+        decode(request, params, `d${n}`, random, at),
       ]);
       return outcome;
     }
-    const outcome = await decode(request, params, `d${n}`, random);
-    if (outcome === "ok" || plainProducers || random.next() < 0.5) return outcome;
+    const outcome = await decode(request, params, `d${n}`, random, at);
+    if (random.next() < 0.5) return outcome;
     await sleep(random.next() * 200);
-    return decode(request, params, `u${n}`, random);
+    const again = await decode(request, params, `u${n}`, random, at);
+    return outcome === "ok" ? outcome : again;
   }
 
   /** Starts both legs at once, or one up to 50 ms before the other. Either leg may be aborted at any moment. */
@@ -108,8 +116,9 @@ export function createFaultClient(options: FaultClientOptions): FaultClient {
     params: KvTransferParams,
     requestId: string,
     random: SeededRandom,
+    at?: FaultSeat,
   ): Promise<string> {
-    const { engine, blockSize } = await decodes.living(random);
+    const { engine, blockSize } = at ?? (await decodes.living(random));
     const hit = random.next() < 0.3 ? random.integer(4) * blockSize : 0;
     const startedMs = clock.now();
     const abortMs = random.next() < 0.06 ? random.next() ** 3 * 8000 : deadlineMs + 60_000;

@@ -62,6 +62,31 @@ export const POISONING_PARAMS = {
   }),
 } as const;
 
+/**
+ * Requests of a client that may use both P and D and forges nothing: D gets the parameters of the client's own prompt with another prompt. The
+ * difference to the client's own prompt, given the victim's.
+ */
+export const OTHER_PROMPTS = {
+  "the victim's prompt": ({ prompt }: VictimsPrompt) => ({ prompt }),
+  "the victim's longer prompt": ({ prompt, numTokens }: VictimsPrompt) => ({
+    prompt,
+    numTokens: numTokens + 16,
+  }),
+  "the victim's prompt, of which D has a block": ({ prompt }: VictimsPrompt) => ({
+    prompt,
+    cachedTokens: 16,
+  }),
+  "the tokens of the client's prompt with another adapter": ({ prompt }: VictimsPrompt, own: number) => ({
+    prompt,
+    sameTokensAs: own,
+  }),
+} as const;
+
+interface VictimsPrompt {
+  readonly prompt: number;
+  readonly numTokens: number;
+}
+
 /** Messages that a stranger sends to P's agent. */
 export const FORGED_FOR_PREFILL = {
   done: ({ victim }: Known) =>

@@ -8,6 +8,7 @@ import {
   FORGED_FOR_PREFILL,
   FORGED_PARAMS,
   type Known,
+  OTHER_PROMPTS,
   POISONING_PARAMS,
 } from "./attacks.js";
 import { injectableTransport } from "./injectable-transport.js";
@@ -56,6 +57,7 @@ const TABLES = {
   poison: POISONING_PARAMS,
   prefill: FORGED_FOR_PREFILL,
   decode: FORGED_FOR_DECODE,
+  client: OTHER_PROMPTS,
 } as const;
 
 /** All moves. */
@@ -67,9 +69,9 @@ export const MOVES: readonly string[] = Object.entries(TABLES).flatMap(([table, 
 const END_MS = 120_000;
 
 /**
- * Plays a scene in virtual time. Returns what must not happen: a user's request that does not end well, bytes of another prompt in D's blocks,
- * and metadata for a stranger without the key. Excluded, without a key: the bytes of attackers' own requests that `POISONING_PARAMS` or
- * a listener that copies P's process brought in.
+ * Plays a scene in virtual time. Returns what must not happen: a user's request that does not end well, bytes of another prompt in D's blocks, KV of a
+ * stranger's listener that D may put into its prefix cache, and metadata for a stranger without the key. Excluded, without a key: the bytes of
+ * attackers' own requests that `POISONING_PARAMS` or a listener that copies P's process brought in.
  */
 export async function playScene(scene: Scene, options: SceneOptions = {}): Promise<readonly string[]> {
   const { connector, keyFile, takenOut } = options;
@@ -81,6 +83,9 @@ export async function playScene(scene: Scene, options: SceneOptions = {}): Promi
   });
   const found: string[] = [];
   const poisoned = new Set<string>();
+  /** Requests whose parameters lead to a listener that names no process. */
+  const plainRequests = new Set<string>();
+  const users = new Set<string>();
   const violation = (what: string) => {
     if (![...poisoned].some((id) => what.includes(`request ${id} `))) found.push(what);
   };
@@ -107,11 +112,18 @@ export async function playScene(scene: Scene, options: SceneOptions = {}): Promi
         ...more,
       }),
     );
-  const p = await start("p", "p", { extra, wrapTransport: atPrefill.wrap });
+  const handsEqualTokens = takenOut === "prompt";
+  const p = await start("p", "p", { extra, wrapTransport: atPrefill.wrap, handsEqualTokens });
   const ofD = memorySideChannel({ network, host: "d" });
   const trusting = { process: "rogue", blocks: "p" }[takenOut as string];
   const d = await start("d", "d", {
-    ...{ extra, tpSize: scene.decodeTp },
+    ...{ extra, tpSize: scene.decodeTp, handsEqualTokens },
+    received(requestId, isVerified) {
+      if (plainRequests.has(requestId) && isVerified)
+        found.push(`D may cache the KV of request ${requestId}, which no P compared with its prompt`);
+      if (users.has(requestId) && !isVerified)
+        found.push(`D does not cache the KV of the user's ${requestId}`);
+    },
     wrapTransport: atDecode.wrap,
     ...(trusting === undefined ? {} : { sideChannel: believing(ofD, () => incarnation, trusting) }),
   });
@@ -142,6 +154,7 @@ export async function playScene(scene: Scene, options: SceneOptions = {}): Promi
     await sleep(atOnce ? 0 : waitMs);
     const given = atOnce ? coordinatesOf(p, unguessable) : await prefilled;
     const requestId = atOnce ? `${unguessable}-00000002` : `d${n}`;
+    users.add(requestId);
     const outcome = await outcomeOf(d.decode({ requestId, prompt: n, numTokens, params: given }));
     if (outcome !== "ok") found.push(`the request of user ${n} ended with ${outcome}`);
   }
@@ -153,7 +166,19 @@ export async function playScene(scene: Scene, options: SceneOptions = {}): Promi
     if (of === undefined) return;
     const prompt = 10_000 + n;
     const numTokens = Number(of.remote_num_tokens);
-    const own = await p.prefill({ requestId: `own${n}`, prompt, numTokens });
+    const ownId = `cmpl-own${n}-00000001`;
+    const own = await p.prefill({ requestId: ownId, prompt, numTokens });
+    if (table === "client") {
+      const change = OTHER_PROMPTS[name as keyof typeof OTHER_PROMPTS](
+        { prompt: victim % scene.requests.length, numTokens },
+        prompt,
+      );
+      // Push finds a request by its id where the parameters name no process.
+      const given = copies ? coordinatesOf(p, `cmpl-own${n}`) : own;
+      const requestId = `cmpl-own${n}-00000002`;
+      await outcomeOf(d.decode({ requestId, numTokens, params: given, ...change }));
+      return;
+    }
     const rogue = copies ? copy : plainRogue;
     const port = rogue.address.port;
     const known: Known = {
@@ -170,9 +195,11 @@ export async function playScene(scene: Scene, options: SceneOptions = {}): Promi
       }
     } else {
       const requestId = `x${n}`;
-      const isToListener = (forged as KvTransferParams).remote_port === port;
+      const { remote_host, remote_port } = forged as KvTransferParams;
+      const isToListener = remote_host === known.rogue.host && remote_port === port;
       const isPoison = table === "poison" || (copies && isToListener);
       if (keyFile === undefined && isPoison) poisoned.add(requestId);
+      if (isToListener && !copies) plainRequests.add(requestId);
       await outcomeOf(d.decode({ requestId, prompt, numTokens, params: forged as KvTransferParams }));
     }
     if (keyFile !== undefined && (await learns(stranger, p, network.host("p").name)))

@@ -14,9 +14,10 @@ import {
 /**
  * A check that a scene takes out from outside. The scene must then find a violation; otherwise it proves nothing.
  * process: D believes that whatever answers is the process that the parameters name. blocks: D believes that P holds whatever D has read.
- * capability: P believes that each message has the right capability. secret: D believes that each notice has the right secret.
+ * capability: P believes that each message has the right capability. secret: D believes that each notice has the right secret. prompt: all prompts
+ * have equal tokens for P and D.
  */
-export type TakenOut = "process" | "blocks" | "capability" | "secret";
+export type TakenOut = "process" | "blocks" | "capability" | "secret" | "prompt";
 
 /** A side channel whose replies to handshakes name `incarnation`, and whose lease replies say that the blocks are held. */
 export function believing(sideChannel: SideChannel, incarnation: () => string, host?: string): SideChannel {

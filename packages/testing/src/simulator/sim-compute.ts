@@ -15,6 +15,8 @@ export interface Running extends ConnectorRequest {
   stepsLeft: number;
   receivingSinceMs: number;
   computedTokens: number;
+  /** Prompt tokens whose KV was there, or came from a peer. */
+  coveredTokens: number;
   /** The request's KV did not arrive, so this engine computes it. */
   recompute: boolean;
   resolve(params: KvTransferParams): void;
@@ -59,7 +61,8 @@ export function createSimCompute(options: SimEngineOptions, sides: SimSides): Si
   }
 
   function check(request: Running, received: boolean): void {
-    const wrong = ranks.firstWrong(request.prompt, request.blockIds, request.numTokens, received);
+    const numTokens = received ? request.coveredTokens : request.numTokens;
+    const wrong = ranks.firstWrong(request.prompt, request.blockIds, numTokens, received);
     if (wrong !== undefined) violation(`${hostName}: request ${request.requestId} has wrong bytes: ${wrong}`);
   }
 

@@ -17,6 +17,8 @@ export interface SimRequest {
   readonly requestId: string;
   readonly prompt: number;
   readonly numTokens: number;
+  /** Has the tokens of this prompt, and other KV: of another adapter, cache salt or image. */
+  readonly sameTokensAs?: number;
 }
 
 export interface SimEngineOptions {
@@ -67,6 +69,10 @@ export interface SimEngineOptions {
   readonly wrapTransport?: (transport: Transport) => Transport;
   /** Adds an accelerator around the connector. The model computes in its memory, and each step waits until its results are saved. */
   readonly device?: (around: SimDeviceAround) => SimDevice | undefined;
+  /** The engine hands its connector equal tokens for all prompts. Prompts are then not distinguished. */
+  readonly handsEqualTokens?: boolean;
+  /** Called when a request has received its KV; `isVerified`: the engine may put its blocks into a prefix cache. */
+  received?(requestId: string, isVerified: boolean): void;
   /** Called when something happens that must never happen in an engine. */
   violation(what: string): void;
 }

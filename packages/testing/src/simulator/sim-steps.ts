@@ -130,7 +130,10 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
     request.phase = external > 0 ? "receiving" : "computing";
     request.receivingSinceMs = clock.now();
     request.stepsLeft = PREFILL_STEPS;
-    if (external > 0 && request.cachedTokens + external !== request.numTokens) {
+    request.coveredTokens = external > 0 ? request.cachedTokens + external : request.numTokens;
+    const { remote_num_tokens: remoteTokens } = request.kvTransferParams ?? {};
+    const expected = Math.min(request.numTokens, typeof remoteTokens === "number" ? remoteTokens : Infinity);
+    if (external > 0 && request.coveredTokens !== expected) {
       violation(`${hostName}: ${external} tokens after ${request.cachedTokens} of ${request.numTokens}`);
     }
     return true;
@@ -170,7 +173,9 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
         violation(`${hostName}: ${requestId} waited ${waitedMs} ms for its KV`);
       const failure = failed.get(requestId);
       if (failure === undefined) {
+        options.received?.(requestId, output.unverifiedReceiving?.includes(requestId) !== true);
         compute.check(request, true);
+        ranks.compute(request.prompt, request.blockIds, request.coveredTokens, request.numTokens);
         // The request now decodes. Nothing may write to its blocks during these steps.
         request.phase = "computing";
         request.stepsLeft = PREFILL_STEPS;
@@ -200,7 +205,9 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
         ...request,
         kind,
         numPromptTokens: request.numTokens,
-        promptTokenIds: tokenIdsOf(request),
+        ...(options.handsEqualTokens === true
+          ? { promptTokenIds: new Array<number>(request.numTokens).fill(0) }
+          : contentOf(request)),
         kvTransferParams: params,
         cachedTokens,
         blockIds: [],
@@ -208,6 +215,7 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
         stepsLeft: 0,
         receivingSinceMs: 0,
         computedTokens: 0,
+        coveredTokens: 0,
         recompute: false,
         resolve,
         reject,
@@ -265,9 +273,10 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
   };
 }
 
-/** The ids of a simulated prompt's tokens: prompts of one number begin alike, others do not. */
-export function tokenIdsOf({ prompt, numTokens }: Pick<SimRequest, "prompt" | "numTokens">): number[] {
-  return Array.from({ length: numTokens }, (_, token) => (prompt * 7919 + token) % 0x7fff_ffff);
+/** The tokens of a simulated prompt, and what else decides its KV. Prompts of one number begin alike. */
+function contentOf({ prompt, numTokens, sameTokensAs = prompt }: SimRequest) {
+  const promptTokenIds = Array.from({ length: numTokens }, (_, token) => sameTokensAs * 1000 + token);
+  return sameTokensAs === prompt ? { promptTokenIds } : { promptTokenIds, contentKey: `adapter ${prompt}` };
 }
 
 /** The scheduler and workers of a connector may run in different processes, so the values between them are converted to JSON and back. */

@@ -1,0 +1,164 @@
+import type { ConnectorModule, KvTransferParams } from "@kv/interface";
+import { describe, expect, it } from "vitest";
+import type { SimEngine } from "../simulator/sim-engine.js";
+import { createScenario, prompt } from "./scenario.js";
+
+/** P's cache holds one prompt: as soon as P frees its blocks they are poisoned, and the next prompt takes them. */
+const ONE_PROMPT = { numBlocks: 3 };
+
+/** D's id of the n-th request that uses the reference. A vLLM P that pushes finds its own request by it: by its name without the last digits. */
+const idOf = (n: number) => `r1-0000000${n}`;
+
+/** The outcome is looked at later. */
+function handled<T>(work: Promise<T>): Promise<T> {
+  work.catch(() => {});
+  return work;
+}
+
+/**
+ * Scenarios in which a reference of a P (its `kv_transfer_params`) is used more than once at one D, for P's of `@kv` and vLLM P's, without and with a
+ * prefix hit. `sharesReferences`: requests that D has seen together all get their KV (pull); else the first alone does, and the others are refused at
+ * once (push). The engines report wrong bytes as violations.
+ */
+export function describeReferenceReuse(
+  connector: ConnectorModule,
+  { sharesReferences }: { readonly sharesReferences: boolean },
+): void {
+  const cases = [
+    [1, 1],
+    [2, 1],
+    [1, 2],
+  ].flatMap(([prefillTp = 1, decodeTp = 1]) =>
+    [true, false].flatMap((plain) =>
+      [0, 16].map((cachedTokens) => ({ prefillTp, decodeTp, plain, cachedTokens })),
+    ),
+  );
+  describe.each(cases)(
+    "a reference of a P with TP $prefillTp (vLLM: $plain) at a D with TP $decodeTp, hit of $cachedTokens tokens",
+    (each) => {
+      const { prefillTp, decodeTp, plain, cachedTokens } = each;
+      /** P, D, and the reference of prompt 1. */
+      async function start() {
+        const play = createScenario({ connector });
+        const p = await play.engine("p", { tpSize: prefillTp, plain, ...ONE_PROMPT });
+        const d = await play.engine("d", { tpSize: decodeTp });
+        const params = await play.clock.settle(p.prefill(prompt(1)));
+        const use = (n: number, hit = cachedTokens) =>
+          handled(d.decode({ ...prompt(1), requestId: idOf(n), params, cachedTokens: hit }));
+        return { play, p, d, params, use };
+      }
+      /** P computes other prompts, in the same blocks. */
+      const useBlocksAnew = async (play: ReturnType<typeof createScenario>, p: SimEngine, d: SimEngine) => {
+        for (const n of [2, 3]) expect(await play.handedOver(p, d, n)).toBe("ok");
+      };
+      const others = sharesReferences ? "ok" : "KV_REFERENCE_USED";
+
+      it("vllm#52234: is refused at once after it was used, also when P has given the blocks to another prompt", async () => {
+        const { play, p, d, use } = await start();
+        expect(await play.outcome(use(1))).toBe("ok");
+        expect(await play.outcome(use(2))).toBe("KV_REFERENCE_USED");
+        await useBlocksAnew(play, p, d);
+        const startedMs = play.clock.now();
+        for (const [n, hit] of [0, 16, 40].entries())
+          expect(await play.outcome(use(3 + n, hit))).toBe("KV_REFERENCE_USED");
+        expect(play.clock.now() - startedMs).toBeLessThan(100);
+        await play.end();
+      });
+
+      it.each([1, 2])(
+        "vllm#43509: serves requests that share it, with READ %i 300 ms slower than the others",
+        async (nth) => {
+          const { play, p, d, use } = await start();
+          play.network.setFaults([{ fault: "delay", operation: ["READ", "WRITE"], nth, delayMs: 300 }]);
+          const [first, second, third] = [use(1), use(2), use(3)];
+          const next = p.prefill(prompt(2));
+          expect(await play.outcome(first)).toBe("ok");
+          expect([await play.outcome(second), await play.outcome(third)]).toEqual([others, others]);
+          expect(await play.outcome(use(4))).toBe("KV_REFERENCE_USED");
+          // P's blocks are freed with the last reader, long before the lease ends.
+          const params = await play.clock.settle(next);
+          expect(play.clock.now()).toBeLessThan(1500);
+          expect(await play.outcome(d.decode({ ...prompt(2), params }))).toBe("ok");
+          await play.end();
+        },
+      );
+
+      it("vllm#43509: is kept for a request that waits for room while another one reads it", async () => {
+        const play = createScenario({ connector });
+        const p = await play.engine("p", { tpSize: prefillTp, plain, ...ONE_PROMPT });
+        const d = await play.engine("d", { tpSize: decodeTp, ...ONE_PROMPT });
+        const params = await play.clock.settle(p.prefill(prompt(1)));
+        const next = p.prefill(prompt(2));
+        const use = (n: number) =>
+          handled(d.decode({ ...prompt(1), requestId: idOf(n), params, cachedTokens }));
+        const [first, second] = [use(1), use(2)];
+        expect(await play.outcome(first)).toBe("ok");
+        expect(await play.outcome(second)).toBe(others);
+        expect(await play.outcome(d.decode({ ...prompt(2), params: await play.clock.settle(next) }))).toBe(
+          "ok",
+        );
+        await play.end();
+      });
+
+      it("vllm#52234: is refused after an abort, before and during the transfer, and P frees its blocks", async () => {
+        for (const abortAfterMs of [0, 3, 6, 9]) {
+          const { play, p, d, use } = await start();
+          const aborted = use(1);
+          await play.clock.advance(abortAfterMs);
+          d.abort(idOf(1));
+          expect(["ok", "KV_REQUEST_ABORTED"]).toContain(await play.outcome(aborted));
+          await play.clock.advance(1000);
+          // A vLLM P that pushes is not told.
+          if (sharesReferences || !plain) expect(p.outstanding().kept).toBe(0);
+          await useBlocksAnew(play, p, d);
+          expect(await play.outcome(use(2))).toBe("KV_REFERENCE_USED");
+          await play.end();
+        }
+      });
+
+      it("vllm#52234: is refused after a full prefix hit, where nothing was read", async () => {
+        const { play, p, d, use } = await start();
+        expect(await play.outcome(use(1, 40))).toBe("ok");
+        await play.clock.advance(1000);
+        expect(await play.outcome(use(2, 0))).toBe("KV_REFERENCE_USED");
+        await useBlocksAnew(play, p, d);
+        expect(await play.outcome(use(3, 0))).toBe("KV_REFERENCE_USED");
+        await play.end();
+      });
+
+      it("vllm#43509: is not released by an abort or a refusal while another request reads it", async () => {
+        const { play, p, d, params, use } = await start();
+        play.network.setFaults([{ fault: "delay", operation: ["READ", "WRITE"], delayMs: 300 }]);
+        const next = p.prefill(prompt(2));
+        const first = use(1);
+        void use(2);
+        const refused = handled(d.decode({ ...prompt(1, 8), requestId: idOf(3), params }));
+        await play.clock.advance(50);
+        d.abort(idOf(2));
+        expect(await play.outcome(first)).toBe("ok");
+        expect(await play.outcome(refused)).toBe("KV_REQUEST_INVALID");
+        play.network.setFaults([]);
+        expect(await play.outcome(d.decode({ ...prompt(2), params: await play.clock.settle(next) }))).toBe(
+          "ok",
+        );
+        await play.end();
+      });
+
+      it("is refused where only its address or the number of P's registrations is left out or changed", async () => {
+        const { play, p, d, params, use } = await start();
+        expect(await play.outcome(use(1))).toBe("ok");
+        await useBlocksAnew(play, p, d);
+        const changed: KvTransferParams[] = [
+          { ...params, remote_registration_generation: null },
+          { ...params, remote_host: "other" },
+          { ...params, remote_port: 1 },
+        ];
+        for (const [n, given] of changed.entries()) {
+          const again = d.decode({ ...prompt(1), requestId: idOf(2 + n), params: given });
+          expect(await play.outcome(again)).toBe("KV_REFERENCE_USED");
+        }
+        await play.end();
+      });
+    },
+  );
+}
