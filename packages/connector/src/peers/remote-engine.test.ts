@@ -1,0 +1,131 @@
+import { type Agent, noMetrics, type PreparedList, silentLog } from "@kv/interface";
+import type { ModelGeometry, RankGeometry } from "@kv/plan";
+import { manualClock } from "@kv/testing/manual-clock";
+import { describe, expect, it } from "vitest";
+import { TransferMetrics } from "../metrics/transfer-metrics.js";
+import type { WorkerContext } from "../worker/worker-context.js";
+import { RemoteEngines } from "./remote-engine.js";
+import { SharedLocalLists, SharedRemoteAgents } from "./shared-agent-state.js";
+
+/** A rank with a layer of 4 KV heads, 8 bytes per token and head. */
+function rank(change: Partial<RankGeometry> = {}): RankGeometry {
+  const { kernelBlockSize = 16, tpSize = 1 } = change;
+  const bytes = (4 / tpSize) * kernelBlockSize * 8;
+  return {
+    tpRank: 0,
+    tpSize,
+    kernelBlockSize,
+    physicalBlocksPerLogical: 1,
+    layout: "LBHNC",
+    attentionBackend: "SIM",
+    deviceId: 0,
+    regions: [
+      {
+        name: "layers.0",
+        baseAddress: 2 ** 20,
+        numBlocks: 8,
+        blockLengthBytes: bytes,
+        blockStrideBytes: bytes,
+        groupId: 0,
+        memoryType: "DRAM",
+      },
+    ],
+    ...change,
+  };
+}
+
+interface Given {
+  readonly local?: RankGeometry;
+  readonly remote?: RankGeometry;
+  readonly groups?: ModelGeometry["groups"];
+  readonly enablePermuteLocalKv?: boolean;
+  readonly prefixCaching?: boolean | undefined;
+  readonly dcpSize?: number;
+}
+
+/** Opens a remote engine whose ranks all have the same geometry: the plan, and the ranks that were asked. */
+async function opened({
+  local = rank(),
+  remote = rank(),
+  groups = ["full"],
+  enablePermuteLocalKv = false,
+  prefixCaching,
+  dcpSize = 1,
+}: Given) {
+  let asked: readonly number[] = [];
+  const agent = {
+    addRemote: async () => "p agent",
+    prepareLocal: async () => ({}) as PreparedList,
+    prepareRemote: async () => ({}) as PreparedList,
+  } as unknown as Agent;
+  const context = {
+    ...{ agent, local, clock: manualClock(), log: silentLog, metrics: new TransferMetrics(noMetrics) },
+    model: { numKvHeads: 4, groups },
+    caches: { config: { prefixCaching } },
+    options: { config: { enablePermuteLocalKv } },
+    settings: { engineTtlMs: 0 },
+    handshake: {
+      async ask(_: unknown, tpRanks: readonly number[]) {
+        asked = tpRanks;
+        const ranks = tpRanks.map((tpRank) => ({
+          tpRank,
+          geometry: { ...remote, tpRank },
+          agentMetadata: [],
+        }));
+        return { ranks, clock: {}, features: new Set() };
+      },
+    },
+    localLists: new SharedLocalLists(agent),
+    remoteAgents: new SharedRemoteAgents(agent),
+  } as unknown as WorkerContext;
+  const engines = new RemoteEngines(context, { failureType: "handshake_setup_failed" });
+  const address = { engineId: "p", host: "p", port: 1, tpSize: remote.tpSize, dcpSize, ppSize: 1 };
+  const work = engines.table.acquire(address).then(({ peer }) => peer.plan);
+  return { plan: await work.catch((error: Error) => error), asked: () => asked };
+}
+
+const STATE = { convBytes: 128, recurrentBytes: 256 };
+/** D and P of a state-space model, whose kernel blocks per logical block differ. */
+const STATES: Given = {
+  groups: ["mamba"],
+  local: rank({ stateSpace: STATE }),
+  remote: rank({ stateSpace: STATE, physicalBlocksPerLogical: 2 }),
+};
+const LARGER = rank({ kernelBlockSize: 32 });
+
+describe("the plan of a remote engine takes from this engine", () => {
+  it.each<[string, Given, object]>([
+    [
+      "that it converts HND to NHD (enable_permute_local_kv)",
+      { local: rank({ layout: "LBNHC" }), enablePermuteLocalKv: true },
+      { form: "permute", conversions: ["hnd-to-nhd"] },
+    ],
+    [
+      "that it does not convert",
+      { local: rank({ layout: "LBNHC" }) },
+      { form: "direct", formReason: expect.stringContaining('"hnd-to-nhd"') as string },
+    ],
+    ["that its memory is the host's, which a pass reaches", { local: LARGER }, { form: "permute" }],
+    [
+      "that its memory is a device's, which no pass reaches",
+      { local: { ...LARGER, regions: LARGER.regions.map((region) => ({ ...region, memoryType: "VRAM" })) } },
+      { form: "direct", formReason: expect.stringContaining("device memory") as string },
+    ],
+    ["that it reuses no prefixes", { ...STATES, prefixCaching: false }, { form: "copy" }],
+    ["that it reuses prefixes, the default", STATES, { code: "KV_PLAN_UNSUPPORTED" }],
+  ])("%s", async (_, given, expected) => {
+    expect((await opened(given)).plan).toMatchObject(expected);
+  });
+});
+
+describe("the ranks that are asked are those of the request's sizes", () => {
+  it.each([
+    [{ dcpSize: 1 }, [1]],
+    [{ dcpSize: 2 }, [0, 1]],
+    [{ dcpSize: 1, remote: rank({ tpSize: 4 }) }, [2, 3]],
+  ])("%j: ranks %j", async (given, ranks) => {
+    const half = rank({ tpSize: 2 });
+    const { asked } = await opened({ remote: half, ...given, local: { ...half, tpRank: 1 } });
+    expect(asked()).toEqual(ranks);
+  });
+});

@@ -1,0 +1,88 @@
+import type { AgentOptions, Tracer } from "@kv/interface";
+import { decodeHandshakePayload } from "@kv/protocol";
+import { engineIdentity } from "@kv/testing/engine-identity";
+import { simConfig } from "@kv/testing/simulator/sim-config";
+import { createSimRanks } from "@kv/testing/simulator/sim-ranks";
+import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
+import { expect, test } from "vitest";
+import { readTransferConfig } from "../config/transfer-config.js";
+import { METRICS } from "../metrics/metric-names.js";
+import { cpuPlatform } from "../platforms/cpu-platform.js";
+import { createConnectorWorker } from "./connector-worker.js";
+import type { WorkerContext } from "./worker-context.js";
+
+/** Opens a worker with this `kv_connector_extra_config`: the options of its agent, what its halves get, and its handshake payload. */
+async function opened(extra: Readonly<Record<string, unknown>>) {
+  const network = memoryNetwork();
+  const transport = memoryTransport({ network });
+  const ranks = createSimRanks({ transport, config: simConfig(16), tpSize: 1, numBlocks: 4 });
+  const [caches] = ranks.caches;
+  if (caches === undefined) throw new Error("no rank");
+  const asked: (AgentOptions | undefined)[] = [];
+  const contexts: WorkerContext[] = [];
+  const counted: string[] = [];
+  const tracer: Tracer = { start: () => undefined };
+  const worker = createConnectorWorker(
+    {
+      config: readTransferConfig({
+        kv_connector: "NixlConnector",
+        kv_role: "kv_both",
+        kv_connector_extra_config: extra,
+      }),
+      engine: engineIdentity("e"),
+      tpRank: 0,
+      ppRank: 0,
+      transport: {
+        ...transport,
+        createAgent(options) {
+          asked.push(options);
+          // The memory transport has other backends.
+          return transport.createAgent();
+        },
+      },
+      platform: cpuPlatform(),
+      sideChannel: memorySideChannel({ network }),
+      metrics: { count: (name) => counted.push(name), observe() {} },
+      tracer,
+    },
+    {
+      name: "stub",
+      transferMode: "pull",
+      operation: "read",
+      features: ["a", "b"],
+      createHalves(context) {
+        contexts.push(context);
+        return { peers: [], step() {}, outstanding: () => ({}), close: async () => {} };
+      },
+    },
+  );
+  await worker.registerKvCaches(caches);
+  const { payload } = await worker.handshakeMetadata();
+  const [context] = contexts;
+  if (context === undefined) throw new Error("no halves");
+  context.metrics.leaseExpired();
+  await worker.close();
+  ranks.close();
+  return { asked, context, counted, tracer, told: decodeHandshakePayload(payload) };
+}
+
+test.each([
+  ["in their order", { backends: ["LIBFABRIC", "UCX"] }, [{ name: "LIBFABRIC" }, { name: "UCX" }]],
+  [
+    "UCX with its threads",
+    { backends: ["UCX"], num_threads: 2 },
+    [{ name: "UCX", parameters: { num_threads: "2" } }],
+  ],
+  ["none: those of the transport", {}, undefined],
+])("the agent has the backends of the transfer config: %s", async (_, extra, backends) => {
+  const { asked } = await opened(extra);
+  expect(asked).toEqual([expect.objectContaining({ backends })]);
+});
+
+test("both halves get the settings, the engine's tracer and its metrics; peers are told the connector's messages", async () => {
+  const { context, counted, tracer, told } = await opened({ request_timeout: 7, engine_ttl: 8 });
+  expect(context.settings).toMatchObject({ requestTimeoutMs: 7000, engineTtlMs: 8000 });
+  expect(context.tracer).toBe(tracer);
+  expect(counted.at(-1)).toBe(METRICS.expiredRequests);
+  expect(told.extension?.features).toEqual(["a", "b"]);
+});
