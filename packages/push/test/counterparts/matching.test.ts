@@ -46,6 +46,18 @@ describe("matching", () => {
     expect(exact.written).toEqual(["r-0000bbbb → r-0000bbbb [7,8,9]"]);
   });
 
+  it("prefers the exact id over the base id, also when the registrations come after several requests have finished", async () => {
+    const { finish, register, written, idle } = writerOn();
+    finish("r-0000aaaa", "r-0000bbbb", "r-0000cccc");
+    for (const id of ["r-0000cccc", "r-0000bbbb", "r-0000dddd"]) register(id);
+    await idle();
+    expect(written).toEqual([
+      "r-0000cccc → r-0000cccc [7,8,9]",
+      "r-0000bbbb → r-0000bbbb [7,8,9]",
+      "r-0000aaaa → r-0000dddd [7,8,9]",
+    ]);
+  });
+
   it.each([
     [{ request_id: 7 }],
     [{ local_block_ids: "all" }],
