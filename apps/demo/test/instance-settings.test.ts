@@ -1,4 +1,4 @@
-import { silentLog } from "@kv/interface";
+import { type Ambient, type LogFields, type Span, silentLog, type Tracer } from "@kv/interface";
 import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
 import { afterEach, describe, expect, it } from "vitest";
 import { type Instance, startInstance } from "../src/instance/instance.js";
@@ -9,7 +9,10 @@ afterEach(async () => {
   for (const each of closing.splice(0)) await each.close();
 });
 
-async function start(settings: object = {}): Promise<Instance> {
+async function start(
+  settings: object = {},
+  ambient: Partial<Pick<Ambient, "log" | "tracer">> = {},
+): Promise<Instance> {
   const network = memoryNetwork();
   const config = readInstanceConfig({
     role: "both",
@@ -18,6 +21,7 @@ async function start(settings: object = {}): Promise<Instance> {
   });
   const instance = await startInstance(config, {
     log: silentLog,
+    ...ambient,
     transport: memoryTransport({ network, host: "127.0.0.1" }),
     sideChannel: memorySideChannel({ network, host: "127.0.0.1" }),
   });
@@ -79,7 +83,79 @@ describe("maxConcurrentBatches", () => {
       "maxConcurrentBatches is 2, and platform neuron executes at most 1",
     );
   });
+
+  const simulate = { forwardMsPer512Tokens: 5, layers: 1, kvHeads: 1, headDim: 16, maxModelLen: 1024 };
+  it.each([
+    ["the platform's limit of 2", {}, 2],
+    ["a lower setting", { maxConcurrentBatches: 1 }, 1],
+    ["a simulated model, which computes one after another", { simulate }, 1],
+  ])("the engine obeys %s: so many of 4 prompts are computed at the same time", async (_, settings, most) => {
+    let computing = 0;
+    let seen = 0;
+    let begun = () => {};
+    const span: Span = { traceparent: "", set() {}, event() {}, end() {} };
+    const tracer: Tracer = {
+      start(name) {
+        if (name !== "kv_engine.compute_prompt") return span;
+        computing += 1;
+        seen = Math.max(seen, computing);
+        begun();
+        const end = () => {
+          computing -= 1;
+        };
+        return { ...span, end };
+      },
+    };
+    const [engine] = (await start(settings, { tracer })).engines;
+    const outcomes: Promise<unknown>[] = [];
+    for (let n = 0; n < 4; n++) {
+      // Each next prompt comes when the one before begins: they are in batches of their own.
+      const computed = new Promise<void>((resolve) => {
+        begun = resolve;
+      });
+      const promptTokens = [n + 3, n + 4];
+      outcomes.push(
+        engine?.submit({ requestId: `r${n}`, promptTokens, maxTokens: 1 }).done ?? Promise.reject(),
+      );
+      await computed;
+    }
+    await Promise.all(outcomes);
+    expect(seen).toBe(most);
+  });
 });
+
+describe("what the platform cannot do", () => {
+  it.each([
+    [{ prefixCaching: true }, "prefixCaching is true: on trn1"],
+    [{ maxNumSeqs: 2 }, "maxNumSeqs is 2: on trn1"],
+  ])("is refused at the start on Neuron, with the compiler's bug: %j", async (settings, message) => {
+    const refused = start({ platform: "neuron", ...settings });
+    await expect(refused).rejects.toMatchObject({
+      code: "KV_PLATFORM_UNSUPPORTED",
+      message: `${message} the Neuron compiler fails on its graphs (NCC_ITEN404, aws-neuron-sdk #1304)`,
+    });
+  });
+
+  it("is a warning at the start where the platform says no more", async () => {
+    const platformModule = `data:text/javascript,${encodeURIComponent(WARNING_PLATFORM)}`;
+    const warned: unknown[] = [];
+    const warn = (event: string, fields?: LogFields) => void warned.push([event, fields]);
+    await start({ platformModule, maxNumSeqs: 3 }, { log: { ...silentLog, warn } });
+    expect(warned).toContainEqual([
+      "platform-setting",
+      { setting: "maxNumSeqs", message: 'checked {"maxNumSeqs":3,"prefixCaching":true}' },
+    ]);
+  });
+});
+
+/** A module of a platform that registers host memory and warns of each setting. */
+const WARNING_PLATFORM = `export default () => ({
+  deviceType: "cpu",
+  capabilities: { registersAs: ["DRAM"], bufferDevices: ["cpu"], maxConcurrentBatches: 1 },
+  kvCacheShape: () => [],
+  maxModelLen: ({ max_model_len, max_position_embeddings }) => max_model_len ?? max_position_embeddings,
+  check: (settings) => [{ setting: "maxNumSeqs", message: "checked " + JSON.stringify(settings) }],
+});`;
 
 it("publishes vLLM's metrics of the cache, from which kv-peer computes the used blocks", async () => {
   const instance = await start({ numBlocks: 64 });
