@@ -1,7 +1,7 @@
 /** A request that depends on the split between prefill and decode. Its answer must equal that of one server that computes it alone. */
 export interface BoundaryCase {
   readonly name: string;
-  readonly path: "/v1/completions" | "/v1/chat/completions" | "/v1/responses";
+  readonly path: "/v1/completions" | "/v1/chat/completions" | "/v1/responses" | "/v1/messages";
   readonly body: Readonly<Record<string, unknown>>;
   /** A string that the answer must contain. Without it the case tests nothing. */
   readonly mustContain?: string;
@@ -41,6 +41,8 @@ const counted = { stream: true, stream_options: { include_usage: true } };
 const calling = { ...greedy, messages, tools, max_tokens: 24, ignore_eos: false };
 const CALL = '"arguments":';
 const callOfF = { type: "function", function: { name: "f" } };
+const format = { type: "json_schema", json_schema: { name: "a", schema: parameters } };
+const OBJECT = '{\\"a\\":';
 
 const completions: readonly Omit<BoundaryCase, "path">[] = [
   { name: "one prompt", body: { ...greedy, prompt: one }, toyPasses: true },
@@ -79,6 +81,24 @@ const completions: readonly Omit<BoundaryCase, "path">[] = [
     name: "logprobs, n 2",
     body: { ...sampled, prompt: one, logprobs: 3, n: 2 },
     toyLeaks: true,
+  },
+  // P's leg has none of these members.
+  {
+    name: "response_format",
+    body: { ...greedy, prompt: one, ignore_eos: false, max_tokens: 24, response_format: format },
+    mustContain: OBJECT,
+    toyPasses: true,
+  },
+  { name: "stop", body: { ...greedy, prompt: one, stop: [" t1", " t2"] }, toyPasses: true },
+  {
+    name: "logprob_token_ids",
+    body: { ...greedy, prompt: one, logprobs: 1, logprob_token_ids: [11, 12] },
+    toyPasses: true,
+  },
+  {
+    name: "echo with logprobs and logprob_token_ids",
+    body: { ...greedy, prompt: one, echo: true, logprobs: 1, logprob_token_ids: [11, 12] },
+    toyPasses: true,
   },
 ];
 
@@ -136,24 +156,91 @@ const chats: readonly Omit<BoundaryCase, "path">[] = [
     mustContain: CALL,
     toyLeaks: true,
   },
+  {
+    name: "a chat with response_format and logprobs",
+    body: { ...calling, tools: undefined, response_format: format, logprobs: true, top_logprobs: 2 },
+    mustContain: OBJECT,
+    toyPasses: true,
+  },
 ];
 
 const response = { model: "tiny", temperature: 0, max_output_tokens: 8, input: words(50, 6) };
+const functions = ["f", "g"].map((name) => ({ type: "function", name, parameters }));
+const responses: readonly Omit<BoundaryCase, "path">[] = [
+  { name: "the Responses API", body: response },
+  { name: "the Responses API, streamed", body: { ...response, stream: true } },
+  {
+    name: "the Responses API with a text format",
+    body: {
+      ...response,
+      max_output_tokens: 24,
+      text: { format: { ...format.json_schema, type: "json_schema" } },
+    },
+    mustContain: OBJECT,
+  },
+  ...["required", { type: "function", name: "f" }].flatMap((tool_choice) =>
+    [false, true].map((stream) => ({
+      name: `the Responses API with the tool choice ${JSON.stringify(tool_choice)}${stream ? ", streamed" : ""}`,
+      body: { ...response, max_output_tokens: 24, tools: functions, tool_choice, stream },
+      mustContain: '"arguments":',
+    })),
+  ),
+];
+
+const message = { model: "tiny", temperature: 0, max_tokens: 8, messages };
+const messageTools = ["f", "g"].map((name) => ({ name, input_schema: parameters }));
+const callingMessage = { ...message, max_tokens: 24, tools: messageTools };
+const messagesApi: readonly Omit<BoundaryCase, "path">[] = [
+  ...[false, true].flatMap((stream) => {
+    const how = stream ? ", streamed" : "";
+    return [
+      { name: `a message${how}`, body: { ...message, stream } },
+      { name: `a message with a system prompt${how}`, body: { ...message, system: words(9, 7), stream } },
+      {
+        name: `a message with tools that are not called${how}`,
+        body: { ...message, tools: messageTools, tool_choice: { type: "none" }, stream },
+      },
+      {
+        name: `a message with stop_sequences${how}`,
+        body: { ...message, stop_sequences: [" t1", " t2"], stream },
+      },
+      // With one token of its arguments, vLLM answers 400.
+      ...[{ type: "tool", name: "f" }, { type: "tool", name: "g" }, { type: "any" }].map((tool_choice) => ({
+        name: `a message with the tool choice ${JSON.stringify(tool_choice)}${how}`,
+        body: { ...callingMessage, tool_choice, stream },
+        mustContain: "tool_use",
+      })),
+    ];
+  }),
+  {
+    name: "a message with an output format",
+    body: {
+      ...message,
+      max_tokens: 24,
+      output_config: { format: { type: "json_schema", schema: parameters } },
+    },
+    mustContain: OBJECT,
+  },
+];
 
 /** Requests that a server refuses. The proxy must return the server's status and message. */
 export const REFUSALS: readonly Omit<BoundaryCase, "path">[] = [
   { name: "temperature out of range", body: { ...greedy, prompt: one, temperature: -1 } },
   { name: "an unknown model", body: { ...greedy, prompt: one, model: "other" } },
   { name: "a prompt longer than max_model_len", body: { ...greedy, prompt: words(1100, 5) } },
-  // The proxy sets `max_tokens` of the prefill leg, so P accepts the request and holds blocks. Only D refuses it.
+  // P's leg has no stop strings, and `max_tokens` of its own, so P accepts these requests and holds blocks. Only D refuses them.
+  {
+    name: "more stop strings than the server takes",
+    body: { ...greedy, prompt: one, stop: ["a", "b", "c", "d", "e"] },
+  },
   { name: "max_tokens larger than max_model_len", body: { ...greedy, prompt: one, max_tokens: 5000 } },
 ];
 
 export const BOUNDARY_CASES: readonly BoundaryCase[] = [
   ...completions.map((each) => ({ ...each, path: "/v1/completions" as const })),
   ...chats.map((each) => ({ ...each, path: "/v1/chat/completions" as const })),
-  { name: "the Responses API", path: "/v1/responses", body: response },
-  { name: "the Responses API, streamed", path: "/v1/responses", body: { ...response, stream: true } },
+  ...responses.map((each) => ({ ...each, path: "/v1/responses" as const })),
+  ...messagesApi.map((each) => ({ ...each, path: "/v1/messages" as const })),
 ];
 
 /** The request with a new cache salt, so that a server finds nothing of it in its prefix cache. */
@@ -182,6 +269,7 @@ function ofStream(text: string): unknown {
   const events = text.split("\n\n").flatMap((event) => /^data: (.*)$/m.exec(event)?.[1] ?? []);
   const parts = events.filter((event) => event !== "[DONE]").map((event) => JSON.parse(event) as Fields);
   if (parts.some(({ type }) => String(type).startsWith("response."))) return ofResponse(parts);
+  if (parts.some(({ type }) => type === "message_start")) return ofMessage(parts);
   const choices: Fields[] = [];
   let usage: unknown;
   for (const chunk of parts) {
@@ -225,8 +313,25 @@ function ofResponse(events: readonly Fields[]): unknown {
   };
 }
 
+/** The event types in their order without repetitions, the content of each block, and what the first and the last events say of the message. */
+function ofMessage(events: readonly Fields[]): unknown {
+  const types = events.map(({ type }) => type);
+  const blocks: string[] = [];
+  for (const { index, content_block: begun, delta } of events) {
+    const { text = "", partial_json: json = "", thinking = "" } = (delta ?? {}) as Fields;
+    const { type, name } = (begun ?? {}) as Fields;
+    if (index === undefined) continue;
+    const at = Number(index);
+    blocks[at] = `${blocks[at] ?? [type, name].join(" ")}${String(text)}${String(json)}${String(thinking)}`;
+  }
+  const message = events.find(({ type }) => type === "message_start")?.message;
+  const end = events.find(({ type }) => type === "message_delta");
+  return { types: types.filter((type, at) => type !== types[at - 1]), blocks, message, end };
+}
+
 const IDENTITY = new Set([
   "id",
+  "call_id",
   "created",
   "created_at",
   "kv_transfer_params",
@@ -236,10 +341,17 @@ const IDENTITY = new Set([
   "input_tokens_details",
 ]);
 
+/** The usage of a message. A server that computes the prompt counts its full blocks as written to its cache, and a D, which gets them, does not. */
+function tokensOf({ input_tokens: input, output_tokens, ...cached }: Fields): Fields {
+  const { cache_creation_input_tokens: created = 0, cache_read_input_tokens: read = 0 } = cached;
+  return { input_tokens: Number(input) + Number(created) + Number(read), output_tokens };
+}
+
 function withoutIdentity(value: unknown): unknown {
   if (typeof value === "number") return Number.isInteger(value) ? value : Math.round(value * 1000) / 1000;
   if (Array.isArray(value)) return value.map(withoutIdentity);
   if (typeof value !== "object" || value === null) return value;
+  if ("cache_creation_input_tokens" in value) return tokensOf(value as Fields);
   return Object.fromEntries(
     Object.entries(value)
       .filter(([key]) => !IDENTITY.has(key))

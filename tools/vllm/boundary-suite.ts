@@ -1,5 +1,6 @@
 import { afterAll, describe, expect, test } from "vitest";
 import { BOUNDARY_CASES, type BoundaryCase, comparable, REFUSALS, salted, words } from "./boundary-cases.js";
+import { connectorMembersSuite } from "./connector-members-suite.js";
 import { waitSeconds } from "./held-blocks.js";
 import { startHttpTap } from "./http-tap.js";
 import { ask, type ProxyPair } from "./proxy-pair.js";
@@ -65,6 +66,11 @@ export function boundarySuite(pair: ProxyPair): void {
       expect((await ask(`${toy.url}/v1/completions`, body)).status).toBe(500);
     });
   });
+
+  connectorMembersSuite(pair, "kv-proxy", () => pair.proxied());
+  connectorMembersSuite(pair, "kv-proxy with --disaggregate-above and --unsplittable decode-computes", () =>
+    pair.proxied({ disaggregateAbove: 1000, policy: { unsplittable: "decode-computes" } }),
+  );
 
   test("the first token is a stop token: kv-proxy answers like a single server, and P holds no blocks", async () => {
     const { url } = await pair.proxied();

@@ -4,6 +4,7 @@ import type { ProxyOptions } from "@kv/proxy";
 import { expect, test } from "vitest";
 import { startSideChannel } from "../../packages/proxy/test/support/side-channel.js";
 import { BOUNDARY_CASES, type BoundaryCase, comparable, REFUSALS, salted, words } from "./boundary-cases.js";
+import { connectorMembersSuite } from "./connector-members-suite.js";
 import { abortWhileDecoding, abortWhilePrefilling } from "./proxy-fault-suite.js";
 import { ask, type OpenProxy, type ProxyPair } from "./proxy-pair.js";
 
@@ -56,6 +57,8 @@ export function throughSidecarSuite(
     },
   );
 
+  connectorMembersSuite(pair, "a sidecar behind something that names P", openWarmedUp);
+
   test("client aborts while D generates: D stops, and P holds no blocks", async () => {
     await abortWhileDecoding(pair, await openWarmedUp());
   });
@@ -81,6 +84,11 @@ export function sidecarSuite(pair: ProxyPair, mode: "pull" | "push"): void {
       expect(await comparable(await ask(`${sidecarUrl}/v1/completions`, body))).toEqual(right);
     }
     expect(proxy.status().prefillers).toEqual([]);
+  });
+
+  connectorMembersSuite(pair, "a sidecar without its header", async () => {
+    const { sidecarUrl } = await behind.proxied();
+    return { url: sidecarUrl };
   });
 
   test("a P that is not allowed gets 403, and a list goes on to the next P", async () => {

@@ -112,6 +112,14 @@ test("a client cannot choose P: its header is replaced, or removed where D compu
   expect(short.headers["x-gateway-destination-endpoint"]).toBe(short.destination);
 });
 
+test("headers in which a client names further instances to a sidecar are removed", async () => {
+  const { client } = await picked();
+  const forged = { "x-encoder-hosts-ports": "evil:1", "x-data-parallel-host-port": "evil:2" };
+  const { removed, headers } = await send(client, undefined, forged).choice();
+  expect(removed).toEqual(["x-encoder-hosts-ports", "x-data-parallel-host-port"]);
+  expect(headers["x-prefiller-host-port"]).toBe("127.0.0.1:11,127.0.0.1:12");
+});
+
 test("a short prompt has a P where its answer says something about the prompt", async () => {
   const { client } = await picked({ disaggregateAbove: 1000 });
   const { headers } = await send(client, { prompt: "a", prompt_logprobs: 1 }).choice();

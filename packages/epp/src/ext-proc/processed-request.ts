@@ -44,6 +44,8 @@ import {
 
 /** Where the gateway sends the request: `ip:port`, several separated by commas, in order. */
 const DESTINATION_HEADER = "x-gateway-destination-endpoint";
+/** Headers in which llm-d's sidecar takes the addresses of further instances. */
+const PEER_HEADERS = ["x-encoder-hosts-ports", "x-data-parallel-host-port"] as const;
 const DESTINATION_NAMESPACE = "envoy.lb";
 const SERVED_KEY = "x-gateway-destination-endpoint-served";
 const SUBSET_NAMESPACE = "envoy.lb.subset_hint";
@@ -263,8 +265,9 @@ export class ProcessedRequest {
     if (rank !== undefined) set["x-data-parallel-rank"] = String(rank);
     if (this.#headers["x-request-id"] === undefined) set["x-request-id"] = this.#requestId ?? "";
     if (span !== undefined) set["traceparent"] = span.traceparent;
-    // A client must not choose a prefill instance.
-    return headerMutation(set, prefillers === "" ? [PREFILLER_HEADER] : []);
+    // A client must not choose an instance.
+    const removed = PEER_HEADERS.filter((name) => this.#headers[name] !== undefined);
+    return headerMutation(set, prefillers === "" ? [PREFILLER_HEADER, ...removed] : removed);
   }
 
   /** Passes the request's body on. `isLast`: no trailers follow. */

@@ -1,4 +1,5 @@
 import { Turns } from "@kv/interface";
+import { vllmRequests } from "@kv/protocol";
 import { expect, test } from "vitest";
 import { refuseConnectorMembers } from "./connector-members.js";
 import { type Endpoint, parseGenerationRequest, parseRequestInTurns } from "./generation-request.js";
@@ -105,6 +106,39 @@ test.each([
   parseGenerationRequest("/v1/responses", Buffer.from(`{${members}}`));
   const long = Buffer.from(`{${members},"x":"${"a".repeat(300_000)}"}`);
   await parseRequestInTurns("/v1/responses", long, new Turns(1));
+});
+
+/** What vLLM's decoders of text by diffusion read there. */
+const SAMPLING = /^diffusion_/;
+
+test.each([...vllmRequests()])("vLLM %s has no other way to its connector", (_, requests) => {
+  const isRefused = (fields: Record<string, unknown>) => {
+    try {
+      refuseConnectorMembers(fields);
+      return false;
+    } catch {
+      return true;
+    }
+  };
+  const { "extra arguments read": read = [], "extra arguments written": written = [] } = requests;
+  expect(read).toContain("kv_transfer_params");
+  // What the engine reads there is refused in vllm_xargs, whose members come there unchanged.
+  for (const name of read)
+    expect(isRefused({ vllm_xargs: { [name]: "x" } }), name).toBe(!SAMPLING.test(name));
+  for (const name of written) {
+    const whole = name.startsWith("**") ? { [name.slice(2)]: { kv_transfer_params: "x" } } : { [name]: {} };
+    expect(isRefused(whole), name).toBe(!SAMPLING.test(name));
+  }
+  // The engine gets nothing else about a connector; kv_hints come from vLLM's Rust front end.
+  const engine = (requests["engine request"] ?? []).filter((name) => isRefused({ [name]: {} }));
+  expect(engine).toEqual(["kv_hints"]);
+  for (const route of ENDPOINTS) {
+    const members = requests[`request ${route}`] ?? [];
+    expect(members.filter((name) => isRefused({ [name]: {} })).sort()).toEqual([
+      "ec_transfer_params",
+      "kv_transfer_params",
+    ]);
+  }
 });
 
 test("a value that was read and is written anew has no second one", () => {
