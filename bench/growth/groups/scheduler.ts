@@ -20,6 +20,7 @@ const MEMORY_SIZES = [1000, 4000, 16_000, 64_000] as const;
 /** The requests are spread over as many P's. */
 const ENGINES = 8;
 const PROMPT_TOKENS = 40;
+const promptTokenIds = new Array<number>(PROMPT_TOKENS).fill(1);
 const BLOCK_IDS = [[1, 2, 3]];
 
 /** One side of a connector under requests. */
@@ -149,7 +150,7 @@ async function prefillSide(connector: ConnectorModule): Promise<Side> {
 }
 
 function request(requestId: string, kvTransferParams: KvTransferParams): ConnectorRequest {
-  return { requestId, numPromptTokens: PROMPT_TOKENS, kvTransferParams };
+  return { requestId, numPromptTokens: PROMPT_TOKENS, promptTokenIds, kvTransferParams };
 }
 
 function output(given: Partial<WorkerOutput>): WorkerOutput {

@@ -7,6 +7,7 @@ import type { Group, Quantity } from "../quantity.js";
 import { type MemoryEngine, memoryEngine } from "./memory-engine.js";
 
 const PROMPT_TOKENS = 40;
+const promptTokenIds = new Array<number>(PROMPT_TOKENS).fill(1);
 const BLOCK_IDS = [[1, 2, 3]];
 
 /** A D and the P's that its requests come from. */
@@ -36,12 +37,18 @@ function computed(prefills: readonly MemoryEngine[], count: number): ConnectorRe
   const requests = Array.from({ length: count }, (_, i) => {
     const { scheduler } = prefills[i % prefills.length] as MemoryEngine;
     const requestId = `r-${i}`;
-    const given = { requestId, numPromptTokens: PROMPT_TOKENS, kvTransferParams: { do_remote_decode: true } };
+    const given = {
+      requestId,
+      numPromptTokens: PROMPT_TOKENS,
+      promptTokenIds,
+      kvTransferParams: { do_remote_decode: true },
+    };
     scheduler.afterAllocation(given, BLOCK_IDS, 0);
     const { kvTransferParams } = scheduler.requestFinished(given, BLOCK_IDS, "length");
     return {
       requestId,
       numPromptTokens: PROMPT_TOKENS,
+      promptTokenIds,
       kvTransferParams: kvTransferParams as KvTransferParams,
     };
   });

@@ -29,6 +29,7 @@ const settings = {
 const NUM_BLOCKS = 32;
 const BLOCK_BYTES = 4096;
 const PROMPT_TOKENS = 48;
+const PROMPT = Array.from({ length: PROMPT_TOKENS }, (_, token) => token);
 const cache: KvCacheConfig = {
   groups: [{ kind: "full", layerNames: ["layers.0", "layers.1"] }],
   blockSize: 16,
@@ -137,6 +138,7 @@ const decodeBlocks = [30, 1, 17];
 const asked: ConnectorRequest = {
   requestId: "at-p",
   numPromptTokens: PROMPT_TOKENS,
+  promptTokenIds: PROMPT,
   kvTransferParams: { do_remote_decode: true },
 };
 prefill.scheduler.afterAllocation(asked, [prefillBlocks], 0);
@@ -151,6 +153,7 @@ prefill.step();
 const wanted: ConnectorRequest = {
   requestId: "at-d",
   numPromptTokens: PROMPT_TOKENS,
+  promptTokenIds: PROMPT,
   kvTransferParams: finished.kvTransferParams,
 };
 const { tokens } = decode.scheduler.matchedTokens(wanted, 0);

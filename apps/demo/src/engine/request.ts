@@ -93,7 +93,7 @@ export class RequestRecord {
   numComputedTokens = 0;
   /** The model holds the first `numComputedTokens` tokens of the sequence. */
   modelHasPast = false;
-  /** The prefix cache must not find its blocks: a test damaged them. */
+  /** The prefix cache must not find its blocks: a test damaged them, or no P compared their KV with the prompt. */
   uncacheable = false;
   /** When it was submitted, on the engine's clock. */
   submittedMs = 0;
@@ -135,7 +135,13 @@ export class RequestRecord {
     });
     const traceparent = this.span?.traceparent ?? request.traceparent;
     this.queueSpan = this.span && options.tracer?.start("kv_engine.queue", { parent: traceparent });
-    this.connectorRequest = { requestId, numPromptTokens, kvTransferParams, traceparent };
+    this.connectorRequest = {
+      requestId,
+      numPromptTokens,
+      promptTokenIds: promptTokens,
+      kvTransferParams,
+      traceparent,
+    };
     this.hashes = options.prefixCaching ? blockHashes(promptTokens, options.blockSize) : [];
     this.sampler = createSampler(sampling, options.uniform);
     this.done = new Promise((resolve, reject) => {

@@ -236,6 +236,10 @@ export class Scheduler {
     for (const record of this.inState("remote")) {
       record.blocksFailed ||= record.blockIds.some((id) => invalid.has(id));
     }
+    for (const requestId of output.unverifiedReceiving ?? []) {
+      const record = this.#requests.get(requestId);
+      if (record !== undefined) record.uncacheable = true;
+    }
     let changed = false;
     const failures = new Map(output.failedReceiving.map((failed) => [failed.requestId, failed]));
     for (const requestId of output.finishedReceiving) {
@@ -290,7 +294,7 @@ export class Scheduler {
         admittedMs: record.admittedMs,
         queuedMs: record.admittedMs - record.submittedMs,
       });
-      record.uncacheable = damaged;
+      record.uncacheable ||= damaged;
     }
     this.cachePrompt(record, covered);
     // Even when all KV is there, the last prompt token is computed again: its logits give the first output token.

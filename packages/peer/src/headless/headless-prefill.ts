@@ -77,7 +77,7 @@ export class HeadlessPrefill {
     this.#kept.set(requestId, taken);
     const blockIds = splitByGroup(taken, lengths);
     this.#copyIn(await this.#options.recording.kv(prompt), blockIds, recordedIds);
-    return this.#keepForDecode(requestId, tokens.length, blockIds);
+    return this.#keepForDecode(requestId, tokens, blockIds);
   }
 
   /** Tokens in a logical block. */
@@ -150,11 +150,12 @@ export class HeadlessPrefill {
   }
 
   /** Takes the connector through the steps of a request that ends after its prefill. */
-  #keepForDecode(requestId: string, numPromptTokens: number, blockIds: BlockIds): KvTransferParams {
+  #keepForDecode(requestId: string, tokens: readonly number[], blockIds: BlockIds): KvTransferParams {
     const { scheduler } = this.#engine;
     const request = {
       requestId,
-      numPromptTokens,
+      numPromptTokens: tokens.length,
+      promptTokenIds: tokens,
       kvTransferParams: { do_remote_decode: true, do_remote_prefill: false },
     };
     scheduler.matchedTokens(request, 0);

@@ -86,7 +86,8 @@ export async function load(options: LoadOptions): Promise<LoadResult> {
 
   // The longest prompt determines the size of the headless cache.
   const longest = Math.max(...promptTokens);
-  const params = await server.prefill(randomPrompt(longest, random));
+  const first = randomPrompt(longest, random);
+  const params = await server.prefill(first);
   const remote = readRemotePrefill(params);
   const filter = filterNotifications(options.transport);
   const matching = await openMatchingDecode(remote, {
@@ -115,7 +116,7 @@ export async function load(options: LoadOptions): Promise<LoadResult> {
     const isPush = remote.transferMode === "push";
     // P frees the blocks of the first request: a push P only after it has written them, a pull P after a notification.
     if (isPush)
-      await runner.receive({ promptTokens: longest, fault: undefined, abortAfterMs: 0 }, params, remote);
+      await runner.receive({ prompt: first, fault: undefined, abortAfterMs: 0 }, params, remote);
     else
       decode.giveUpQueued({
         requestId: "kv-peer-first",
@@ -127,7 +128,6 @@ export async function load(options: LoadOptions): Promise<LoadResult> {
       const result = await runner.run({
         requestId: `kv-peer-${random.uuid()}`,
         prompt: randomPrompt(length, random),
-        promptTokens: length,
         fault: chooseFault(random.next(), options),
         abortAfterMs: random.next() * MAX_ABORT_AFTER_MS,
       });

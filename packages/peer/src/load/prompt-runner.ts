@@ -11,7 +11,7 @@ import { type BlockPool, splitByGroup } from "../headless/block-pool.js";
 import { UNWRITTEN_BYTE } from "../headless/headless-decode.js";
 import type { MatchingDecode } from "../headless/matching-decode.js";
 import type { NotificationFilter } from "../headless/notification-filter.js";
-import type { EngineServer, Prompt } from "../http/engine-server.js";
+import type { EngineServer } from "../http/engine-server.js";
 import { countRemoteBlocks, decodeRequestId, readRemotePrefill } from "../protocol/remote-prefill.js";
 
 /**
@@ -47,8 +47,8 @@ export interface PromptResult {
 /** One prompt to run. */
 export interface PromptOrder {
   readonly requestId: string;
-  readonly prompt: Prompt;
-  readonly promptTokens: number;
+  /** Token ids. */
+  readonly prompt: readonly number[];
   readonly fault: Fault | undefined;
   /** For the fault `abort`: how long after the start of the READ, in ms. */
   readonly abortAfterMs: number;
@@ -86,7 +86,8 @@ export class PromptRunner {
   /** Runs one prompt. Never rejects: a failure is a result. */
   async run(order: PromptOrder): Promise<PromptResult> {
     const { server, clock, filter, loadStartMs, signal } = this.#options;
-    const { requestId, promptTokens, fault } = order;
+    const { requestId, prompt, fault } = order;
+    const promptTokens = prompt.length;
     const sentMs = clock.now();
     let prefillMs = 0;
     let serverBlocks = 0;
@@ -104,7 +105,7 @@ export class PromptRunner {
       ...rest,
     });
     try {
-      const params = await server.prefill(order.prompt, { requestId, signal });
+      const params = await server.prefill(prompt, { requestId, signal });
       prefillMs = clock.now() - sentMs;
       const remote = readRemotePrefill(params);
       serverBlocks = countRemoteBlocks(remote);
@@ -131,7 +132,7 @@ export class PromptRunner {
    * those of the transfer; `KV_TRANSFER_FAILED` when a block was not written.
    */
   async receive(
-    order: Pick<PromptOrder, "promptTokens" | "fault" | "abortAfterMs">,
+    order: Pick<PromptOrder, "prompt" | "fault" | "abortAfterMs">,
     params: KvTransferParams,
     remote: RemotePrefillParams,
   ): Promise<boolean> {
@@ -139,7 +140,8 @@ export class PromptRunner {
     const { decode } = matching;
     const request: ConnectorRequest = {
       requestId: decodeRequestId(remote, random),
-      numPromptTokens: remote.remoteNumTokens ?? order.promptTokens,
+      numPromptTokens: order.prompt.length,
+      promptTokenIds: order.prompt,
       kvTransferParams: params,
     };
     const taken = await pool.take(countRemoteBlocks(remote));

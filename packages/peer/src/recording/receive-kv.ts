@@ -43,7 +43,8 @@ export async function receiveKv(
     const blockIds = consecutiveIds(remote.remoteBlockIds);
     const request = {
       requestId: decodeRequestId(remote, place.random),
-      numPromptTokens: remote.remoteNumTokens ?? tokens.length,
+      numPromptTokens: tokens.length,
+      promptTokenIds: tokens,
       kvTransferParams: params,
     };
     const { failure } = await decode.receive(request, blockIds);
