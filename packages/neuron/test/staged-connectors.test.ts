@@ -1,10 +1,12 @@
 import { connectorSuite } from "@kv/conformance/connector";
-import { readTransferConfig, staged } from "@kv/connector";
+import { dualConnector, readTransferConfig, staged } from "@kv/connector";
 import type { SchedulerOptions } from "@kv/interface";
 import { pullConnector } from "@kv/pull";
 import { pushConnector } from "@kv/push";
-import { expect, it } from "vitest";
+import { itKeepsUnverifiedKvOutOfTheCache } from "@kv/testing/scenarios/unverified-kv";
+import { describe, expect, it } from "vitest";
 import { neuronPlatform } from "../src/index.js";
+import { simNeuron } from "./sim-neuron.js";
 import { stagedPair } from "./staged-pair.js";
 
 for (const connector of [pullConnector, pushConnector]) {
@@ -15,6 +17,17 @@ for (const connector of [pullConnector, pushConnector]) {
     });
   }
 }
+
+describe("with staging", () => {
+  itKeepsUnverifiedKvOutOfTheCache(pullConnector, {
+    device: (around) => simNeuron(around, { poolBlocks: 16 }),
+  });
+});
+
+describe("with pull and push in one engine", () => {
+  const both = { name: "auto", pull: pullConnector, push: pushConnector };
+  itKeepsUnverifiedKvOutOfTheCache(dualConnector({ ...both, prefer: () => "pull" }));
+});
 
 it("layer-wise push of a staged cache is rejected with the reason", async () => {
   const module = staged(pushConnector, { platform: neuronPlatform(), poolBlocks: 4 });

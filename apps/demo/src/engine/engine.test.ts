@@ -427,6 +427,30 @@ describe("a decode engine", () => {
     await engine.close();
   });
 
+  it("keeps KV that no P compared with its prompt, and what it computes after it, out of the prefix cache", async () => {
+    for (const unverified of [false, true]) {
+      const connector = scriptedConnector();
+      const setup = setUp({ connector });
+      const { engine } = setup;
+      const promptTokens = prompt(10);
+      const request = { requestId: "d", promptTokens, maxTokens: 5, kvTransferParams: { remote_tokens: 10 } };
+      const handle = engine.submit(request);
+      await settled();
+      await deliver(setup, connector, request);
+      // One rank says so.
+      connector.report(0, {
+        finishedReceiving: ["d"],
+        ...(unverified ? { unverifiedReceiving: ["d"] } : {}),
+      });
+      connector.report(1, { finishedReceiving: ["d"] });
+      const { tokens } = await handle.done;
+      const longer = [...promptTokens, ...tokens.map(({ token }) => token)];
+      const next = await engine.submit({ requestId: "e", promptTokens: longer, maxTokens: 1 }).done;
+      expect(next.cachedTokens > 0).toBe(!unverified);
+      await engine.close();
+    }
+  });
+
   it("receives only the part of a prompt that is not in the prefix cache", async () => {
     const connector = scriptedConnector();
     const setup = setUp({ connector });

@@ -95,6 +95,7 @@ export function scriptedConnector({
         return {
           finishedSending: outputs.flatMap((output) => output.finishedSending),
           finishedReceiving: outputs.flatMap((output) => output.finishedReceiving),
+          unverifiedReceiving: outputs.flatMap((output) => output.unverifiedReceiving ?? []),
           failedReceiving: outputs.flatMap((output) => output.failedReceiving),
           failedBlockIds: outputs.flatMap((output) => output.failedBlockIds),
         };

@@ -31,6 +31,16 @@ describe("createWorkerOutputAggregator", () => {
     expect(aggregate.size).toBe(0);
   });
 
+  it("reports a request as unverified with its end when the P of one rank has not compared the prompts", () => {
+    const aggregate = createWorkerOutputAggregator({ workers: 2 });
+    const unverified = { finishedReceiving: ["r"], unverifiedReceiving: ["r"] };
+    expect(aggregate.add({ tpRank: 0 }, output(unverified))).toEqual(output({}));
+    expect(aggregate.add({ tpRank: 1 }, output({ finishedReceiving: ["r"] }))).toEqual(output(unverified));
+    const again = { finishedReceiving: ["r"] };
+    aggregate.add({ tpRank: 0 }, output(again));
+    expect(aggregate.add({ tpRank: 1 }, output(again))).toEqual(output(again));
+  });
+
   it("fails a request when one rank failed, and reports it once the other rank has finished too", () => {
     const aggregate = createWorkerOutputAggregator({ workers: 2 });
     const failed = {
