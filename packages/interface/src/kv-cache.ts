@@ -59,6 +59,11 @@ export interface KvCacheRegion {
   readonly numKvHeads?: number | undefined;
   /** Whether every rank holds the same content. Default: the rule of the group's kind. */
   readonly replicated?: boolean | undefined;
+  /**
+   * Bytes of K and V of one head and token, where `headSize` and the type of the cache do not give them, as for V of another size than K. A block of another
+   * length than heads × tokens of these has padding or scales in places of its own: it is only moved whole, so peers need equal TP and block sizes.
+   */
+  readonly cellBytes?: number | undefined;
 }
 
 /** Sizes of a state-space layer's block on one rank. The block holds the projections of the convolution state, then the recurrent state. */
@@ -85,7 +90,10 @@ export interface KvCacheConfig {
   readonly numHiddenLayers: number;
   /** Type of the model's elements as vLLM writes it, such as "torch.float32". */
   readonly dtype: string;
-  /** Type of the cache's elements; "auto" when it is the model's. */
+  /**
+   * Type of the cache as vLLM names it (`--kv-cache-dtype`); "auto" when it is the model's. Blocks of types that do not keep heads and tokens apart, such as
+   * "nvfp4", and of types that `@kv/plan` does not know, are only moved whole: peers need equal TP and block sizes.
+   */
   readonly cacheDtype: string;
   /** Order of the dimensions. */
   readonly layout: KvCacheLayout;

@@ -1,3 +1,4 @@
+export { withCellBytes } from "./engine/cell-bytes.js";
 export { type CompatibilityOptions, checkCompatibility, type PairFacts } from "./engine/compatibility.js";
 export { type BuildPlanOptions, buildEngineTransferPlan } from "./engine/engine-plan.js";
 export type {

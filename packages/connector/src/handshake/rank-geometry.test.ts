@@ -1,4 +1,4 @@
-import { KvError } from "@kv/interface";
+import { type KvCacheConfig, KvError } from "@kv/interface";
 import { buildEngineTransferPlan, planRequest, type RankGeometry } from "@kv/plan";
 import { provePlan } from "@kv/plan/prove";
 import { decodeAgentMetadata, encodeAgentMetadata } from "@kv/protocol";
@@ -6,7 +6,7 @@ import { simConfig } from "@kv/testing/simulator/sim-config";
 import { createSimRanks } from "@kv/testing/simulator/sim-ranks";
 import { memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { describeRank, localGeometry, remoteGeometry } from "./rank-geometry.js";
+import { describeRank, localGeometry, modelGeometry, remoteGeometry } from "./rank-geometry.js";
 
 const rank = { tpRank: 0, tpSize: 1 };
 function local() {
@@ -154,6 +154,90 @@ describe("rank geometry", () => {
     ]);
     const plan = buildEngineTransferPlan({ local: here, remotes, numKvHeads: 8, groups: ["full"] });
     expect(provePlan(plan, { remotes, numKvHeads: 8 })).not.toHaveProperty("fault");
+  });
+
+  describe("groups with block sizes of their own", () => {
+    const grouped = (...sizes: readonly (number | undefined)[]): KvCacheConfig => ({
+      ...simConfig(16),
+      groups: sizes.map((blockSize, index) => ({
+        ...{ kind: "full", layerNames: [`layers.${index}`] },
+        ...(blockSize === undefined ? {} : { blockSize }),
+      })),
+    });
+    const geometryOf = (config: KvCacheConfig) => {
+      const [caches] = createSimRanks({
+        transport: memoryTransport(),
+        config,
+        tpSize: 1,
+        numBlocks: 4,
+      }).caches;
+      if (caches === undefined) throw new Error("no rank");
+      return localGeometry({ ...caches, config }, rank);
+    };
+
+    it("vllm#30419: are in a rank's geometry, those without one with the cache's", () => {
+      expect(geometryOf(grouped(undefined, 64, 32)).groupBlockTokens).toEqual([16, 64, 32]);
+      expect(geometryOf(grouped(undefined, undefined))).not.toHaveProperty("groupBlockTokens");
+    });
+
+    it("are those of a remote rank in the ratio of the cache's blocks, which a handshake does not carry", () => {
+      const here = geometryOf(grouped(undefined, 64));
+      const told = describeRank(here, { engineId: "e", agentMetadata: new Uint8Array([1]) });
+      expect(remoteGeometry(told, rank, here).groupBlockTokens).toEqual([16, 64]);
+      expect(remoteGeometry({ ...told, blockSize: 32 }, rank, here).groupBlockTokens).toEqual([32, 128]);
+      expect(remoteGeometry({ ...told, blockSize: 5 }, rank, here).groupBlockTokens).toEqual([5, 20]);
+      const odd = geometryOf(grouped(undefined, 24));
+      expect(remoteGeometry({ ...told, blockSize: 5 }, rank, odd)).not.toHaveProperty("groupBlockTokens");
+    });
+  });
+
+  describe("cells, by which padded blocks are known (vllm#52516)", () => {
+    /** Regions of a rank with 4 heads of 8 elements and blocks of 16 tokens, by the bytes of each. */
+    const cells = (lengths: readonly number[], change: Partial<KvCacheConfig> = {}, region = {}) => {
+      const [caches] = createSimRanks({
+        transport: memoryTransport(),
+        config: simConfig(16),
+        tpSize: 1,
+        numBlocks: 4,
+      }).caches;
+      const [first] = caches?.regions ?? [];
+      if (caches === undefined || first === undefined) throw new Error("no rank");
+      const regions = lengths.map((blockLengthBytes, index) => ({
+        ...{ ...first, name: `layers.${index}`, blockLengthBytes, blockStrideBytes: blockLengthBytes },
+        ...region,
+      }));
+      const config = { ...caches.config, headSize: 8, dtype: "torch.bfloat16", ...change };
+      return localGeometry({ config, regions }, rank).regions.map(({ cellBytes }) => cellBytes);
+    };
+    const block = 4 * 16;
+
+    it("are K and V, or one of them, of the head size and the type", () => {
+      expect(cells([block * 32, block * 32])).toEqual([32, 32]);
+      expect(cells([block * 16, block * 16])).toEqual([16, 16]);
+      expect(cells([block * 16], { cacheDtype: "fp8" })).toEqual([16]);
+      expect(cells([block * 64], { cacheDtype: "torch.float32" })).toEqual([64]);
+    });
+
+    it("are not those of a padded block, and unknown where layers have heads of different sizes or scales", () => {
+      expect(cells([block * 36, block * 36])).toEqual([32, 32]);
+      expect(cells([block * 32, block * 36])).toEqual([undefined, undefined]);
+      expect(cells([block * 36], { cacheDtype: "fp8_per_token_head" })).toEqual([undefined]);
+    });
+
+    it("are the engine's where it gives them", () => {
+      expect(cells([block * 36], {}, { cellBytes: 36 })).toEqual([36]);
+      expect(cells([block * 32, block * 36], {}, { cellBytes: 36 })).toEqual([36, 36]);
+    });
+
+    it("of a state are none", () => {
+      const groups = [{ kind: "mamba", layerNames: ["layers.0"] }];
+      const stateSpace = { convProjectionBytes: [64], recurrentBytes: 64 };
+      expect(cells([block * 36], { groups, stateSpace })).toEqual([undefined]);
+    });
+
+    it("the type of the cache is a part of the model", () => {
+      expect(modelGeometry({ ...simConfig(16), cacheDtype: "nvfp4" })).toMatchObject({ cacheDtype: "nvfp4" });
+    });
   });
 
   it("refuses a peer with a state that is replicated on every rank (ple_block_len)", () => {

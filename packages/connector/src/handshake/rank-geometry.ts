@@ -1,5 +1,12 @@
 import { type KvCaches, KvError } from "@kv/interface";
-import { type ModelGeometry, type RankGeometry, type RegionGeometry, requireStatesFit } from "@kv/plan";
+import {
+  groupBlockTokens,
+  type ModelGeometry,
+  type RankGeometry,
+  type RegionGeometry,
+  requireStatesFit,
+  withCellBytes,
+} from "@kv/plan";
 import type { AgentMetadata } from "@kv/protocol";
 import { cachesOfSegments, numberSegments } from "./segment-names.js";
 
@@ -17,7 +24,7 @@ export function localGeometry(caches: KvCaches, rank: RankPlace): RankGeometry {
   // LHBNC has a segment for each head of a rank.
   const headEach =
     config.layout === "LHBNC" ? new Set(told.filter((name, at) => name !== names[at])) : undefined;
-  return {
+  const geometry: RankGeometry = {
     ...rank,
     dcpSize: 1,
     kernelBlockSize: config.blockSize / config.physicalBlocksPerLogical,
@@ -38,12 +45,14 @@ export function localGeometry(caches: KvCaches, rank: RankPlace): RankGeometry {
       ...(headEach?.has(region.name) === true ? { numKvHeads: rank.tpSize } : {}),
       ...(region.numKvHeads === undefined ? {} : { numKvHeads: region.numKvHeads }),
       ...(region.replicated === undefined ? {} : { replicated: region.replicated }),
+      ...(region.cellBytes === undefined ? {} : { cellBytes: region.cellBytes }),
     })),
     ...stateOf(config),
     ...(config.groups.some(({ blockSize }) => blockSize !== undefined)
-      ? { groupBlockTokens: config.groups.map(({ blockSize }) => blockSize ?? config.blockSize) }
+      ? { groupBlockTokens: groupBlockTokens(config) }
       : {}),
   };
+  return withCellBytes(geometry, modelGeometry(config), config);
 }
 
 function stateOf({ stateSpace }: KvCaches["config"]): Pick<RankGeometry, "stateSpace"> {
@@ -54,9 +63,10 @@ function stateOf({ stateSpace }: KvCaches["config"]): Pick<RankGeometry, "stateS
 }
 
 /** The groups of a model in the form that plans use. */
-export function modelGeometry({ groups, numKvHeads }: KvCaches["config"]): ModelGeometry {
+export function modelGeometry({ groups, numKvHeads, cacheDtype }: KvCaches["config"]): ModelGeometry {
   return {
     numKvHeads,
+    cacheDtype,
     groups: groups.map(({ kind }) => kind),
     ...(groups.some((group) => group.numKvHeads !== undefined)
       ? { groupKvHeads: groups.map((group) => group.numKvHeads ?? numKvHeads) }
@@ -160,6 +170,7 @@ export function remoteGeometry(metadata: AgentMetadata, rank: RankPlace, local: 
     layout: metadata.kvCacheLayout,
     attentionBackend: metadata.attentionBackend,
     deviceId: metadata.deviceId,
+    ...blockTokensOf(metadata, local),
     regions: metadata.baseAddresses.map((baseAddress, index): RegionGeometry => {
       const told = names?.[index];
       const here = ppSize > 1 ? local.regions.find(({ name }) => name === told) : local.regions[index];
@@ -183,11 +194,29 @@ export function remoteGeometry(metadata: AgentMetadata, rank: RankPlace, local: 
   return remote;
 }
 
-/** How ranks share a cache depends on the model and is not part of the handshake, so it is taken from the local region. */
-function sharingOf(here: RegionGeometry | undefined): Pick<RegionGeometry, "numKvHeads" | "replicated"> {
+/**
+ * Tokens in the blocks of the remote's groups: a handshake has those of one group, and the ratio of two groups is the model's. Groups that would not get whole
+ * tokens are left out; the plan refuses such a pair.
+ */
+function blockTokensOf(
+  { blockSize, physicalBlocksPerLogical }: AgentMetadata,
+  local: RankGeometry,
+): Pick<RankGeometry, "groupBlockTokens"> {
+  if (local.groupBlockTokens === undefined) return {};
+  const ratio =
+    (blockSize * physicalBlocksPerLogical) / (local.kernelBlockSize * local.physicalBlocksPerLogical);
+  const groupBlockTokens = local.groupBlockTokens.map((tokens) => tokens * ratio);
+  return groupBlockTokens.every(Number.isInteger) ? { groupBlockTokens } : {};
+}
+
+/** How ranks share a cache, and what a cell is, depends on the model and is not part of the handshake, so it is taken from the local region. */
+function sharingOf(
+  here: RegionGeometry | undefined,
+): Pick<RegionGeometry, "cellBytes" | "numKvHeads" | "replicated"> {
   return {
     ...(here?.numKvHeads === undefined ? {} : { numKvHeads: here.numKvHeads }),
     ...(here?.replicated === undefined ? {} : { replicated: here.replicated }),
+    ...(here?.cellBytes === undefined ? {} : { cellBytes: here.cellBytes }),
   };
 }
 

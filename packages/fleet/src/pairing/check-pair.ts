@@ -54,11 +54,13 @@ export function checkKey(facts: EngineFacts): string {
   return `${planKey(facts)} ${facts.factors !== undefined} ${facts.compatibilityHash}`;
 }
 
-/** Whether the hashes of two engines differ, and the factor is not known without a search. */
-export function hashesDifferUnexplained(prefill: EngineFacts, decode: EngineFacts): boolean {
-  return (
-    prefill.compatibilityHash !== decode.compatibilityHash && knownDifferences(prefill, decode).length === 0
-  );
+/** Whether a search for the factors of a hash decides or explains a pair: the hashes differ, or heads are split and the type of the cache is not known. */
+export function needsFactors(prefill: EngineFacts, decode: EngineFacts): boolean {
+  if (prefill.compatibilityHash !== decode.compatibilityHash)
+    return knownDifferences(prefill, decode).length === 0;
+  const [p, d] = [prefill.metadata, decode.metadata];
+  const isKnown = (prefill.factors ?? decode.factors) !== undefined;
+  return !isKnown && !hasMla(p) && bytesPerToken(p) !== bytesPerToken(d);
 }
 
 function hashDifferences(prefill: EngineFacts, decode: EngineFacts): readonly PairDifference[] {
@@ -134,6 +136,7 @@ function planKey(facts: EngineFacts): number {
       isVllm,
       vllmVersion ?? "",
       String(factors?.["num_kv_heads"]),
+      String(factors?.["cache_dtype"]),
     ];
     const hash = createHash("sha256").update(JSON.stringify(all)).digest("base64");
     key = numbers.get(hash) ?? ++lastNumber;
@@ -165,7 +168,8 @@ function checkPlan(prefill: EngineFacts, decode: EngineFacts): PairCheck {
     return unplanned("the prefill engine has pipeline stages, and only the first was asked");
   const sizes = tpSizes(prefill, decode);
   if (typeof sizes === "string") return unplanned(sizes);
-  const pair: PairToPlan = { prefill: p, decode: d, ...sizes, groups: assumedGroups(p) };
+  const cacheDtype = textOf(prefill.factors?.["cache_dtype"] ?? decode.factors?.["cache_dtype"]);
+  const pair: PairToPlan = { prefill: p, decode: d, ...sizes, groups: assumedGroups(p), cacheDtype };
   if (Math.max(sizes.prefillTp, sizes.decodeTp) > MAX_TP) return unplanned(`a TP size above ${MAX_TP}`);
   const limit = vllmLimit(pair, {
     isPush: prefill.mode === "push" || decode.mode === "push",
@@ -195,6 +199,12 @@ function checkPlan(prefill: EngineFacts, decode: EngineFacts): PairCheck {
   }
 }
 
+/** Bytes of a token in the first region of a rank. */
+const bytesPerToken = ({ blockLengthsBytes, blockSize }: AgentMetadata) =>
+  (blockLengthsBytes[0] ?? 0) / blockSize;
+
+const textOf = (value: unknown) => (typeof value === "string" ? value : undefined);
+
 function isStageOf(prefill: AgentMetadata, decode: AgentMetadata): boolean {
   const all = new Set(decode.regionNames);
   return prefill.regionNames?.every((name) => all.has(name)) ?? true;
@@ -208,10 +218,8 @@ function tpSizes(prefill: EngineFacts, decode: EngineFacts) {
   const [p, d] = [prefill.metadata, decode.metadata];
   const heads = prefill.factors?.["num_kv_heads"] ?? decode.factors?.["num_kv_heads"];
   const headsAreKnown = typeof heads === "number" && Number.isSafeInteger(heads) && heads > 0;
-  const perToken = ({ blockLengthsBytes, blockSize }: AgentMetadata) =>
-    (blockLengthsBytes[0] ?? 0) / blockSize;
   // How many times as many heads a rank of P holds.
-  const ratio = hasMla(p) ? 1 : perToken(p) / perToken(d);
+  const ratio = hasMla(p) ? 1 : bytesPerToken(p) / bytesPerToken(d);
   const isWhole = Number.isInteger(ratio) || Number.isInteger(1 / ratio);
   const whole = (tp: number) => (Number.isInteger(tp) && tp >= 1 ? tp : undefined);
   let [prefillTp, decodeTp] = [prefill.tpSize, decode.tpSize];

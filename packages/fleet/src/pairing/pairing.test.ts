@@ -256,6 +256,32 @@ test("TP sizes that are not configured follow from the lengths of the blocks", a
 });
 
 test.each([
+  ["engines that announce their factors", true],
+  ["engines of vLLM, whose factors are searched", false],
+])("vllm#52516: nvfp4 at TP 1 and 2 is no pair, equal TP sizes are one: %s", async (_, announces) => {
+  // 4 heads of 32 elements: K and V of a token take 18 bytes each.
+  const lengths = (heads: number) =>
+    METADATA.blockLengthsBytes.map(() => METADATA.blockSize * heads * 2 * 18);
+  const sized = (heads: number) => ({ blockLengthsBytes: lengths(heads), blockStridesBytes: lengths(heads) });
+  const engine = (heads: number) =>
+    sideChannel({
+      factors: { cache_dtype: "nvfp4", dtype: "torch.bfloat16" },
+      announces,
+      metadata: sized(heads),
+    });
+  const [one, two] = [await engine(4), await engine(2)];
+  const unlike = await fleet({ prefill: [one.port], decode: [two.port], models: ["tiny"] });
+  await expect
+    .poll(() => unlike.pools.decode.status()[0]?.pairing?.reason)
+    .toMatch(
+      /blocks must be split by head, and blocks of cache dtype "nvfp4" do not keep heads and tokens apart/,
+    );
+  expect(unlike.route(1)).toEqual(["undefined-undefined"]);
+  const alike = await fleet({ prefill: [one.port], decode: [one.port], models: ["tiny"] });
+  expect(alike.route(1)).toEqual(["p0-d0"]);
+});
+
+test.each([
   ["lenient", undefined, undefined, "p0-d0", "unverified"],
   ["label", undefined, undefined, "undefined-undefined", "unpaired"],
   ["label", "a", "a", "p0-d0", "unverified"],

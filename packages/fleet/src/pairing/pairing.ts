@@ -1,7 +1,7 @@
 import { setMaxListeners } from "node:events";
 import { type Clock, KvError, type Log } from "@kv/interface";
 import { type Instance, instanceName, type PairingStatus, partOf, type Role } from "../instances/instance.js";
-import { hashesDifferUnexplained } from "./check-pair.js";
+import { needsFactors } from "./check-pair.js";
 import { type EngineFacts, type InstanceGet, kvBytesOf, modeIn, readEngineFacts } from "./engine-facts.js";
 import { findFactors, mayFindFactors } from "./find-factors.js";
 import { fittingKinds, hasEntry, Kinds } from "./kinds.js";
@@ -389,8 +389,7 @@ export class Pairing {
     if (facts === undefined || kind === undefined || !mayFindFactors(facts)) return;
     for (const { entries } of kind.checks.keys()) {
       const [other] = entries;
-      if (other?.facts !== undefined && hashesDifferUnexplained(facts, other.facts))
-        void this.#searchFactors(entry);
+      if (other?.facts !== undefined && needsFactors(facts, other.facts)) void this.#searchFactors(entry);
     }
   }
 

@@ -22,6 +22,8 @@ export interface PairToPlan {
   readonly numKvHeads: number;
   /** Kind of each KV cache group. */
   readonly groups: readonly KvCacheKind[];
+  /** Type of the cache as vLLM names it, where it is known. Default: one whose blocks can be split by head. */
+  readonly cacheDtype?: string | undefined;
 }
 
 /** Whether the engine's attention is MLA, by the name of its backend. */
@@ -68,7 +70,7 @@ export function rankGeometry(
  * `buildEngineTransferPlan`.
  */
 export function planRanks(
-  { prefill, decode, prefillTp, decodeTp, numKvHeads, groups }: PairToPlan,
+  { prefill, decode, prefillTp, decodeTp, numKvHeads, groups, cacheDtype }: PairToPlan,
   conversions: readonly ReceiveConversion[] = [],
   decodeRanks: readonly number[] = Array.from({ length: decodeTp }, (_, tpRank) => tpRank),
 ): EngineTransferPlan[] {
@@ -79,6 +81,7 @@ export function planRanks(
       remotes: ranks.map((rank) => rankGeometry(prefill, { tpRank: rank, tpSize: prefillTp })),
       numKvHeads,
       groups,
+      cacheDtype,
       conversions,
     });
   });

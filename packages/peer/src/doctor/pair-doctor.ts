@@ -67,12 +67,15 @@ export async function pairDoctor(options: PairDoctorOptions): Promise<PairReport
   if (decode !== undefined) {
     const factors = compatibility.factors.prefill ?? compatibility.factors.decode ?? knownFactors;
     const heads = factors.num_kv_heads ?? knownFactors.num_kv_heads;
+    const told = prefill.cacheSettings?.cache_dtype ?? decode.cacheSettings?.cache_dtype;
+    const cacheDtype = factors.cache_dtype ?? knownFactors.cache_dtype ?? told;
     checks.push(
       ...planChecks(prefill, decode, {
         prefillTp: tpOf(prefill),
         decodeTp: tpOf(decode),
         tpIsAssumed: !isTpKnown(prefill) || !isTpKnown(decode),
         numKvHeads: typeof heads === "number" ? heads : undefined,
+        cacheDtype: typeof cacheDtype === "string" ? cacheDtype : undefined,
       }),
     );
   }

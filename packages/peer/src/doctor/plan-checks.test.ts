@@ -82,3 +82,15 @@ test("the check says that the TP size is assumed", () => {
   const [check] = plan(server("prefill"), server("decode"), { tpIsAssumed: true });
   expect(check?.found).toContain("assumed: a TP size");
 });
+
+test("vllm#52516: nvfp4 at TP 1 to 2 is refused by name, at equal TP sizes it is ok; an unknown type is assumed to be another", () => {
+  const at = (cacheDtype: string | undefined, decodeTp: number) =>
+    plan(server("prefill"), server("decode", sized(1 / decodeTp)), { decodeTp, cacheDtype })[0];
+  expect(at("nvfp4", 2)).toMatchObject({ status: "fail", fix: "use equal TP sizes on both sides" });
+  expect(at("nvfp4", 2)?.found).toMatch(
+    /split by head, and blocks of cache dtype "nvfp4" do not keep heads and tokens apart: local 2 heads, TP 2, remote 4 heads, TP 1/,
+  );
+  expect(at("nvfp4", 1)).toMatchObject({ status: "ok" });
+  expect(at("fp8", 2)?.found).not.toContain("assumed");
+  expect(at(undefined, 2)?.found).toContain("assumed: a cache whose blocks are split by head");
+});

@@ -10,6 +10,8 @@ export interface PlanOptions {
   /** A TP size was neither announced nor given by the user. */
   readonly tpIsAssumed: boolean;
   readonly numKvHeads: number | undefined;
+  /** Type of the cache, by vLLM's name; undefined where no server says it. */
+  readonly cacheDtype?: string | undefined;
 }
 
 /** Builds the transfer plan of every decode rank from the metadata of rank (0, 0) of both servers, and reports why a plan is refused. */
@@ -17,7 +19,7 @@ export function planChecks(prefill: ServerFacts, decode: ServerFacts, options: P
   const { metadata: remote } = prefill;
   const { metadata: local } = decode;
   if (remote === undefined || local === undefined) return [];
-  const { prefillTp, decodeTp } = options;
+  const { prefillTp, decodeTp, cacheDtype } = options;
   const isMla = hasMla(remote);
   const numKvHeads = options.numKvHeads ?? Math.max(prefillTp, decodeTp);
   const groups = assumedGroups(remote, prefill.remotePrefill?.remoteBlockIds.length);
@@ -26,8 +28,11 @@ export function planChecks(prefill: ServerFacts, decode: ServerFacts, options: P
   if (options.tpIsAssumed) assumed.push("a TP size (--prefill-tp, --decode-tp)");
   if (options.numKvHeads === undefined && prefillTp !== decodeTp && !isMla)
     assumed.push("the number of KV heads (--kv-heads)");
+  if (cacheDtype === undefined && prefillTp !== decodeTp && !isMla)
+    assumed.push("a cache whose blocks are split by head, as they are not with nvfp4 (--kv-cache-dtype)");
 
-  const pair: PairToPlan = { prefill: remote, decode: local, prefillTp, decodeTp, numKvHeads, groups };
+  const sizes = { prefillTp, decodeTp, numKvHeads };
+  const pair: PairToPlan = { prefill: remote, decode: local, ...sizes, groups, cacheDtype };
   const checks: Check[] = [];
   const tail = assumed.length === 0 ? "" : `\nassumed: ${assumed.join(", ")}`;
   try {

@@ -85,7 +85,8 @@ export function matchingSettings(
       numKvHeads: remote.tpSize * headsPerRank,
       headSize: 1,
       numHiddenLayers: regions.length,
-      dtype: "torch.bfloat16",
+      // Not on the wire, and neither is the head size: with an unknown type, blocks count as heads and tokens without padding.
+      dtype: "unknown",
       cacheDtype: "auto",
       layout: metadata.kvCacheLayout,
       attentionBackend: metadata.attentionBackend,

@@ -10,6 +10,7 @@ interface Options extends ReportOptions {
   readonly tp: readonly number[];
   readonly kvHeads?: number | undefined;
   readonly groups: readonly KvCacheKind[];
+  readonly kvCacheDtype?: string | undefined;
   readonly timeout: number;
 }
 
@@ -28,6 +29,7 @@ export function addPlan(program: Command): void {
     .requiredOption("--tp <size>", "tensor parallel size; once for both engines, or twice", collectSizes)
     .option("--kv-heads <count>", "KV heads of the model", count)
     .option("--groups <kinds>", "kinds of the KV cache groups, such as full,swa", kinds, [])
+    .option("--kv-cache-dtype <name>", "type of the cache, as vLLM names it")
     .option("--timeout <ms>", "for the handshake of each engine", count, 5000);
   addReportOptions(command).action(run);
 }
@@ -67,6 +69,7 @@ async function run(options: Options): Promise<void> {
       decode: { ...decode, tpSize: decodeTp },
       numKvHeads: options.kvHeads ?? 1,
       groups: groups.length > 0 ? groups : ["full"],
+      cacheDtype: options.kvCacheDtype,
       timeoutMs: options.timeout,
     });
     const assumed = groups.length > 0 ? [] : ["one group of full attention (--groups)"];

@@ -26,6 +26,8 @@ export interface LivePairOptions {
   readonly numKvHeads: number;
   /** Kind of each KV cache group. */
   readonly groups: readonly KvCacheKind[];
+  /** Type of the cache, as vLLM names it. Default: one whose blocks can be cut by head and token. */
+  readonly cacheDtype?: string | undefined;
   /** For the handshake of each engine. */
   readonly timeoutMs: number;
 }
@@ -43,6 +45,7 @@ export async function livePair(options: LivePairOptions): Promise<Pair> {
     title: `${nameOf(options.prefill)} → ${nameOf(options.decode)}`,
     numKvHeads: options.numKvHeads,
     groups: options.groups,
+    cacheDtype: options.cacheDtype,
     windowTokens: options.groups.map(() => undefined),
     prefill: ranksLike(prefill.metadata, options.prefill.tpSize),
     decode: ranksLike(decode.metadata, options.decode.tpSize),
@@ -51,6 +54,9 @@ export async function livePair(options: LivePairOptions): Promise<Pair> {
       hashes[0] === hashes[1]
         ? "both engines run one model: their compatibility hashes are equal"
         : `both engines run one model, although their compatibility hashes differ (${hashes.map((hash) => hash?.slice(0, 12)).join(", ")}): as they are, D refuses the handshake`,
+      ...(options.cacheDtype === undefined
+        ? ["a cache whose blocks can be cut by head and token, as they cannot with nvfp4 (--kv-cache-dtype)"]
+        : []),
     ],
   };
 }

@@ -49,7 +49,11 @@ export function command(): Command {
     .option("--head-size <elements>", "elements of a head, without a config", integer)
     .option("--layers <count>", "layers with a cache, without a config", integer)
     .option("--mla", "the model has multi-head latent attention: --head-size is its latent vector", false)
-    .option("--kv-cache-dtype <name>", "auto, bfloat16, float16, float32, fp8", "auto")
+    .option(
+      "--kv-cache-dtype <name>",
+      "auto, bfloat16, float16, float32, fp8, nvfp4, fp8_per_token_head, …",
+      "auto",
+    )
     .option(
       "--ssm-dtype <name>",
       "of a hybrid's recurrent states: auto (the config's, else float32), or as above",

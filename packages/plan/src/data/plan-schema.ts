@@ -19,6 +19,7 @@ export const regionSchema = z.strictObject({
   memoryType: z.enum(["DRAM", "VRAM"]),
   groupIds: z.array(whole).max(65_536).optional(),
   numKvHeads: positive.optional(),
+  cellBytes: positive.optional(),
   replicated: z.boolean().optional(),
   members: z.array(z.string().max(1000)).max(65_536).optional(),
   deviceId: whole.optional(),

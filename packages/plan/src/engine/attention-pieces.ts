@@ -28,6 +28,8 @@ export interface AttentionShape {
    * the first group, and `heads` the highest number.
    */
   readonly isMixed?: boolean | undefined;
+  /** The bytes of a block are not heads × tokens × cells: it is only moved whole. */
+  readonly isWhole?: boolean | undefined;
 }
 
 /** The numbers of parts into which kernel blocks are cut, so that a local and a remote part hold equally many tokens. */

@@ -1,5 +1,5 @@
 import { KvError } from "@kv/interface";
-import { expect, test } from "vitest";
+import { describe, expect, test } from "vitest";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
 import { provePlan } from "../prove/prove-plan.js";
 import { samplePair, sampleRank } from "../sample-pair.test-support.js";
@@ -52,4 +52,99 @@ test("larger remote blocks need KV heads that divide over the ranks", () => {
   );
   expect(refusal(blocks(32, three), blocks(16, three))).toBeUndefined();
   expect(refusal(blocks(16, { tpSize: 2 }), blocks(32, {}))).toBeUndefined();
+});
+
+describe("blocks that are not heads × tokens × cells", () => {
+  const built = (local: RankGeometry, remotes: readonly RankGeometry[], cacheDtype?: string) =>
+    buildEngineTransferPlan({ local, remotes, numKvHeads: 4, groups: ["full"], cacheDtype });
+  const why = (attempt: () => unknown) => {
+    try {
+      attempt();
+    } catch (error) {
+      if (KvError.is(error, "KV_PLAN_UNSUPPORTED")) return error.message;
+      throw error;
+    }
+    return undefined;
+  };
+  const ranks = (tpSize: number, change: Partial<RankGeometry> = {}) =>
+    Array.from({ length: tpSize }, (_, tpRank) => sampleRank({ tpSize, tpRank, ...change }));
+  const NVFP4 = 'blocks of cache dtype "nvfp4" do not keep heads and tokens apart';
+
+  test.each([
+    [1, 2],
+    [2, 1],
+    [4, 1],
+  ])("vllm#52516: nvfp4 at TP %i → %i is refused by name, where heads would be split", (prefill, decode) => {
+    const heads = (tpSize: number) => `${4 / tpSize} heads, TP ${tpSize}`;
+    for (const local of ranks(decode)) {
+      const remotes = ranks(prefill).slice(0, Math.max(1, prefill / decode));
+      expect(why(() => built(local, remotes, "nvfp4"))).toBe(
+        `region "layer.0": blocks must be split by head, and ${NVFP4}: local ${heads(decode)}, remote ${heads(prefill)}`,
+      );
+      expect(why(() => built(local, remotes, "fp8_per_token_head"))).toBeUndefined();
+      expect(why(() => built(local, remotes, "nvfp9"))).toMatch(/cache dtype "nvfp9" is not known/);
+    }
+  });
+
+  test("vllm#52516: equal ranks copy nvfp4 blocks whole, and no token of the last block is zeroed", () => {
+    const plan = built(sampleRank(), [sampleRank()], "nvfp4");
+    expect([plan.form, plan.blockOrder, plan.uncovered]).toEqual(["copy", "opaque", "masked"]);
+    expect(plan.segments.map(({ lengthBytes }) => lengthBytes)).toEqual([512, 512]);
+    expect(provePlan(plan, { remotes: [sampleRank()], numKvHeads: 4 })).not.toHaveProperty("fault");
+    expect(built(sampleRank(), [sampleRank()]).uncovered).toBe("zeroed");
+  });
+
+  test("replicas of one head are copied whole at any TP size", () => {
+    const plan = built(sampleRank({ tpSize: 8 }), [sampleRank({ tpSize: 4 })], "nvfp4");
+    expect(plan.form).toBe("copy");
+  });
+
+  test("other block sizes and other orders of heads and tokens are refused", () => {
+    const small = sampleRank();
+    expect(why(() => built(sampleRank({ kernelBlockSize: 32 }), [small], "nvfp4"))).toBe(
+      `region "layer.0": kernel blocks of different sizes must be cut by token, and ${NVFP4}: local 32 tokens, remote 16 tokens`,
+    );
+    expect(why(() => built(small, [sampleRank({ layout: "LBNHC" })], "nvfp4"))).toBe(
+      `region "layer.0": heads and tokens must be put in another order, and ${NVFP4}: local LBHNC, remote LBNHC`,
+    );
+    // The layers of a block side by side do not change the order within one.
+    expect(why(() => built(small, [sampleRank({ layout: "BLHNC" })], "nvfp4"))).toBeUndefined();
+  });
+
+  test("latents with their scales are copied whole at any TP size, and not cut by token", () => {
+    const mla = (change: Partial<RankGeometry> = {}) => {
+      const { kernelBlockSize = 16 } = change;
+      return sampleRank({ ...change, blockLengthBytes: 584 * kernelBlockSize });
+    };
+    const latents = (local: RankGeometry, remote: RankGeometry, cacheDtype: string) =>
+      buildEngineTransferPlan({ local, remotes: [remote], numKvHeads: 1, groups: ["mla"], cacheDtype });
+    const plan = latents(mla({ tpSize: 2 }), mla(), "fp8_ds_mla");
+    expect([plan.form, plan.uncovered]).toEqual(["copy", "masked"]);
+    expect(why(() => latents(mla({ kernelBlockSize: 32 }), mla(), "fp8_ds_mla"))).toMatch(
+      /must be cut by token/,
+    );
+    expect(latents(mla({ kernelBlockSize: 32 }), mla(), "auto").form).toBe("copy");
+    // Every rank has the same latents: their layouts do not matter.
+    expect(latents(mla({ layout: "LBNHC" }), mla(), "fp8_ds_mla").form).toBe("copy");
+  });
+
+  test("backends that hold the K of all heads before the V of all heads", () => {
+    const attentionBackend = "ROCM_ATTN";
+    expect(why(() => built(sampleRank({ attentionBackend }), ranks(2, { attentionBackend })))).toMatch(
+      /split by head, and blocks of ROCM_ATTN hold the K of all heads before the V/,
+    );
+    expect(built(sampleRank({ attentionBackend }), [sampleRank({ attentionBackend })]).form).toBe("copy");
+  });
+
+  test("pages that are padded: 4,608 bytes of a block of 9,216 are not the second of two heads (vllm#52516)", () => {
+    const page = (tpSize: number, tpRank = 0, cellBytes?: number) => {
+      const rank = sampleRank({ tpSize, tpRank, blockLengthBytes: 9216 / tpSize });
+      return { ...rank, regions: rank.regions.map((region) => ({ ...region, cellBytes })) };
+    };
+    // 4 heads × 16 tokens of 128 bytes, and 1,024 bytes of padding.
+    const refused = /a block of 4608 bytes is not 2 heads × 16 tokens of 128 bytes: it is padded or packed/;
+    expect(why(() => built(page(2, 1, 128), [page(1)]))).toMatch(refused);
+    expect(why(() => built(page(2, 1, 144), [page(1)]))).toBeUndefined();
+    expect(built(page(1, 0, 128), [page(1)]).uncovered).toBe("masked");
+  });
 });

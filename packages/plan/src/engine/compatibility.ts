@@ -13,6 +13,7 @@ import {
   headsInRegion,
   headsOfGroup,
   mappingsByHeads,
+  whyWhole,
 } from "./region-heads.js";
 
 /** Input of `checkCompatibility`. */
@@ -206,9 +207,11 @@ function checkRegions(
     ];
     requireSameShares(options, region, heads);
     const { localParts, remoteParts } = facts;
+    const isCut = localParts > 1 || remoteParts > 1;
+    checkWhole(options, { region, other, heads, localHeads, remoteHeads, isCut });
     const isState = (group: number) => cacheKind(options.groups[group] ?? "").sharding === "state";
     if (!groupsOfRegion(options.local, region, options).every(isState))
-      checkOrder(region.name, options, { localHeads, remoteHeads, isCut: localParts > 1 || remoteParts > 1 });
+      checkOrder(region.name, options, { localHeads, remoteHeads, isCut });
     // The state decides the size of a hybrid's page, not heads and tokens; only with MLA are pages comparable.
     if (hybrid && !isMla) continue;
     if (
@@ -255,6 +258,51 @@ function requireSameShares(
       "use equal TP sizes, or sizes that divide the heads of each group",
     );
   }
+}
+
+interface RegionCut {
+  readonly region: RegionGeometry;
+  readonly other: RegionGeometry;
+  /** Undefined where every rank holds the same bytes. */
+  readonly heads: number | undefined;
+  readonly localHeads: number;
+  readonly remoteHeads: number;
+  /** Kernel blocks of different sizes are cut by token. */
+  readonly isCut: boolean;
+}
+
+/** Blocks whose bytes are not heads × tokens × cells are only moved whole, into blocks of the same order (vLLM 0.33 refuses NVFP4 alone, and by head alone). */
+function checkWhole(model: CompatibilityOptions, cut: RegionCut): void {
+  const { local, remote } = model;
+  const { region, other, heads, localHeads, remoteHeads, isCut } = cut;
+  const why = whyWhole(local, region, model) ?? whyWhole(remote, other, model);
+  if (why === undefined) return;
+  const refused = (what: string, mine: string, theirs: string, hint: string) =>
+    unsupported(`region "${region.name}": ${what}, and ${why}`, mine, theirs, hint);
+  const sizes = (rank: RankGeometry, own: number) => `${own} heads, TP ${rank.tpSize}`;
+  if (localHeads !== remoteHeads) {
+    throw refused(
+      "blocks must be split by head",
+      sizes(local, localHeads),
+      sizes(remote, remoteHeads),
+      "use equal TP sizes on both sides",
+    );
+  }
+  if (isCut) {
+    throw refused(
+      "kernel blocks of different sizes must be cut by token",
+      `${local.kernelBlockSize} tokens`,
+      `${remote.kernelBlockSize} tokens`,
+      "use equal kernel block sizes on both sides",
+    );
+  }
+  if (heads === undefined || orderOfLayout(local.layout) === orderOfLayout(remote.layout)) return;
+  throw refused(
+    "heads and tokens must be put in another order",
+    local.layout,
+    remote.layout,
+    "use one layout on both sides",
+  );
 }
 
 /** Blocks that are cut by head or token must have a known order. A single head has one in every layout. */

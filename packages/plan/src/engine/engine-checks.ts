@@ -69,6 +69,8 @@ export function requireWholeShares(
       [local, localParts],
       [remote, remoteParts],
     ] as const) {
+      // A block that is only moved whole needs no cells, and its heads and tokens are as many on both sides.
+      if (shape.isWhole === true) continue;
       const cells = side.heads * (opaque || !plainTokens ? 1 : side.tokens);
       if (side.blockBytes % cells === 0 && side.blockBytes % (side.heads * parts) === 0) continue;
       // A compressed latent holds several tokens; blocks of them are only moved whole.

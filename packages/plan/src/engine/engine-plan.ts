@@ -187,7 +187,7 @@ function receiveOrder(
   { facts, attention }: { readonly facts: PairFacts; readonly attention: readonly AttentionShape[] },
 ): BlockOrder {
   if (!hasPlainTokens(local.attentionBackend) || !hasPlainTokens(remote.attentionBackend)) return "opaque";
-  if (attention.some(isPadded)) return "opaque";
+  if (attention.some(({ isWhole }) => isWhole) || attention.some(isPadded)) return "opaque";
   // With one head the order of tokens is the same in both layouts.
   const order = orderOfLayout(local.layout);
   return facts.localHeads === 1 && order === "head-major" ? "token-major" : order;

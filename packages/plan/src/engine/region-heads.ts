@@ -1,5 +1,6 @@
 import { KvError } from "@kv/interface";
 import { computeTpMapping, type TpMapping } from "@kv/topology";
+import { whyUncut } from "../geometry/cache-format.js";
 import {
   type ModelGeometry,
   type RankGeometry,
@@ -79,6 +80,38 @@ export function kernelTokens(rank: RankGeometry, group: number): number {
     `group ${group}: blocks of ${logical} tokens do not divide into ${rank.physicalBlocksPerLogical} kernel blocks`,
     { details: { group, logical, physicalBlocksPerLogical: rank.physicalBlocksPerLogical } },
   );
+}
+
+/** The groups whose blocks in a region are heads and tokens. States have pieces of their own, and blocks without tokens are never cut. */
+export function groupsOfTokens(
+  rank: RankGeometry,
+  region: RegionGeometry,
+  model: ModelGeometry,
+): readonly number[] {
+  return groupsOfRegion(rank, region, model).filter((group) => {
+    const { sharding, extent } = cacheKind(model.groups[group] ?? "");
+    return sharding !== "state" && extent !== "whole";
+  });
+}
+
+/** Why the blocks of a region cannot be cut by head or by token, as a clause; undefined where they can. */
+export function whyWhole(
+  rank: RankGeometry,
+  region: RegionGeometry,
+  model: ModelGeometry,
+): string | undefined {
+  const groups = groupsOfTokens(rank, region, model);
+  if (groups.length === 0) return undefined;
+  const reason = whyUncut(model.cacheDtype ?? "auto", rank.attentionBackend);
+  const { cellBytes, blockLengthBytes } = region;
+  if (reason !== undefined || cellBytes === undefined) return reason;
+  for (const group of groups) {
+    const heads = headsInBlock(rank, headsOfGroup(region, group, model));
+    const tokens = kernelTokens(rank, group);
+    if (heads * tokens * cellBytes === blockLengthBytes) continue;
+    return `a block of ${blockLengthBytes} bytes is not ${heads} heads × ${tokens} tokens of ${cellBytes} bytes: it is padded or packed`;
+  }
+  return undefined;
 }
 
 /**

@@ -11,7 +11,14 @@ import {
   partsOfShape,
 } from "./attention-pieces.js";
 import type { TransferForm } from "./engine-plan-types.js";
-import { groupsOfRegion, headsInBlock, headsInRegion, headsOfGroup, kernelTokens } from "./region-heads.js";
+import {
+  groupsOfRegion,
+  headsInBlock,
+  headsInRegion,
+  headsOfGroup,
+  kernelTokens,
+  whyWhole,
+} from "./region-heads.js";
 
 /** One region on both sides, with its groups and heads. */
 export interface RegionPair {
@@ -99,6 +106,7 @@ export function attentionShape({ local, remote, model }: PairContext, pair: Regi
     localHead: ({ tpRank }) => headSlot(mapping, tpRank, heads ?? 1, remote) * sharedHeads,
     remoteHead: mapping.rankOffsetFactor * one.heads,
     isMixed: tokens.size > 1 || unlikeHeads || undefined,
+    isWhole: whyWhole(local, region, model) !== undefined || undefined,
   };
 }
 

@@ -88,6 +88,7 @@ function checkRegion(side: string, index: number, region: RegionGeometry, numGro
     );
   }
   if (region.numKvHeads !== undefined) integer(where, "numKvHeads", region.numKvHeads, 1);
+  if (region.cellBytes !== undefined) integer(where, "cellBytes", region.cellBytes, 1);
   if (region.deviceId !== undefined) integer(where, "deviceId", region.deviceId, 0);
   for (const group of region.groupIds ?? []) {
     integer(where, "groupIds", group, 0);

@@ -23,6 +23,11 @@ export interface RegionGeometry {
   readonly groupIds?: readonly number[] | undefined;
   /** KV heads of the whole model in this region, where they differ from the model's: a draft model, or layers with fewer heads. */
   readonly numKvHeads?: number | undefined;
+  /**
+   * Bytes of K and V of one head and token, or of a latent, where they are known. A block of another length than heads × tokens of these is padded or
+   * packed: it is only moved whole.
+   */
+  readonly cellBytes?: number | undefined;
   /** Every rank holds the same bytes, and one rank is read: MLA's latents, an indexer's keys. Default: by the kind of its group. */
   readonly replicated?: boolean | undefined;
   /** Names of the caches that lie in the region. Default: `name`. Regions of pipeline stages are matched by them. */
@@ -89,4 +94,9 @@ export interface ModelGeometry {
   readonly groups: readonly KvCacheKind[];
   /** KV heads of each group, where groups differ. Default: `numKvHeads` for all. */
   readonly groupKvHeads?: readonly number[] | undefined;
+  /**
+   * Type of the cache, as vLLM names it (`--kv-cache-dtype`). Blocks of a type that does not keep heads and tokens apart, such as "nvfp4", are only moved
+   * whole, and so are those of an unknown type. Default: "auto", the type of the model's elements.
+   */
+  readonly cacheDtype?: string | undefined;
 }

@@ -288,6 +288,67 @@ describe("a pair that is refused", () => {
   });
 });
 
+describe("cache types whose scales lie apart (vllm#52516)", () => {
+  const llama = ["--config", model("llama-3.1-70b"), "--kv-cache-dtype"];
+
+  test("nvfp4 is refused where heads would be split, and planned at equal TP sizes", async () => {
+    const found = await report(...llama, "nvfp4", "--tp", "4", "--tp", "8");
+    if (found.outcome !== "refused") return expect.fail("it was planned");
+    expect(found.code).toBe("KV_PLAN_UNSUPPORTED");
+    expect(found.reason).toMatch(
+      /split by head, and blocks of cache dtype "nvfp4" do not keep heads and tokens apart/,
+    );
+    expect(found.wouldWork).toEqual(expect.arrayContaining(["decode with TP 4", "prefill with TP 8"]));
+    const equal = await planned(...llama, "nvfp4", "--tp", "8");
+    // Half a byte of data and a sixteenth of scales for each element.
+    expect(equal.request.lengthBytes).toBe(2048 * 80 * 8 * 2 * (64 + 8));
+    expect([equal.form, equal.uncovered, equal.proof.proven]).toEqual(["copy", "masked", true]);
+  });
+
+  test("types with a scale in each cell are split, and count its bytes", async () => {
+    const cells = async (type: string) =>
+      (await planned(...llama, type, "--tp", "4", "--tp", "8")).request.lengthBytes / (2048 * 80 * 8 * 2);
+    expect(await cells("fp8_per_token_head")).toBe(128 + 4);
+    expect(await cells("int4_per_token_head")).toBe(64 + 4);
+    const other = await captured(...llama, "nvfp2", "--tp", "8");
+    expect(other.stderr).toMatch(/dtype "nvfp2" is none of .*nvfp4/);
+  });
+
+  test("an indexer's keys and packed latents are not cut by token", async () => {
+    const sizes = ["--tp", "8", "--block-size", "64", "--block-size", "128"];
+    for (const type of ["auto", "fp8"]) {
+      const found = await report("--config", model("deepseek-v3.2"), ...sizes, "--kv-cache-dtype", type);
+      expect(found).toMatchObject({ outcome: "refused", code: "KV_PLAN_UNSUPPORTED" });
+      expect(found).toHaveProperty(
+        "reason",
+        expect.stringMatching(/different sizes must be cut by token, and/),
+      );
+    }
+  });
+
+  test("a file may name the type, and the cells of regions that are padded", async () => {
+    const engine = (tpSize: number, cellBytes: number) => ({
+      ...{ tpSize, kernelBlockSize: 16, attentionBackend: "FLASH_ATTN" },
+      regions: [{ name: "layer.0", numBlocks: 500, blockLengthBytes: 9216 / tpSize, cellBytes }],
+    });
+    const pair = (cacheDtype: string, cellBytes: number) => {
+      const file = join(folder, "dtype.json");
+      const sides = { prefill: engine(1, cellBytes), decode: engine(2, cellBytes) };
+      writeFileSync(
+        file,
+        JSON.stringify({ version: 1, numKvHeads: 4, groups: ["full"], cacheDtype, ...sides }),
+      );
+      return report("--file", file);
+    };
+    expect(await pair("auto", 144)).toMatchObject({ outcome: "planned" });
+    expect(await pair("auto", 128)).toHaveProperty(
+      "reason",
+      expect.stringMatching(/9216 bytes is not|4608 bytes is not/),
+    );
+    expect(await pair("nvfp4", 144)).toHaveProperty("reason", expect.stringMatching(/cache dtype "nvfp4"/));
+  });
+});
+
 describe("a file", () => {
   const engine = (tpSize: number, change: object = {}) => ({
     tpSize,

@@ -68,7 +68,16 @@ export function* searchHashFactors(hash: string, clues: HashClues): Generator<vo
   const models = [...new Set([...clues.models, ...clues.models.flatMap((name) => [...modelForms(name)])])];
   const one = (name: string, others: readonly unknown[]) =>
     name in knownFactors ? [knownFactors[name]] : others;
-  const cacheDtypes = [...new Set([clues.cacheDtype ?? "auto", "auto", "fp8", "fp8_e4m3", "bfloat16"])];
+  const cacheDtypes = [
+    ...new Set([
+      clues.cacheDtype ?? "auto",
+      "auto",
+      "fp8",
+      "fp8_e4m3",
+      "bfloat16",
+      ...Object.keys(SIXTEENTHS),
+    ]),
+  ];
   const simple: Candidates = {
     model: one("model", models),
     is_hma_enabled: one("is_hma_enabled", [true, false]),
@@ -149,6 +158,9 @@ function versionForms(version: string): string[] {
   return [...new Set([version, bare, `${bare}+cpu`])];
 }
 
+/** Sixteenths of a byte that an element takes with its share of the scales. */
+const SIXTEENTHS: Readonly<Record<string, number>> = { nvfp4: 9 };
+
 /** Combinations of the factors that determine the length of a block: heads × content × tokens × bytes per value. */
 function* shapes(
   { metadata, tpSize, knownFactors }: HashClues,
@@ -161,8 +173,10 @@ function* shapes(
   const blockBytes = metadata.blockLengthsBytes[0] ?? 0;
   for (const [dtype, dtypeBytes] of Object.entries(DTYPE_BYTES)) {
     for (const cacheDtype of cacheDtypes) {
-      const bytes = cacheDtype === "auto" ? dtypeBytes : cacheDtype.startsWith("fp8") ? 1 : 2;
-      const perToken = blockBytes / metadata.blockSize / bytes;
+      const sixteenths =
+        SIXTEENTHS[cacheDtype] ??
+        16 * (cacheDtype === "auto" ? dtypeBytes : cacheDtype.startsWith("fp8") ? 1 : 2);
+      const perToken = (blockBytes * 16) / (metadata.blockSize * sixteenths);
       if (!Number.isInteger(perToken)) continue;
       for (const layers of layerCounts) {
         for (const [heads, size] of headsAndSizes(perToken, tpSize)) {

@@ -68,7 +68,10 @@ export function compressedLayers(config: CompressedConfig): readonly LayerShape[
       if (ratio !== 4) return own;
       return [
         ...own,
-        latent(`${at}.indexer.k_cache`, indexerBytes(config.indexHeadSize)),
+        {
+          ...latent(`${at}.indexer.k_cache`, indexerBytes(config.indexHeadSize)),
+          unscaledBytes: config.indexHeadSize,
+        },
         state(`${at}.indexer.compressor.state_cache`, config.indexHeadSize),
       ];
     },

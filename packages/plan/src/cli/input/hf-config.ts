@@ -15,7 +15,17 @@ const BYTES_OF_DTYPE: Readonly<Record<string, number>> = {
   fp8_e5m2: 1,
 };
 
+/** Bytes of the K, or the V, of one head and token in types that pack elements with their scales (vLLM 0.33: `nvfp4_kv_cache_full_dim`, `TritonAttentionBackend`). */
+const PACKED_ROW_BYTES: Readonly<Record<string, (headSize: number) => number>> = {
+  nvfp4: (headSize) => Math.floor(headSize / 2) + Math.floor(headSize / 16),
+  nvfp4_4over6: (headSize) => Math.floor(headSize / 2) + Math.floor(headSize / 16),
+  fp8_per_token_head: (headSize) => headSize + 4,
+  int8_per_token_head: (headSize) => headSize + 4,
+  int4_per_token_head: (headSize) => Math.floor(headSize / 2) + 4,
+};
+
 /** Latents with their scales, as the packed FP8 layouts of sparse MLA have them (vLLM 0.33: "fp8_ds_mla"). */
+const PACKED_LATENTS = "fp8_ds_mla";
 const PACKED_LATENT_BYTES = { "DeepSeek V3.2": 656, "DeepSeek V4": 584 } as const;
 
 const count = z.int().min(1).max(1_000_000);
@@ -86,9 +96,9 @@ export function modelFromHfConfig(
   const layers = required(name, "num_hidden_layers", inner.num_hidden_layers);
   const modelDtype = dtypeOf(name, outer, inner, assumed);
   const dtype = cacheDtype === "auto" ? modelDtype : cacheDtype;
-  const elementBytes = bytesOf(name, dtype, "--kv-cache-dtype");
-  if (inner.compress_ratios != null) return compressedModel(name, inner, { layers, elementBytes, assumed });
-  if (inner.kv_lora_rank != null) return latentModel(name, inner, { layers, elementBytes, assumed });
+  const latents = () => ({ layers, elementBytes: bytesOf(name, dtype, "--kv-cache-dtype"), assumed });
+  if (inner.compress_ratios != null) return compressedModel(name, inner, latents());
+  if (inner.kv_lora_rank != null) return latentModel(name, inner, latents());
   const heads = required(name, "num_attention_heads", inner.num_attention_heads);
   if (inner.num_key_value_heads == null)
     assumed.push(`num_key_value_heads is missing: as many as attention heads, ${heads}`);
@@ -114,12 +124,18 @@ export function modelFromHfConfig(
         layer: index,
         kind: isWindow ? "swa" : "full",
         numKvHeads: ownHeads,
-        bytesPerHeadAndToken: 2 * own * elementBytes,
+        bytesPerHeadAndToken: 2 * rowBytes(name, dtype, own),
         ...(isWindow && inner.sliding_window != null ? { windowTokens: inner.sliding_window } : {}),
       },
     ];
   });
-  return { name, numKvHeads, layers: all, numLayers: layers, assumed };
+  return { name, numKvHeads, layers: all, numLayers: layers, assumed, cacheDtype: dtype };
+}
+
+/** Bytes of the K, or the V, of one head and token. Errors: `KV_CONFIG_INVALID` for an unknown type. */
+function rowBytes(name: string, dtype: string, headSize: number): number {
+  const packed = PACKED_ROW_BYTES[dtype];
+  return packed === undefined ? headSize * bytesOf(name, dtype, "--kv-cache-dtype") : packed(headSize);
 }
 
 function bytesOf(name: string, dtype: string, flag: string): number {
@@ -127,7 +143,7 @@ function bytesOf(name: string, dtype: string, flag: string): number {
   if (bytes !== undefined) return bytes;
   throw new KvError(
     "KV_CONFIG_INVALID",
-    `${name}: dtype "${dtype}" is none of ${Object.keys(BYTES_OF_DTYPE).join(", ")}`,
+    `${name}: dtype "${dtype}" is none of ${Object.keys({ ...BYTES_OF_DTYPE, ...PACKED_ROW_BYTES }).join(", ")}`,
     { hint: `give it with ${flag}` },
   );
 }
@@ -157,17 +173,22 @@ function latentModel(
     bytesPerHeadAndToken,
   });
   const indexer = indexerBytes(inner.index_head_dim ?? 0);
+  const indexerOf = (layer: string, index: number): LayerShape => ({
+    ...cache(layer.replace(/\.attn$/, ".indexer.k_cache"), index, indexer),
+    unscaledBytes: inner.index_head_dim ?? 0,
+  });
   if (isSparse) assumed.push(`the indexer's keys are FP8 with their scales: ${indexer} bytes a token`);
   return {
     name,
     numKvHeads: 1,
     layers: layerNames(layers).flatMap((layer, index) => [
       cache(layer, index, bytes),
-      ...(isSparse ? [cache(layer.replace(/\.attn$/, ".indexer.k_cache"), index, indexer)] : []),
+      ...(isSparse ? [indexerOf(layer, index)] : []),
     ]),
     numLayers: layers,
     assumed,
     ...(isSparse ? { blockTokens: 64 } : {}),
+    ...(packed ? { cacheDtype: PACKED_LATENTS } : {}),
   };
 }
 
@@ -205,11 +226,12 @@ function compressedModel(
     numLayers: layers,
     assumed,
     blockTokens: COMPRESSED_BLOCK_TOKENS,
+    ...(packed ? { cacheDtype: PACKED_LATENTS } : {}),
   };
 }
 
 function packedLatents(model: keyof typeof PACKED_LATENT_BYTES): string {
-  return `fp8 latents are packed with their scales: ${PACKED_LATENT_BYTES[model]} bytes each (fp8_ds_mla)`;
+  return `fp8 latents are packed with their scales: ${PACKED_LATENT_BYTES[model]} bytes each (${PACKED_LATENTS})`;
 }
 
 function dtypeOf(name: string, outer: TextConfig, inner: TextConfig, assumed: string[]): string {

@@ -10,6 +10,8 @@ export interface LayerShape {
   readonly numKvHeads: number;
   /** Bytes of a cell: K and V of one head and token, or a latent vector. */
   readonly bytesPerHeadAndToken: number;
+  /** Bytes of a cell without its scale, where a block holds the scales of all cells after the last cell: such a block cannot be cut. */
+  readonly unscaledBytes?: number;
   /** Tokens of a cell, for compressed latents. Default 1. */
   readonly tokensPerCell?: number;
   /** Tokens in a block of this cache, where its kernel requires that number. */
@@ -39,6 +41,8 @@ export interface ModelShape {
   readonly assumed: readonly string[];
   /** The default number of tokens in a block, where it is not 16. */
   readonly blockTokens?: number;
+  /** Type of the cache, which decides whether its blocks can be cut. Default "auto". */
+  readonly cacheDtype?: string;
 }
 
 /** Layers that share one block table. */

@@ -70,6 +70,7 @@ const schema = z.strictObject({
     .min(1)
     .max(2 ** 20),
   groups: z.array(z.enum(KV_CACHE_KINDS)).min(1).max(1024),
+  cacheDtype: z.string().min(1).max(100).optional(),
   windowTokens: z.array(z.int().min(1).nullable()).max(1024).default([]),
   prefill: engine,
   decode: engine,
@@ -83,11 +84,12 @@ export function pairFromFile(name: string, value: unknown): Pair {
       hint: "docs/kv-plan.md describes the file",
     });
   }
-  const { title, numKvHeads, groups, windowTokens, prefill, decode } = parsed.data;
+  const { title, numKvHeads, groups, cacheDtype, windowTokens, prefill, decode } = parsed.data;
   return {
     title,
     numKvHeads,
     groups,
+    cacheDtype,
     windowTokens: groups.map((_, index) => windowTokens[index] ?? undefined),
     prefill: ranksOf(prefill),
     decode: ranksOf(decode),

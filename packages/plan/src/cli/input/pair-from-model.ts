@@ -54,6 +54,7 @@ export function pairFromModels(options: PairFromModelOptions): Pair {
     title: options.title,
     numKvHeads: decodeModel.numKvHeads,
     groups: groups.map((group) => group.kind),
+    cacheDtype: decodeModel.cacheDtype,
     windowTokens: groups.map((group) => group.layers[0]?.windowTokens),
     prefill: ranks(groups, options.prefill, layOut, stages(options.prefill)),
     decode: ranks(groups, options.decode, layOut, stages(options.decode)),
@@ -203,6 +204,7 @@ const ownRegions: LayOut = (groups, settings) => {
         groupId: group,
         memoryType: settings.memoryType,
         ...(kind === "full" || kind === "swa" ? { numKvHeads: layer.numKvHeads } : {}),
+        ...(layer.unscaledBytes === undefined ? {} : { cellBytes: layer.unscaledBytes }),
       };
     }),
   );

@@ -9,6 +9,8 @@ export interface Pair {
   readonly numKvHeads: number;
   /** Kind of each KV cache group. */
   readonly groups: readonly KvCacheKind[];
+  /** Type of the cache, as `ModelGeometry.cacheDtype`. */
+  readonly cacheDtype?: string | undefined;
   /** By group: tokens of its sliding window; undefined for a group without one. */
   readonly windowTokens: readonly (number | undefined)[];
   /** Ranks of the prefill engine, stage after stage. */

@@ -55,6 +55,7 @@ export function plansOf(
       remotes: stages.flatMap((ranks) => asked.flatMap((rank) => ranks[rank] ?? [])),
       numKvHeads: pair.numKvHeads,
       groups: pair.groups,
+      cacheDtype: pair.cacheDtype,
       conversions: options.conversions,
       masksUncovered: options.masksUncovered,
       prefixCaching: options.computedBlocks > 0,
