@@ -1,33 +1,143 @@
 import { createScenario as createAnyScenario, prompt } from "@kv/testing/scenarios/scenario";
 import { coordinatesOf } from "@kv/testing/simulator/sim-engine";
+import type { FaultRule } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { pushConnector } from "../src/index.js";
 import { decodeRequest, PREFILL, scheduler } from "./counterparts/scheduler-alone.js";
 
 // What a caller passes on: each setting changes what happens between two engines.
 
-const createScenario = () => createAnyScenario({ connector: pushConnector });
+const createScenario = (faults: readonly FaultRule[] = []) =>
+  createAnyScenario({ faults, connector: pushConnector });
+
+/** A rule for D's heartbeats to a plain vLLM P, and how many D has sent; `isLost` gets the number of each, from 1. */
+function heartbeats(isLost: (n: number) => boolean = () => false): { rule: FaultRule; sent(): number } {
+  let sent = 0;
+  const matches = ({ payload }: { payload?: Uint8Array }) => {
+    if (!new TextDecoder().decode(payload).startsWith("HB:")) return false;
+    sent += 1;
+    return isLost(sent);
+  };
+  return { rule: { fault: "fail", operation: "NOTIFY", from: "d", where: matches }, sent: () => sent };
+}
+
+/** How a request ends, and after how many seconds. */
+async function ended(play: ReturnType<typeof createScenario>, work: Promise<unknown>) {
+  const startedMs = play.clock.now();
+  const reason = work.then(
+    () => "",
+    (error: Error) => error.message,
+  );
+  const outcome = await play.outcome(work);
+  return { outcome, reason: await reason, seconds: Math.floor((play.clock.now() - startedMs) / 1000) };
+}
 
 describe("push_registration_timeout", () => {
   it.each([
     ["d", /5000 ms/],
     // P's notice ends a request whose D would wait for longer.
     ["p", /engine p does not write .*: the prompt did not reach the prefill worker in time/],
-  ])("of %s ends a registration whose prompt does not come", async (host, message) => {
+  ])("of %s ends a registration whose prompt does not come", async (host, reason) => {
     const play = createScenario();
     const options = (name: string) => (name === host ? { extra: { push_registration_timeout: 5 } } : {});
     const p = await play.engine("p", options("p"));
     const d = await play.engine("d", options("d"));
-    const startedMs = play.clock.now();
-    const work = d.decode({ ...prompt(1), params: coordinatesOf(p, "r1") });
-    const reason = work.catch((error: Error) => error.message);
-    expect(await play.outcome(work)).toBe("KV_REQUEST_TIMEOUT");
-    expect(Math.floor((play.clock.now() - startedMs) / 1000)).toBe(5);
-    expect(await reason).toMatch(message);
+    const outcome = await ended(play, d.decode({ ...prompt(1), params: coordinatesOf(p, "r1") }));
+    expect(outcome).toMatchObject({ outcome: "KV_REQUEST_TIMEOUT", seconds: 5 });
+    expect(outcome.reason).toMatch(reason);
     await play.clock.advance(2000);
     expect(d.outstanding().blocks).toBe(0);
     await play.end();
   });
+});
+
+it("request_timeout of P ends a WRITE that does not end", async () => {
+  const play = createScenario([{ fault: "drop", operation: "WRITE", times: 1 }]);
+  const p = await play.engine("p", { extra: { request_timeout: 5 } });
+  const d = await play.engine("d");
+  const params = await play.clock.settle(p.prefill(prompt(1)));
+  const outcome = await ended(play, d.decode({ ...prompt(1), params }));
+  expect(outcome).toMatchObject({ outcome: "KV_TRANSFER_TIMEOUT", seconds: 5 });
+  expect(outcome.reason).toContain("was not written to engine d within 5000 ms");
+  await play.end();
+});
+
+describe("kv_lease_duration of 6 s", () => {
+  const extra = { kv_lease_duration: 6 };
+
+  it("of P is the lease, and a heartbeat extends it by two thirds from its arrival", async () => {
+    const play = createScenario();
+    const p = await play.engine("p", { extra });
+    const params = await play.clock.settle(p.prefill(prompt(1)));
+    await play.clock.settle(p.prefill(prompt(2)));
+    const d = await play.stranger("d", params);
+    await play.clock.advance(5000);
+    await play.clock.settle(d.notify(new TextEncoder().encode("HB:r1")));
+    await play.clock.advance(900);
+    expect(p.outstanding().kept).toBe(2);
+    await play.clock.advance(200);
+    expect(p.outstanding().kept).toBe(1);
+    await play.clock.advance(2700);
+    expect(p.outstanding().kept).toBe(1);
+    await play.clock.advance(400);
+    expect(p.outstanding().kept).toBe(0);
+    await d.close();
+    await play.end();
+  });
+
+  it("of D is six times the time between its heartbeats", async () => {
+    const { rule, sent } = heartbeats();
+    const play = createScenario([rule]);
+    const p = await play.engine("p");
+    const d = await play.engine("d", { extra });
+    const work = d.decode({ ...prompt(1), params: coordinatesOf(p, "r1") });
+    await play.clock.advance(10_500);
+    expect(sent()).toBe(10);
+    await play.clock.settle(p.prefill(prompt(1)));
+    expect(await play.outcome(work)).toBe("ok");
+    await play.end();
+  });
+});
+
+it("engine_ttl of P closes an unused consumer", async () => {
+  const play = createScenario();
+  const p = await play.engine("p", { extra: { engine_ttl: 50 } });
+  const d = await play.engine("d");
+  expect(await play.handedOver(p, d)).toBe("ok");
+  await play.clock.advance(49_000);
+  expect(play.logged("p", "peer-dropped")).toEqual([]);
+  await play.clock.advance(2000);
+  expect(play.logged("p", "peer-dropped")).toMatchObject([{ engineId: "d" }]);
+  expect(await play.handedOver(p, d, 2)).toBe("ok");
+  await play.end();
+});
+
+it.each([
+  [{}, "ok"],
+  [{ require_kv_peer: true }, "KV_REQUEST_TIMEOUT"],
+])("a registration of a plain vLLM consumer at a P with %j: %s", async (extra, outcome) => {
+  const play = createScenario();
+  const p = await play.engine("p", { plain: true, extra });
+  const d = await play.engine("d", {
+    plain: true,
+    extra: { push_registration_timeout: 5, decoder_kv_blocks_ttl: 5 },
+  });
+  expect(await play.handedOver(p, d)).toBe(outcome);
+  await play.end();
+});
+
+it("a heartbeat that a vLLM producer gets makes up for one that it did not get", async () => {
+  // Every other one is lost. Two in a row would mean that P has gone.
+  const { rule, sent } = heartbeats((n) => n % 2 === 1);
+  const play = createScenario([rule]);
+  const p = await play.engine("p", { plain: true });
+  const d = await play.engine("d", { extra: { kv_lease_duration: 6 } });
+  const work = d.decode({ ...prompt(1), params: coordinatesOf(p, "r1") });
+  await play.clock.advance(6500);
+  expect(sent()).toBe(6);
+  await play.clock.settle(p.prefill(prompt(1)));
+  expect(await play.outcome(work)).toBe("ok");
+  await play.end();
 });
 
 describe("the scheduler has pending work", () => {

@@ -1,0 +1,97 @@
+import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
+import type { FaultRule } from "@kv/transport-memory";
+import { describe, expect, it } from "vitest";
+
+// What a caller passes on: each setting changes what happens between two engines.
+
+const text = (payload: Uint8Array | undefined) => new TextDecoder().decode(payload);
+
+/** A rule by which only the first `taken` of D's heartbeats reach a plain vLLM P, and how many D has sent. */
+function heartbeats(taken: number): { rule: FaultRule; sent(): number } {
+  let sent = 0;
+  const isLost = ({ payload }: { payload?: Uint8Array }) => {
+    if (!text(payload).startsWith("HB:")) return false;
+    sent += 1;
+    return sent > taken;
+  };
+  return { rule: { fault: "fail", operation: "NOTIFY", from: "d", where: isLost }, sent: () => sent };
+}
+
+describe("kv_lease_duration of 6 s", () => {
+  const extra = { kv_lease_duration: 6 };
+
+  it("of P is the lease, and a heartbeat extends it by two thirds from its arrival", async () => {
+    const play = createScenario();
+    const p = await play.engine("p", { extra });
+    const params = await play.clock.settle(p.prefill(prompt(1)));
+    await play.clock.settle(p.prefill(prompt(2)));
+    const d = await play.stranger("d", params);
+    await play.clock.advance(5000);
+    const heartbeat = `HB:${String(params.remote_request_id)}`;
+    await play.clock.settle(d.notify(new TextEncoder().encode(heartbeat)));
+    await play.clock.advance(900);
+    expect(p.outstanding().kept).toBe(2);
+    await play.clock.advance(200);
+    expect(p.outstanding().kept).toBe(1);
+    await play.clock.advance(2700);
+    expect(p.outstanding().kept).toBe(1);
+    await play.clock.advance(400);
+    expect(p.outstanding().kept).toBe(0);
+    await d.close();
+    await play.end();
+  });
+
+  it("of D is six times the time between its heartbeats", async () => {
+    const { rule, sent } = heartbeats(100);
+    const play = createScenario({ faults: [rule, { fault: "delay", operation: "READ", delayMs: 10_500 }] });
+    const p = await play.engine("p", { plain: true });
+    const d = await play.engine("d", { extra });
+    expect(await play.handedOver(p, d)).toBe("ok");
+    expect(sent()).toBe(10);
+    await play.end();
+  });
+
+  // P's parameters have no end of the lease, as vLLM 0.33's have none: D counts a lease from when it saw the request, and less a sixth.
+  it.each([
+    ["no heartbeat", 0, 4.8, "ok"],
+    ["no heartbeat", 0, 5.2, "KV_LEASE_EXPIRED"],
+    // Each heartbeat extends by two thirds: the one after 4 s until 8 s, less the same margin.
+    ["the first four heartbeats", 4, 6.8, "ok"],
+    ["the first four heartbeats", 4, 7.2, "KV_LEASE_EXPIRED"],
+    ["all heartbeats", 100, 20, "ok"],
+  ])("of D: with %s (%i), a READ of %s s from a plain P ends with %s", async (_, taken, seconds, outcome) => {
+    const play = createScenario({
+      faults: [heartbeats(taken).rule, { fault: "delay", operation: "READ", delayMs: seconds * 1000 }],
+    });
+    const p = await play.engine("p", { plain: true });
+    const d = await play.engine("d", { extra });
+    const params = { ...(await play.clock.settle(p.prefill(prompt(1)))), remote_blocks_expiry_time: null };
+    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe(outcome);
+    await play.end();
+  });
+});
+
+it("D waits for an answer to its lease query for 5 s, twice", async () => {
+  const play = createScenario();
+  const p = await play.engine("p");
+  const d = await play.engine("d");
+  expect(await play.handedOver(p, d)).toBe("ok");
+  play.network.setFaults([{ fault: "drop", operation: "REQUEST", from: "d" }]);
+  const startedMs = play.clock.now();
+  expect(await play.handedOver(p, d, 2)).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
+  expect(Math.floor((play.clock.now() - startedMs) / 1000)).toBe(10);
+  await play.end();
+});
+
+it("push_layerwise has no effect on pull: an aborted prompt frees its blocks at once", async () => {
+  const play = createScenario();
+  const p = await play.engine("p", { extra: { push_layerwise: true } });
+  const work = p.prefill(prompt(1));
+  work.catch(() => {});
+  await play.clock.advance(3);
+  expect(p.outstanding().blocks).toBe(3);
+  p.abort("r1");
+  expect([p.outstanding().kept, p.outstanding().blocks]).toEqual([0, 0]);
+  expect(await play.outcome(work)).toBe("KV_REQUEST_ABORTED");
+  await play.end();
+});
