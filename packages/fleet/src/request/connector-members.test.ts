@@ -1,8 +1,10 @@
 import { Turns } from "@kv/interface";
 import { vllmRequests } from "@kv/protocol";
+import fc from "fast-check";
 import { expect, test } from "vitest";
 import { refuseConnectorMembers } from "./connector-members.js";
 import { type Endpoint, parseGenerationRequest, parseRequestInTurns } from "./generation-request.js";
+import { parseJsonPieces } from "./json-pieces.js";
 
 const ENDPOINTS: readonly Endpoint[] = [
   "/v1/completions",
@@ -29,11 +31,9 @@ const WAYS: readonly (readonly [string, string])[] = [
   ['"vllm_xargs":{"kv_hints":"x"}', "vllm_xargs.kv_hints"],
   ['"vllm_xargs":{"kv_cache_report_mode":"full"}', "vllm_xargs.kv_cache_report_mode"],
   ['"extra_args":{"kv_transfer_params":{}}', "extra_args.kv_transfer_params"],
-  ['"extra_body":{"vllm_xargs":{"kv_transfer_params":0}}', "extra_body.vllm_xargs.kv_transfer_params"],
-  [
-    '"sampling_params":{"extra_args":{"kv_transfer_params":[]}}',
-    "sampling_params.extra_args.kv_transfer_params",
-  ],
+  ['"extra_body":{"vllm_xargs":{"kv_transfer_params":0}}', "extra_body.vllm_xargs"],
+  ['"sampling_params":{"extra_args":{"kv_transfer_params":[]}}', "sampling_params.extra_args"],
+  ['"sampling_params":{"kv_transfer_params":[]}', "sampling_params.kv_transfer_params"],
   // The same names in other writings.
   ['"kv\\u005ftransfer_params":{}', "kv_transfer_params"],
   ['"\\u006bv_transfer\\u005Fparams":[1]', "kv_transfer_params"],
@@ -146,4 +146,80 @@ test("a value that was read and is written anew has no second one", () => {
   expect(() => refuseConnectorMembers({ vllm_xargs: { kv_transfer_params: 0 } })).toThrow(
     "vllm_xargs.kv_transfer_params",
   );
+});
+
+type Members = [key: string, value: unknown | { readonly members: Members }][];
+
+/** JSON of an object whose members may repeat, with some characters of its strings as escapes. */
+function written(members: Members, escapes: () => boolean): string {
+  const text = (value: string) =>
+    `"${Array.from(value, (character) =>
+      escapes() ? `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}` : character,
+    ).join("")}"`;
+  const json = (value: unknown): string => {
+    if (typeof value === "string") return text(value);
+    if (typeof value === "object" && value !== null && "members" in value)
+      return written(value.members as Members, escapes);
+    return JSON.stringify(value);
+  };
+  return `{${members.map(([key, value]) => `${text(key)}:${json(value)}`).join(",")}}`;
+}
+
+/** Whether some reader of the text, whichever of two members it takes, finds what reaches a connector. */
+function reaches(members: Members, inside = false): boolean {
+  return members.some(([key, value]) => {
+    if (/^(kv|ec)_|_transfer_params$/.test(key)) return inside || value !== null;
+    const bag = ["vllm_xargs", "extra_args", "extra_body", "sampling_params"].includes(key);
+    return bag && typeof value === "object" && value !== null && "members" in value
+      ? reaches(value.members as Members, true)
+      : false;
+  });
+}
+
+test("whichever of two members a reader takes, and however names are written, nothing that is accepted reaches a connector", () => {
+  const key = fc.constantFrom(
+    ...["kv_transfer_params", "ec_transfer_params", "kv_hints", "vllm_xargs", "extra_args", "extra_body"],
+    ...["sampling_params", "prompt", "metadata", "x"],
+  );
+  const { members } = fc.letrec<{ members: Members; value: unknown }>((tie) => ({
+    members: fc.array(fc.tuple(key, tie("value")), { maxLength: 4 }) as fc.Arbitrary<Members>,
+    value: fc.oneof(
+      { depthSize: "small" },
+      fc.constantFrom(null, null, 0, "", "x", "a".repeat(50)),
+      fc.record({ members: tie("members") }),
+    ),
+  }));
+  const isRefused = (read: () => void) => {
+    try {
+      read();
+      return false;
+    } catch {
+      return true;
+    }
+  };
+  let accepted = 0;
+  fc.assert(
+    fc.property(members, fc.array(fc.boolean(), { minLength: 1 }), (given, bits) => {
+      let at = 0;
+      const escapes = () => {
+        at += 1;
+        return bits[at % bits.length] === true;
+      };
+      const body = Buffer.from(written(given, escapes));
+      const refused = [
+        isRefused(() => parseGenerationRequest("/v1/completions", body)),
+        // As of a long body, with short pieces and members that are taken as long.
+        isRefused(() => {
+          const parsing = parseJsonPieces(body, 32, 16);
+          let step = parsing.next();
+          while (step.done !== true) step = parsing.next();
+          refuseConnectorMembers(step.value.value as Record<string, unknown>, step.value);
+        }),
+      ];
+      if (reaches(given)) expect(refused, body.toString()).toEqual([true, true]);
+      else if (!refused.includes(true)) accepted += 1;
+    }),
+    { numRuns: 1000 },
+  );
+  expect(accepted).toBeGreaterThan(50);
 });

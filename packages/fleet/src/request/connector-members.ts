@@ -50,13 +50,10 @@ export function refuseConnectorMembers(fields: Fields, written?: WrittenBody): v
   }
 }
 
-/** Refuses the names in a bag, with any value, and in the bags inside of it. */
+/** Refuses the names in a bag, with any value, and a bag inside of it. */
 function refuseInside(bag: unknown, path: string): void {
   if (typeof bag !== "object" || bag === null) return;
-  for (const [name, value] of Object.entries(bag)) {
-    if (isConnectorMember(name)) throw refusal(`${path}.${name}`);
-    if (BAGS.has(name)) refuseInside(value, `${path}.${name}`);
-  }
+  for (const name in bag) if (BAGS.has(name) || isConnectorMember(name)) throw refusal(`${path}.${name}`);
 }
 
 function refusal(path: string): KvError {
