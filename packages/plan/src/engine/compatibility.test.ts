@@ -148,3 +148,34 @@ describe("blocks that are not heads × tokens × cells", () => {
     expect(built(page(1, 0, 128), [page(1)]).uncovered).toBe("masked");
   });
 });
+
+test("vllm#54926: numbers of regions that differ name the regions of one side, such as a draft model's", () => {
+  const rank = sampleRank();
+  const [region] = rank.regions;
+  if (region === undefined) return expect.fail("no region");
+  const named = (...names: readonly string[]): RankGeometry => ({
+    ...rank,
+    regions: names.map((name, index) => ({ ...region, name, baseAddress: 4096 + index * 2 ** 20 })),
+  });
+  const why = (local: RankGeometry, remote: RankGeometry) => {
+    try {
+      checkCompatibility({ local, remote, numKvHeads: 4, groups: ["full"] });
+    } catch (error) {
+      if (KvError.is(error, "KV_PLAN_INCOMPATIBLE")) return [error.message, error.hint] as const;
+      throw error;
+    }
+    return expect.fail("nothing was refused");
+  };
+  const [message, hint] = why(named("layer.0"), named("layer.0", "draft.0", "draft.1"));
+  expect(message).toBe(
+    'numbers of regions differ; only the remote rank has "draft.0", "draft.1": local 1, remote 3',
+  );
+  expect(hint).toMatch(/draft model .* the same --speculative-config/);
+  expect(why(named("layer.0", "layer.1", "mtp"), named("layer.0", "layer.2"))[0]).toBe(
+    'numbers of regions differ; only the local rank has "layer.1", "mtp"; only the remote rank has "layer.2": local 3, remote 2',
+  );
+  const many = Array.from({ length: 12 }, (_, index) => `draft.${index}`);
+  expect(why(named("layer.0"), named("layer.0", ...many))[0]).toMatch(
+    /"draft.7" and 4 more: local 1, remote 13$/,
+  );
+});

@@ -188,8 +188,14 @@ function checkRegions(
   isMla: boolean,
 ): void {
   const [mine, theirs] = [options.local.regions, options.remote.regions];
-  if (mine.length !== theirs.length)
-    throw incompatible("numbers of regions differ", mine.length, theirs.length);
+  if (mine.length !== theirs.length) {
+    throw incompatible(
+      `numbers of regions differ${onlyOn("the local rank", mine, theirs)}${onlyOn("the remote rank", theirs, mine)}`,
+      mine.length,
+      theirs.length,
+      "a draft model on one side only is the usual cause: give both engines the same --speculative-config",
+    );
+  }
   const hybrid = hasState(options.groups);
   for (const [index, region] of mine.entries()) {
     const other = theirs[index];
@@ -226,6 +232,17 @@ function checkRegions(
       other.blockLengthBytes,
     );
   }
+}
+
+const MAX_NAMES = 8;
+
+/** The regions that only one side names, as a clause; empty where there are none. */
+function onlyOn(side: string, own: readonly RegionGeometry[], others: readonly RegionGeometry[]): string {
+  const known = new Set(others.map(({ name }) => name));
+  const names = own.flatMap(({ name }) => (known.has(name) ? [] : [`"${name}"`]));
+  if (names.length === 0) return "";
+  const more = names.length > MAX_NAMES ? ` and ${names.length - MAX_NAMES} more` : "";
+  return `; only ${side} has ${names.slice(0, MAX_NAMES).join(", ")}${more}`;
 }
 
 /** Groups that share a region use the same descriptors, so each source must hold the same share of every group's block. */

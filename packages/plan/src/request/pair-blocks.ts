@@ -22,6 +22,8 @@ export interface GroupBlocks {
   readonly numTokens: number | undefined;
   /** Logical local blocks before the first of `localIds`. */
   readonly computedBlocks: number | undefined;
+  /** Blocks that the remote's list had behind its last token, and that `remoteIds` lack. Default 0. */
+  readonly lookAhead?: number | undefined;
 }
 
 /**
@@ -70,6 +72,7 @@ function pairTokens(groupPlan: GroupPlan, blocks: GroupBlocks): PairedBlocks {
     // The remote list begins later than the local one. Attention does not use tokens before the window.
     localStart = -start;
     start = 0;
+    requireWindow(groupPlan, blocks, unseen * partTokens);
   }
   const usable = ends === undefined ? held : Math.min(held, ends - unseen);
   // Parts before the remote's window are not in `usable` either.
@@ -94,6 +97,27 @@ function pairTokens(groupPlan: GroupPlan, blocks: GroupBlocks): PairedBlocks {
       ? coveredTokens
       : Math.min(coveredTokens, numTokens - (unseen + start) * partTokens));
   return { localStart, remoteStart: start, count, validTokens };
+}
+
+/**
+ * The remote cuts a window's list to one length, so blocks of look-ahead behind the last token take the place of as many at its begin. The local list has a block
+ * more than the window before the next token; a list of the whole sequence, or one after a prefix hit, does not say where that window begins. Errors:
+ * `KV_BLOCKS_MISMATCH` where the remote's list may begin within the window.
+ */
+function requireWindow(
+  { localBlockTokens }: GroupPlan,
+  { group, localIds, numTokens = 0, computedBlocks = 0, lookAhead = 0 }: GroupBlocks,
+  begin: number,
+): void {
+  if (lookAhead === 0) return;
+  const isCut = computedBlocks === 0 && localIds.length < Math.ceil(numTokens / localBlockTokens);
+  const needed = isCut ? numTokens + 1 - (localIds.length - 1) * localBlockTokens : 0;
+  if (begin <= needed) return;
+  throw mismatch(
+    `group ${group}: the remote's list of this window has ${lookAhead} blocks behind the last of ${numTokens} tokens, and lacks as many at its begin: ` +
+      `it holds tokens from ${begin} on, and the window may begin at ${needed}`,
+    { group, lookAhead, numTokens, begin, needed },
+  );
 }
 
 /** The begin of the local blocks within the remote list, when both lists end at the same token. */

@@ -2,6 +2,7 @@ import { KvError } from "@kv/interface";
 import type { EngineTransferPlan, GroupPlan, SourcePlan } from "../engine/engine-plan-types.js";
 import { buildReceivePass } from "../receive/build-receive-pass.js";
 import { pairDcp } from "./dcp-blocks.js";
+import { lookAheadBlocks } from "./look-ahead.js";
 import { type PairedBlocks, pairBlocks, partsPerLogical } from "./pair-blocks.js";
 import { outOfRange, requireCount, requireGroups, requireIds } from "./request-checks.js";
 import type {
@@ -128,16 +129,20 @@ function pairAll(
   pass: ReceivePassGroup[],
 ): Batches {
   const runs: (Runs | undefined)[] = new Array(shape.batchCount).fill(undefined);
+  const extra = lookAheadBlocks(plan, blocks);
   for (const [group, localIds] of blocks.localBlockIds.entries()) {
     if (localIds.length === 0) continue;
     const { batch } = shape.groups[group] as { batch: number };
-    const remoteIds = blocks.remoteBlockIds[group] as readonly number[];
+    const given = blocks.remoteBlockIds[group] as readonly number[];
+    const lookAhead = extra[group] ?? 0;
+    const remoteIds = lookAhead === 0 ? given : given.slice(0, -lookAhead);
     const pairs = pairBlocks(plan, {
       group,
       localIds,
       remoteIds,
       numTokens: blocks.numTokens,
       computedBlocks: blocks.localComputedBlocks?.[group],
+      lookAhead,
     });
     requireApart(plan, group, localIds, pairs);
     const groupPass = buildReceivePass(plan, group, localIds, pairs);
