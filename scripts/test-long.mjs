@@ -1,6 +1,6 @@
 // npm run test:long: the runs that take too long for npm test. The last line counts runs and processes.
 //   npm run test:long -- --requests 200000 --connectors pull,push --exits 200 --property-factor 50 --mutations 1000000 --seed WORD
-//     --addon-requests 5000 --only faults,addon,exits,properties,mutations,growth,attacks --attacks WORD,WORD --jobs 2
+//     --addon-requests 5000 --only faults,addon,exits,properties,mutations,stream-cuts,growth,attacks --attacks WORD,WORD --jobs 2
 import { spawn } from "node:child_process";
 import { readdirSync } from "node:fs";
 import { availableParallelism } from "node:os";
@@ -9,7 +9,7 @@ import { parseArgs } from "node:util";
 import { root, run, setup } from "./setup.mjs";
 
 const REQUESTS_PER_SEED = 10_000;
-const KINDS = ["faults", "addon", "properties", "exits", "mutations", "growth", "attacks"];
+const KINDS = ["faults", "addon", "properties", "exits", "mutations", "stream-cuts", "growth", "attacks"];
 /** Until an attack is ended. The one that runs all floods takes longer. */
 const ATTACK_TIMEOUT_MS = 300_000;
 const FLOODS_TIMEOUT_MS = 1_800_000;
@@ -122,6 +122,12 @@ async function damagedBytes() {
   await check(what, env, vitest, ["run", ...files]);
 }
 
+/** Requests whose bodies, and answers whose streams, are cut at every byte, through each way of the router. */
+async function streamCuts() {
+  const env = { KV_STREAM_CUTS: "all", KV_SEED: values.seed };
+  await check("answers and bodies cut at every byte", env, vitest, ["run", "packages/proxy/test/cuts"]);
+}
+
 /** Whether costs grow no faster than wanted, at small sizes. */
 async function growth() {
   const args = ["scripts/bench.mjs", "growth", "--short"];
@@ -232,6 +238,7 @@ if (only.includes("faults")) await faults();
 if (only.includes("addon")) await addon();
 if (only.includes("properties")) await properties();
 if (only.includes("mutations")) await damagedBytes();
+if (only.includes("stream-cuts")) await streamCuts();
 if (only.includes("growth")) await growth();
 if (only.includes("exits")) await exitsOfProcesses(nixl);
 if (only.includes("attacks")) await attacks();

@@ -21,13 +21,8 @@ import {
   singleInstanceBody,
 } from "../../../packages/proxy/src/request/leg-bodies.js";
 import { splitRequest } from "../../../packages/proxy/src/request/split-request.js";
-import {
-  beginsWithDone,
-  EventReader,
-  firstEventError,
-  firstEventIsKnown,
-  StreamWatch,
-} from "../../../packages/proxy/src/response/event-stream.js";
+import { EventReader, FirstEvent, streamedError } from "../../../packages/proxy/src/response/event-stream.js";
+import { StreamWatch } from "../../../packages/proxy/src/response/stream-watch.js";
 import { bytes, type FuzzTarget, json, parseJson } from "../target.js";
 
 const ENDPOINTS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"] as const;
@@ -256,23 +251,27 @@ export const eventStream: FuzzTarget = {
   ],
   read(input) {
     const all = Buffer.from(input);
-    firstEventIsKnown(all);
-    beginsWithDone(all);
-    firstEventError(all);
-    const whole = new EventReader(1 << 16).push(all);
     const size = 1 + ((input[0] ?? 0) % 7);
-    const reader = new EventReader(1 << 16);
-    const watches = ENDPOINTS.map((endpoint) => new StreamWatch(endpoint));
-    const pieces: string[] = [];
-    for (let at = 0; at < all.length; at += size) {
-      const chunk = all.subarray(at, at + size);
-      pieces.push(...reader.push(chunk));
-      for (const watch of watches) {
-        watch.push(chunk);
-        void watch.complete;
-      }
-    }
-    if (JSON.stringify(whole) !== JSON.stringify(pieces))
-      throw new Error(`chunks of ${size} bytes give other events than the whole`);
+    const pieces: Buffer[] = [];
+    for (let at = 0; at < all.length; at += size) pieces.push(all.subarray(at, at + size));
+    const [whole, cut] = [[all], pieces].map((chunks) => JSON.stringify(readStream(chunks)));
+    if (whole !== cut) throw new Error(`chunks of ${size} bytes are read as ${cut}, the whole as ${whole}`);
   },
 };
+
+/** All that the proxy reads of a stream. */
+function readStream(chunks: readonly Buffer[]) {
+  const reader = new EventReader(1 << 16);
+  const events = [...chunks.flatMap((chunk) => reader.push(chunk)), ...reader.end()];
+  const first = new FirstEvent(1 << 16);
+  for (const chunk of chunks) first.push(chunk);
+  first.end();
+  const watches = ENDPOINTS.map((endpoint) => {
+    const watch = new StreamWatch(endpoint, true);
+    const passed = Buffer.concat([...chunks.map((chunk) => watch.push(chunk)), watch.end()]).toString(
+      "latin1",
+    );
+    return { passed, problem: watch.problem, failed: watch.failed };
+  });
+  return { events, problem: reader.problem, first: first.kind, error: streamedError(first.data), watches };
+}

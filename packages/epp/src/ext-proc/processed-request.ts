@@ -197,9 +197,11 @@ export class ProcessedRequest {
   #takeBody(body: Buffer | undefined): void {
     if (body === undefined || body.length === 0) return;
     const { bodyLengthBytes } = this.#options.settings.limits;
+    const leftBytes = bodyLengthBytes - this.#lengthBytes;
     this.#lengthBytes += body.length;
-    if (this.#lengthBytes > bodyLengthBytes) throw tooLarge(bodyLengthBytes);
-    this.#scan?.push(body);
+    // The first byte above a limit decides, wherever the messages end.
+    this.#scan?.push(body.subarray(0, leftBytes));
+    if (body.length > leftBytes) throw tooLarge(bodyLengthBytes);
     this.#share?.add(body.length);
     this.#received.push(body);
   }

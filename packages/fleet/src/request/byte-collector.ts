@@ -17,6 +17,16 @@ export class ByteCollector {
     this.#length = length;
   }
 
+  /** How many bytes there are. */
+  get length(): number {
+    return this.#length;
+  }
+
+  /** The first bytes, at most `mostBytes`. They stay. */
+  begin(mostBytes: number): Buffer {
+    return this.#bytes.subarray(0, Math.min(this.#length, mostBytes));
+  }
+
   /** Returns the bytes once, and forgets them. */
   take(): Buffer {
     const bytes = this.#bytes.subarray(0, this.#length);

@@ -27,6 +27,11 @@ function count(value: unknown, depth = 1): Counts {
 }
 
 function accepts(text: string, cuts: readonly number[], limits: JsonLimits): boolean {
+  return limitOf(text, cuts, limits) === undefined;
+}
+
+/** The limit that a text exceeds. */
+function limitOf(text: string, cuts: readonly number[], limits: JsonLimits): unknown {
   const bytes = Buffer.from(text);
   const scan = new JsonScan(limits);
   const ends = [...cuts.map((cut) => cut % (bytes.length + 1)), bytes.length].sort((a, b) => a - b);
@@ -36,12 +41,20 @@ function accepts(text: string, cuts: readonly number[], limits: JsonLimits): boo
       scan.push(bytes.subarray(from, end));
       from = end;
     }
-    return true;
+    return undefined;
   } catch (error) {
-    if (KvError.is(error, "KV_REQUEST_INVALID")) return false;
+    if (KvError.is(error, "KV_REQUEST_INVALID")) return error.details["limit"];
     throw error;
   }
 }
+
+test("names the first limit that a text exceeds, wherever it is cut", () => {
+  const limits = { bodyDepth: 2, bodyMembers: 9, bodyValues: 3 };
+  const text = '{"a":[1,2,3,4,5,[[[6]]]],"b":{"c":{"d":{}}}}';
+  const whole = limitOf(text, [], limits);
+  expect(whole).toBe("limits.bodyValues");
+  for (let at = 0; at <= text.length; at += 1) expect([at, limitOf(text, [at], limits)]).toEqual([at, whole]);
+});
 
 test("counts what a parse finds, wherever the bytes are cut", () => {
   const text = fc.string({ unit: fc.constantFrom('"', "\\", ",", ":", "{", "]", "a", "é") });

@@ -42,14 +42,12 @@ export class JsonScan {
       const byte = bytes[at];
       at += 1;
       if (byte === QUOTE) at = this.#endOfString(bytes, at);
-      else if (byte === COMMA) this.#values += 1;
+      else if (byte === COMMA) this.#value();
       else if (byte === COLON) this.#member();
       // [ and {, ] and }
       else if (byte === 0x5b || byte === 0x7b) this.#open();
       else if (byte === 0x5d || byte === 0x7d) this.#depth -= 1;
     }
-    if (this.#values > this.#limits.bodyValues)
-      throw above("limits.bodyValues", this.#limits.bodyValues, "values");
   }
 
   /** The position after the closing quote of the string that goes on at `from`; the length where it has not come. */
@@ -69,6 +67,12 @@ export class JsonScan {
       at = quote + 1;
       if (!escaped) return at;
     }
+  }
+
+  #value(): void {
+    this.#values += 1;
+    const { bodyValues } = this.#limits;
+    if (this.#values > bodyValues) throw above("limits.bodyValues", bodyValues, "values");
   }
 
   #open(): void {

@@ -74,10 +74,16 @@ test("a limited read ends above the limit, or when it has enough, and leaves the
   push("abc");
   expect(await queue.readLimited(2)).toEqual({ bytes: Buffer.from("abc"), complete: false });
   push("de");
-  expect(await queue.readLimited(9, (bytes) => bytes.includes("e"))).toEqual({
-    bytes: Buffer.from("de"),
-    complete: false,
+  const asked: string[] = [];
+  const reading = queue.readLimited(9, (chunk) => {
+    asked.push(Buffer.from(chunk).toString());
+    return asked.includes("f");
   });
+  await Promise.resolve();
   push("f");
-  expect(await next()).toBe("f");
+  expect(await reading).toEqual({ bytes: Buffer.from("def"), complete: false });
+  // Each chunk is asked about once, not all bytes with each.
+  expect(asked).toEqual(["de", "f"]);
+  push("g");
+  expect(await next()).toBe("g");
 });

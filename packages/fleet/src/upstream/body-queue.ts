@@ -42,10 +42,10 @@ export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
   }
 
   /**
-   * Reads until the end, until `enough` is true of the bytes so far, or until there are more than `limitBytes`; the rest stays unread. Rejects
-   * with the error of `fail`.
+   * Reads until the end, until there are more than `limitBytes`, or until `enough` is true of a chunk; it is asked of each, in order. The rest stays
+   * unread. Rejects with the error of `fail`.
    */
-  async readLimited(limitBytes: number, enough?: (bytes: Buffer) => boolean): Promise<LimitedBody> {
+  async readLimited(limitBytes: number, enough?: (chunk: Uint8Array) => boolean): Promise<LimitedBody> {
     const chunks: Uint8Array[] = [];
     let lengthBytes = 0;
     for (;;) {
@@ -53,11 +53,10 @@ export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
       if (done === true) return { bytes: concatChunks(chunks), complete: true };
       chunks.push(value);
       lengthBytes += value.byteLength;
-      if (this.#finished()) return { bytes: concatChunks(chunks), complete: lengthBytes <= limitBytes };
-      if (lengthBytes > limitBytes) return { bytes: concatChunks(chunks), complete: false };
-      if (lengthBytes === 0 || enough === undefined) continue;
-      const bytes = concatChunks(chunks);
-      if (enough(bytes)) return { bytes, complete: false };
+      const isEnough = enough?.(value) === true;
+      const isAbove = lengthBytes > limitBytes;
+      if (this.#finished()) return { bytes: concatChunks(chunks), complete: !isAbove };
+      if (isEnough || isAbove) return { bytes: concatChunks(chunks), complete: false };
     }
   }
 

@@ -1,4 +1,4 @@
-import { bodyLength, withoutAddresses } from "@kv/fleet/front-end";
+import { bodyLength, changedBodyHeaders, withoutAddresses } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import { PARSES } from "../http/read-body.js";
 import { type RequestPart, splitRequest } from "../request/split-request.js";
@@ -87,7 +87,10 @@ export class GenerationFlow {
 /** A server failure of an instance without addresses in its text. Other answers stay as they are: an error of the client may repeat its own URL. */
 function hideAddresses(answer: LegAnswer): LegAnswer {
   if (answer.status < 500 || answer.rest !== undefined) return answer;
-  return { ...answer, held: Buffer.from(withoutAddresses(answer.held.toString())) };
+  const given = answer.held.toString();
+  const held = withoutAddresses(given);
+  if (held === given) return answer;
+  return { ...answer, headers: changedBodyHeaders(answer.headers), held: Buffer.from(held) };
 }
 
 function cannotDisaggregate(why: string): KvError {

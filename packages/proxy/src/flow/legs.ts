@@ -11,8 +11,13 @@ import { forwardedHeaders, legHeaders, PrefillCosts, PromptRenderer, usageOf } f
 import { type Ambient, KvError, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { decodeBody, prefillBody, singleInstanceBody } from "../request/leg-bodies.js";
-import { firstEventIsKnown, isEventStream } from "../response/event-stream.js";
-import { endedVisit, type LegAnswer, readLegAnswer } from "../response/leg-answer.js";
+import {
+  endedVisit,
+  type LegAnswer,
+  readAnswerBegin,
+  readLegAnswer,
+  requireReadable,
+} from "../response/leg-answer.js";
 import { type PrefillOutcome, readPrefillAnswer } from "../response/prefill-answer.js";
 import { badAnswer, badStatus, isServerFailure } from "../upstream/upstream-errors.js";
 import { tryInstances } from "./attempts.js";
@@ -250,18 +255,13 @@ export class Legs {
       let answer: UpstreamAnswer | undefined;
       try {
         answer = await this.#send(part, instance, span, body, onSent);
-        const eventStream = isEventStream(answer.headers["content-type"]);
-        const limitBytes = limits.heldAnswerLengthBytes;
-        const { bytes, complete } =
-          answer.body.readBuffered(limitBytes) ??
-          (await answer.body.readLimited(limitBytes, eventStream ? firstEventIsKnown : undefined));
-        const begin = { answer, eventStream, bytes, complete };
+        const begin = await readAnswerBegin(answer, limits.heldAnswerLengthBytes);
         const expected = { onePart: !whole, streamed: request.fields.stream === true };
         const legAnswer = readLegAnswer(request.endpoint, withSpan(visit, span), begin, expected);
         const firstByteMs = clock.now() - startedAtMs;
         if (decoding) {
           record.firstByteMs = firstByteMs;
-          record.streamed = eventStream;
+          record.streamed = begin.eventStream;
         } else record.prefillMs = firstByteMs;
         span?.set({ "http.response.status_code": answer.status, "kv.first_byte_ms": firstByteMs });
         if (!alone || !isServerFailure(legAnswer.status) || legAnswer.rest !== undefined) return legAnswer;
@@ -292,14 +292,14 @@ export class Legs {
     }
   }
 
-  #send(
+  async #send(
     part: Part,
     instance: Instance,
     span: Span | undefined,
     body: RequestBody,
     onSent?: () => void,
   ): Promise<UpstreamAnswer> {
-    return this.#upstream.send({
+    const answer = await this.#upstream.send({
       role: instance.role,
       url: instance.url,
       method: "POST",
@@ -315,6 +315,8 @@ export class Legs {
       abort: part.deadline,
       onSent,
     });
+    requireReadable(instance.role, instance.url, answer);
+    return answer;
   }
 
   /** A leg that waited behind others took longer than its prompt kept the instance busy. */

@@ -119,7 +119,9 @@ export class GenerationRoute {
       const shown = errorForClient(failure, settings.exposeInstances);
       abandonedEarly = client !== undefined && !response.headersSent && response.req.socket.destroyed;
       if (response.headersSent) {
-        breakOff(response, client?.eventStreamStarted ? errorEvent(shown, requestId, form) : undefined);
+        const isLate = deadline.aborted && response.writableLength > 0;
+        const canTell = client?.eventStreamStarted === true && !isLate;
+        breakOff(response, canTell ? errorEvent(shown, requestId, form) : undefined);
       } else {
         record.status = statusOf(failure);
         sendError(response, shown, requestId, form);
@@ -214,12 +216,9 @@ function loggedFailure({ code, message, details }: KvError): object {
   return code === "KV_REQUEST_INVALID" ? { code, param: details.param } : { code, message };
 }
 
-/**
- * Ends an answer that is incomplete by closing the connection, so that it does not look complete. `lastEvent` is sent first where the client has read
- * all that came before.
- */
+/** Ends an answer that is incomplete by closing the connection, so that it does not look complete. `lastEvent` is sent first, after all that was written. */
 function breakOff(response: ServerResponse, lastEvent: string | undefined): void {
-  if (lastEvent === undefined || response.destroyed || response.writableLength > 0) response.destroy();
+  if (lastEvent === undefined || response.destroyed) response.destroy();
   else response.write(lastEvent, () => response.destroy());
 }
 

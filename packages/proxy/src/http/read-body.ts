@@ -63,10 +63,12 @@ export function readJsonBody(
     };
     const share = budget.open(client, refuse);
     request.on("data", (chunk: Buffer) => {
+      const leftBytes = limitBytes - lengthBytes;
       lengthBytes += chunk.length;
       try {
-        if (lengthBytes > limitBytes) throw tooLarge(limitBytes);
-        scan.push(chunk);
+        // The first byte above a limit decides, wherever the chunks end.
+        scan.push(chunk.length > leftBytes ? chunk.subarray(0, leftBytes) : chunk);
+        if (chunk.length > leftBytes) throw tooLarge(limitBytes);
         share.add(chunk.length);
         bytes.push(chunk);
         if (lengthBytes > AT_ONCE_BYTES) {

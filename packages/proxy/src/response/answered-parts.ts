@@ -34,7 +34,7 @@ export function readAllParts<T>(
   );
 }
 
-/** The id of the merged answer: the first part's, with the client's request id in it. `cmpl-ID-0` becomes `cmpl-ID`. */
-export function mergedId(id: unknown, first: AnsweredPart | undefined, requestId: string): unknown {
-  return typeof id === "string" && first !== undefined ? id.replace(first.requestId, () => requestId) : id;
+/** The id of the merged answer: that of a part's answer, with the client's request id in it. `cmpl-ID-0` becomes `cmpl-ID`. */
+export function mergedId(id: unknown, part: AnsweredPart | undefined, requestId: string): unknown {
+  return typeof id === "string" && part !== undefined ? id.replace(part.requestId, () => requestId) : id;
 }

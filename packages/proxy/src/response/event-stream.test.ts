@@ -1,82 +1,141 @@
 import { expect, test } from "vitest";
-import { beginsWithDone, firstEventError, firstEventIsKnown, StreamWatch } from "./event-stream.js";
+import { EventReader, FirstEvent, streamedError } from "./event-stream.js";
 
-test("finds the error in the first event, and its status", () => {
-  const bytes = Buffer.from('data: {"error": {"message": "no KV", "code": 500}}\n\ndata: [DONE]\n\n');
-  expect(firstEventError(bytes)).toEqual({
-    status: 500,
-    body: '{"error": {"message": "no KV", "code": 500}}',
-  });
-  const odd = Buffer.from('data: {"error": {"message": "x", "code": "KV_LEASE_EXPIRED"}}\n\n');
-  expect(firstEventError(odd)?.status).toBe(502);
-  expect(firstEventError(Buffer.from('data: {"id":"1","error":null}\n\n'))).toBeUndefined();
-  expect(firstEventError(Buffer.from('data: {"error": {"mess\n\n'))).toBeUndefined();
+function eventsOf(chunks: readonly Uint8Array[], limitBytes = 1000) {
+  const reader = new EventReader(limitBytes);
+  const events: string[] = [];
+  const take = (found: Iterable<{ name: string; data: string }>) => {
+    for (const { name, data } of found) events.push(name === "" ? data : `${name}: ${data}`);
+  };
+  for (const chunk of chunks) take(reader.push(chunk));
+  take(reader.end());
+  return events;
+}
+
+/** The text whole, cut at each byte, and as single bytes. */
+function cutsOf(text: string): Uint8Array[][] {
+  const bytes = Buffer.from(text);
+  const cuts = Array.from({ length: bytes.length + 1 }, (_, at) => [
+    bytes.subarray(0, at),
+    bytes.subarray(at),
+  ]);
+  return [[bytes], ...cuts, Array.from(bytes, (byte) => Buffer.from([byte]))];
+}
+
+const LINES = [
+  ": a comment",
+  "",
+  "event: one",
+  "id: 1",
+  "data: é🎈",
+  "data:b",
+  "",
+  "data",
+  "",
+  "event: empty",
+  "",
+  "data: {",
+  ": within",
+  "data:  1}",
+  "event: late",
+  "",
+  "data: last",
+];
+
+test.each(["\n", "\r\n", "\r"])("reads the same events wherever a stream with %j is cut", (end) => {
+  for (const mark of ["", "\ufeff"])
+    for (const chunks of cutsOf(mark + LINES.join(end)))
+      expect(eventsOf(chunks)).toEqual(["one: é🎈\nb", "{\n 1}", "last"]);
 });
 
-test("finds the end of the error event after comments and with CRLF", () => {
-  const bytes = Buffer.from(': ping\r\n\r\ndata: {"error": {"code": 503}}\r\n\r\ndata: [DONE]\r\n\r\n');
-  expect(firstEventError(bytes)).toEqual({ status: 503, body: '{"error": {"code": 503}}' });
-  expect(beginsWithDone(Buffer.from(": ping\n\ndata:[DONE]\n\n"))).toBe(true);
-  expect(beginsWithDone(Buffer.from("data: {}\n\ndata: [DONE]\n\n"))).toBe(false);
+test("line ends may be mixed, and only a mark at the begin of the stream is dropped", () => {
+  for (const chunks of cutsOf("data: a\r\rdata: b\n\r\ndata: c\r\n\n\ufeffdata: d\n\n"))
+    expect(eventsOf(chunks)).toEqual(["a", "b", "c"]);
 });
+
+test("an event above the limit is an error wherever it is cut, after the events before it", () => {
+  for (const chunks of cutsOf(`data: a\n\ndata: ${"b".repeat(20)}\n\ndata: c\n\n`)) {
+    const reader = new EventReader(20);
+    const seen: string[] = [];
+    for (const chunk of chunks) for (const { data } of reader.push(chunk)) seen.push(data);
+    expect([seen, reader.problem]).toEqual([["a"], "sent an event of more than 20 bytes"]);
+  }
+});
+
+test("an event in many reads is not read again with each", () => {
+  const reader = new EventReader(Number.POSITIVE_INFINITY);
+  const piece = Buffer.from("a".repeat(16));
+  const startedMs = performance.now();
+  for (const text of ["data: ", ...Array<Buffer>(200_000).fill(piece), "\n\n"])
+    for (const { data } of reader.push(Buffer.from(text))) expect(data).toHaveLength(3_200_000);
+  expect(performance.now() - startedMs).toBeLessThan(5_000);
+});
+
+const ERROR = '{"error": {"message": "é", "code": 500}}';
 
 test.each([
-  [['data: {"choices":[{"text":"a"}]}\n\n'], [true, false]],
-  [
-    ['data: {"cho', 'ices": [', ' {"text":"a"}]}\n\n'],
-    [true, false],
-  ],
-  [
-    ['data: {"choices":[]}\n\n', 'data: {"choices":[null]}\n\n'],
-    [false, false],
-  ],
-  [['data: {"x":"\\"choices\\":[{"}\n\n'], [false, false]],
-  [
-    ['data: {"choices":[{}]}\n\ndata: {"er', 'ror": {"message":"m"}}\n\n'],
-    [true, true],
-  ],
-  [
-    ['data: {"error": null}\n\n', 'data: {"text":"\\ndata: {\\"error\\": 1"}\n\n'],
-    [false, false],
-  ],
-])("in %j a choice and a failure are found: %j", (chunks, said) => {
-  const watch = new StreamWatch("/v1/completions");
-  for (const chunk of chunks) watch.push(Buffer.from(chunk));
-  expect([watch.answered, watch.failed]).toEqual(said);
+  ["answer", 'data: {"choices":[]}\n\ndata: [DONE]\n\n'],
+  ["answer", 'data: {"error":null,"choices":[]}\n\n'],
+  ["answer", 'data: {"errors":1}\n\n'],
+  ["answer", "event: message_start\r\ndata: {}\r\n\r\n"],
+  ["answer", 'data: [DONE]x\n\ndata: {"error":{}}\n\n'],
+  ["answer", 'data: {\ndata: "choices":[]}\n\n'],
+  ["error", `data: ${ERROR}\n\ndata: [DONE]\n\n`],
+  ["error", `\ufeff: ping\r\n\r\ndata:${ERROR}\r\n\r\n`],
+  ["error", `id: 1\rretry: 1\rdata: {\rdata: "error"\rdata: :{}}\r\r`],
+  ["error", 'data:\n\nevent: error\ndata: {"type":"error"}\n\ndata: {}\n\n'],
+  ["error", `data: ${ERROR}`],
+  ["done", ": ping\n\ndata:[DONE]\n\n"],
+  ["done", "data: [DONE]"],
+  [undefined, ": ping\n\n: ping\n\nid: 1\n\n"],
+  [undefined, ""],
+] as const)("the first event is %j wherever %j is cut", (kind, text) => {
+  for (const chunks of cutsOf(text)) {
+    const first = new FirstEvent(10_000);
+    let enough = false;
+    for (const chunk of chunks) {
+      // What is known does not change.
+      const known = first.kind;
+      enough = first.push(chunk);
+      if (known !== undefined) expect(first.kind).toBe(known);
+      expect(enough).toBe(first.kind !== undefined);
+    }
+    first.end();
+    expect(first.kind).toBe(kind);
+    if (kind === "error" && text.includes(ERROR)) expect(first.data).toBe(ERROR);
+  }
 });
 
-test("the first event is known at once, except an incomplete error event", () => {
-  expect(firstEventIsKnown(Buffer.from('data: {"id"'))).toBe(true);
-  for (const more of [": ping\n\n", ": pi", "\r\n", "da", "data: ", 'data: {"err', "data: [DON"])
-    expect(firstEventIsKnown(Buffer.from(more))).toBe(false);
-  expect(firstEventIsKnown(Buffer.from(": ping\n\ndata: {}\n\n"))).toBe(true);
-  expect(firstEventIsKnown(Buffer.from("data: [DONE]"))).toBe(true);
-  expect(firstEventIsKnown(Buffer.from('data: {"error": {}}\r\n\r\n'))).toBe(true);
-  expect(firstEventIsKnown(Buffer.from('data: {"error": {"mess'))).toBe(false);
-  expect(firstEventIsKnown(Buffer.from('data: {"error": {}}\n\n'))).toBe(true);
+test("the first event is an answer as soon as it can be nothing else, and unknown above the limit", () => {
+  const known = (text: string, limitBytes = 1000) => {
+    const first = new FirstEvent(limitBytes);
+    first.push(Buffer.from(text));
+    return first.kind;
+  };
+  expect(known('data: {"id"')).toBe("answer");
+  for (const more of [
+    ": ping\n\n",
+    ": pi",
+    "\r\n",
+    "da",
+    "data: ",
+    'data: {"err',
+    "data: [DON",
+    "data: [DONE]",
+  ])
+    expect(known(more)).toBeUndefined();
+  for (const chunks of cutsOf(`data: ${ERROR}\n\n`)) {
+    const first = new FirstEvent(20);
+    expect(chunks.map((chunk) => first.push(chunk)).at(-1)).toBe(true);
+    expect(first.kind).toBeUndefined();
+  }
 });
 
-test.each([
-  [["data: {}\n\n", "data: [DONE]\n\n"], true],
-  [["data: {}\n\ndata: [DO", "NE]\n", "\n"], true],
-  [["data:[DONE]\r\n\r\n"], true],
-  [["data: {}\n\n"], false],
-  [["data: [DONE]\n\n", "data: {}\n\n"], false],
-  [['data: {"text":"data: [DONE]"}\n\n'], false],
-  [[], false],
-])("%j is a complete stream: %s", (chunks, complete) => {
-  const watch = new StreamWatch("/v1/completions");
-  for (const chunk of chunks) watch.push(Buffer.from(chunk));
-  expect(watch.complete).toBe(complete);
-});
-
-test.each([
-  [["event: response.created\ndata: {}\n\n", "event: response.completed\ndata: {}\n\n"], true],
-  [["event: response.com", "pleted\ndata: ", `${"x".repeat(500)}\n`, "\n"], true],
-  [["event: response.incomplete\ndata: {"], false],
-  [['event: response.output_text.delta\ndata: {"x":"event: response.completed"}\n\n'], false],
-])("%j is a complete stream of the Responses API: %s", (chunks, complete) => {
-  const watch = new StreamWatch("/v1/responses");
-  for (const chunk of chunks) watch.push(Buffer.from(chunk));
-  expect(watch.complete).toBe(complete);
+test("finds the error in an event's data, and its status", () => {
+  const data = '{"error": {"message": "no KV", "code": 500}}';
+  expect(streamedError(data)).toEqual({ status: 500, body: data });
+  expect(streamedError('{"error": {"message": "x", "code": "KV_LEASE_EXPIRED"}}')?.status).toBe(502);
+  expect(streamedError('{"type":"error","error":{"type":"overloaded_error"}}')?.status).toBe(503);
+  expect(streamedError('{"id":"1","error":null}')).toBeUndefined();
+  expect(streamedError('{"error": {"mess')).toBeUndefined();
 });

@@ -1,6 +1,4 @@
-import { StringDecoder } from "node:string_decoder";
-import type { Endpoint } from "@kv/fleet/front-end";
-import { KvError } from "@kv/interface";
+import { ByteCollector } from "@kv/fleet/front-end";
 import { rawMember } from "../request/json-members.js";
 
 /** Whether a `content-type` is that of server-sent events. */
@@ -8,37 +6,229 @@ export function isEventStream(contentType: string | string[] | undefined): boole
   return typeof contentType === "string" && contentType.toLowerCase().startsWith("text/event-stream");
 }
 
-/** The begin of an error: vLLM's in its OpenAI API, or the named event of its Messages API. */
-const ERROR_BEGIN = /^(data: ?\{\s*"error"\s*:|event: ?error\r?\n)/;
-const DONE_BEGIN = /^data: ?\[DONE\]/;
-/** The begin of a stream that may still become one of the two. */
-const UNDECIDED =
-  /^(e|ev|eve|even|event|event: ?(e|er|err|erro|error\r?)?|d|da|dat|data|data: ?(\{\s*("(e|er|err|erro|error)?"?\s*)?|\[(D|DO|DON|DONE)?)?)$/;
-
-/** Whether enough of a stream is there to know if its first event is an error or `[DONE]`. Comments before it are skipped. */
-export function firstEventIsKnown(bytes: Buffer): boolean {
-  const at = firstField(bytes);
-  const text = beginOf(bytes, at);
-  if (text === "" || UNDECIDED.test(text)) return false;
-  return !ERROR_BEGIN.test(text) || endOfEvent(bytes, at) !== -1;
+/** A server-sent event. */
+export interface StreamedEvent {
+  /** Of a line before its data; empty where there is none. */
+  readonly name: string;
+  /** Several lines are joined by LF. */
+  readonly data: string;
 }
 
-/** Whether the first event is `[DONE]`: such a stream has no answer. */
-export function beginsWithDone(bytes: Buffer): boolean {
-  return DONE_BEGIN.test(beginOf(bytes, firstField(bytes)));
+/** Whether the data of an event is `[DONE]`, which ends a stream of completions. */
+export function isDone(data: string): boolean {
+  return data.startsWith("[DONE]") && data.trimEnd() === "[DONE]";
 }
+
+const LF = 0x0a;
+const CR = 0x0d;
+const BOM = "\ufeff";
+const NOTHING = Buffer.alloc(0);
 
 /**
- * The error in the first event of a stream; undefined where there is none. vLLM streams a failure before the first token as
- * `data: {"error": …}` under status 200; the client can still get it as an error. The status is the event's `code` where that is an HTTP
- * status, else 502.
+ * Reads the events of a stream, whose chunks may end anywhere: in a character, or between CR and LF. Lines end with LF, CRLF or CR. Comments, events
+ * without data and other fields are dropped, and so is a byte order mark.
  */
-export function firstEventError(bytes: Buffer): { status: number; body: string } | undefined {
-  const at = firstField(bytes);
-  if (!ERROR_BEGIN.test(beginOf(bytes, at))) return undefined;
-  const end = endOfEvent(bytes, at);
-  const event = bytes.toString("utf8", at, end === -1 ? bytes.length : end);
-  const body = dataOf(event).trim();
+export class EventReader {
+  readonly #limitBytes: number;
+  /** The line that has not ended. */
+  readonly #line = new ByteCollector();
+  #isFirstLine = true;
+  #endsWithCr = false;
+  /** Of the event that has not ended, without that line and without line ends. */
+  #lengthBytes = 0;
+  #name = "";
+  #data: string | undefined = undefined;
+  #problem: string | undefined = undefined;
+
+  /** `limitBytes`: of one event. */
+  constructor(limitBytes: number) {
+    this.#limitBytes = limitBytes;
+  }
+
+  /** What is wrong with the stream: an event above the limit, after which nothing more is read. Undefined for nothing. */
+  get problem(): string | undefined {
+    return this.#problem;
+  }
+
+  /** Returns the events that end in this chunk. */
+  push(chunk: Uint8Array): StreamedEvent[] {
+    const events: StreamedEvent[] = [];
+    const bytes = asBuffer(chunk);
+    const hasCr = bytes.includes(CR);
+    let from = this.#endsWithCr && bytes[0] === LF ? 1 : 0;
+    for (let end = lineEnd(bytes, from, hasCr); end !== -1; end = lineEnd(bytes, from, hasCr)) {
+      const event = this.#endLine(bytes, from, end);
+      if (event !== undefined) events.push(event);
+      from = bytes[end] === CR && bytes[end + 1] === LF ? end + 2 : end + 1;
+    }
+    if (bytes.length > 0) this.#endsWithCr = bytes[bytes.length - 1] === CR;
+    if (from < bytes.length && !this.#isAbove(bytes.length - from)) this.#line.push(bytes.subarray(from));
+    return events;
+  }
+
+  /** The stream has ended. Returns the event whose blank line has not come. */
+  end(): StreamedEvent[] {
+    if (this.#line.length > 0) this.#endLine(NOTHING, 0, 0);
+    const event = this.#endEvent();
+    return event === undefined ? [] : [event];
+  }
+
+  /** The begin of the event that has not ended. */
+  begin(): StreamedEvent {
+    const { name, value } = fieldOf(this.#textOf(this.#line.begin(BEGIN_BYTES)));
+    const before = this.#data === undefined ? "" : `${this.#data.slice(0, BEGIN_BYTES)}\n`;
+    return { name: this.#name, data: name === "data" ? before + value : before };
+  }
+
+  /** Reads the end of a line. Returns the event that a blank line ends. */
+  #endLine(bytes: Buffer, from: number, to: number): StreamedEvent | undefined {
+    if (this.#problem !== undefined) return undefined;
+    let line = bytes;
+    let start = from;
+    let end = to;
+    if (this.#line.length > 0) {
+      this.#line.push(bytes.subarray(from, to));
+      line = this.#line.take();
+      start = 0;
+      end = line.length;
+    }
+    if (start === end) return this.#endEvent();
+    if (this.#isAbove(end - start)) return undefined;
+    this.#lengthBytes += end - start;
+    const { name, value } = fieldOf(this.#textOf(line, start, end));
+    this.#isFirstLine = false;
+    if (name === "data") this.#data = this.#data === undefined ? value : `${this.#data}\n${value}`;
+    else if (name === "event" && this.#data === undefined) this.#name = value;
+    return undefined;
+  }
+
+  #endEvent(): StreamedEvent | undefined {
+    const [name, data] = [this.#name, this.#data];
+    this.#name = "";
+    this.#data = undefined;
+    this.#lengthBytes = 0;
+    return data === undefined || data === "" ? undefined : { name, data };
+  }
+
+  /** Whether the event is above the limit with these bytes of a line. */
+  #isAbove(lengthBytes: number): boolean {
+    if (this.#lengthBytes + this.#line.length + lengthBytes > this.#limitBytes)
+      this.#problem ??= `sent an event of more than ${this.#limitBytes} bytes`;
+    return this.#problem !== undefined;
+  }
+
+  #textOf(bytes: Buffer, from = 0, to = bytes.length): string {
+    const text = bytes.toString("utf8", from, to);
+    return this.#isFirstLine && text.startsWith(BOM) ? text.slice(BOM.length) : text;
+  }
+}
+
+/** The bytes, not copied. */
+export function asBuffer(bytes: Uint8Array): Buffer {
+  return Buffer.isBuffer(bytes) ? bytes : Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+}
+
+/** Position of the next CR or LF; -1 where there is none. */
+function lineEnd(bytes: Buffer, from: number, hasCr: boolean): number {
+  if (!hasCr) return bytes.indexOf(LF, from);
+  for (let at = from; at < bytes.length; at += 1) if (bytes[at] === LF || bytes[at] === CR) return at;
+  return -1;
+}
+
+/** A line as field and value; one blank after the colon is no part of the value. A comment has an empty name. */
+export function fieldOf(line: string): { readonly name: string; readonly value: string } {
+  const colon = line.indexOf(":");
+  if (colon === -1) return { name: line, value: "" };
+  return { name: line.slice(0, colon), value: line.slice(line[colon + 1] === " " ? colon + 2 : colon + 1) };
+}
+
+/** As much as tells what an event is. */
+const BEGIN_BYTES = 256;
+/** The data of an error of vLLM's OpenAI API. In its Messages API, the event is named. */
+const ERROR_DATA = /^\s*\{\s*"error"\s*:\s*[^\sn]/;
+/** Data that may still become an error or `[DONE]`. */
+const UNDECIDED = /^\s*(\{\s*("(e(r(r(o(r("\s*(:\s*)?)?)?)?)?)?)?)?|\[(D(O(N(E(\]\s*)?)?)?)?)?)?$/;
+
+/** What a stream begins with. */
+export type StreamBegin = "answer" | "error" | "done";
+
+/** The begin of nearly every stream, which tells that it is an answer. */
+const ANSWER_BEGIN = /^(?:event: (?!error\n)[\w.]+\n)?data: \{"(?!error")\w+"/;
+
+/** Finds out what the first event of a stream is, comments and events without data before it skipped. */
+export class FirstEvent {
+  readonly #reader = new EventReader(Number.POSITIVE_INFINITY);
+  readonly #limitBytes: number;
+  #readBytes = 0;
+  #kind: StreamBegin | undefined = undefined;
+  #data = "";
+  /** It is known at the end of the event. */
+  #waitsForEnd = false;
+
+  /** What `limitBytes` do not tell stays unknown. */
+  constructor(limitBytes: number) {
+    this.#limitBytes = limitBytes;
+  }
+
+  /** Undefined while it is unknown. An error and `[DONE]` are known at their end, an answer from the bytes that tell it from them. */
+  get kind(): StreamBegin | undefined {
+    return this.#kind;
+  }
+
+  /** The data of an error; else empty. */
+  get data(): string {
+    return this.#data;
+  }
+
+  /** Reads the next bytes. Returns whether more would tell nothing. */
+  push(chunk: Uint8Array): boolean {
+    const leftBytes = this.#limitBytes - this.#readBytes;
+    if (this.#kind !== undefined || leftBytes === 0) return true;
+    const bytes = chunk.length <= leftBytes ? asBuffer(chunk) : asBuffer(chunk).subarray(0, leftBytes);
+    const isFirst = this.#readBytes === 0;
+    this.#readBytes += bytes.length;
+    if (isFirst && ANSWER_BEGIN.test(bytes.toString("latin1", 0, BEGIN_BYTES))) this.#kind = "answer";
+    else {
+      this.#take(this.#reader.push(bytes));
+      if (this.#kind === undefined && !this.#waitsForEnd) this.#guess(this.#reader.begin());
+    }
+    return this.#kind !== undefined || bytes.length === leftBytes;
+  }
+
+  /** The stream has ended. */
+  end(): void {
+    if (this.#kind === undefined) this.#take(this.#reader.end());
+  }
+
+  #take([first]: readonly StreamedEvent[]): void {
+    if (first === undefined) return;
+    if (isError(first)) {
+      this.#kind = "error";
+      this.#data = first.data;
+    } else this.#kind = isDone(first.data) ? "done" : "answer";
+  }
+
+  #guess(begin: StreamedEvent): void {
+    if (isError(begin)) this.#waitsForEnd = true;
+    else if (!UNDECIDED.test(begin.data)) this.#kind = "answer";
+    else this.#waitsForEnd = begin.data.length > BEGIN_BYTES;
+  }
+}
+
+function isError({ name, data }: StreamedEvent): boolean {
+  return name === "error" || ERROR_DATA.test(data);
+}
+
+/** An error in the first event of a stream, which the client can still get as an error. */
+export interface StreamedError {
+  /** The error's `code` where that is an HTTP status, else that of its type, else 502. */
+  readonly status: number;
+  readonly body: string;
+}
+
+/** Reads the error that vLLM streams under status 200 for a failure before the first token. Undefined where the data is none. */
+export function streamedError(data: string): StreamedError | undefined {
+  const body = data.trim();
   try {
     const { code, type } = JSON.parse(rawMember(body, "error") ?? "{}") as { code?: unknown; type?: unknown };
     const isStatus = typeof code === "number" && Number.isInteger(code) && code >= 400 && code <= 599;
@@ -59,149 +249,3 @@ const STATUS_OF_TYPE: Readonly<Record<string, number>> = {
   api_error: 500,
   overloaded_error: 503,
 };
-
-const LF = 0x0a;
-const CR = 0x0d;
-const COLON = 0x3a;
-
-/** Position of the first line that is neither blank nor a comment; the length where there is none. */
-function firstField(bytes: Buffer): number {
-  let at = 0;
-  for (;;) {
-    const byte = bytes[at];
-    if (byte === LF || byte === CR) at += 1;
-    else if (byte === COLON) {
-      const end = bytes.indexOf(LF, at);
-      if (end === -1) return bytes.length;
-      at = end + 1;
-    } else return at;
-  }
-}
-
-function beginOf(bytes: Buffer, at: number): string {
-  return bytes.toString("latin1", at, at + 64);
-}
-
-/** Position of the blank line that ends an event; -1 where it has not come. Lines end with LF or CRLF. */
-function endOfEvent(bytes: Buffer, from: number): number {
-  const [lf, crlf] = [bytes.indexOf("\n\n", from), bytes.indexOf("\r\n\r\n", from)];
-  return lf === -1 || crlf === -1 ? Math.max(lf, crlf) : Math.min(lf, crlf);
-}
-
-const LAST_EVENT = {
-  "/v1/completions": /(^|\n)data: ?\[DONE\]\s*$/,
-  "/v1/chat/completions": /(^|\n)data: ?\[DONE\]\s*$/,
-  // The event may be long, as it repeats the whole response. So its name is searched for as the stream passes.
-  "/v1/responses": /(^|\n)event: ?response\.(completed|incomplete|failed)\r?\n/,
-  "/v1/messages": /(^|\n)event: ?(message_stop|error)\r?\n/,
-} as const satisfies Record<Endpoint, RegExp>;
-
-/** The last event of a completion, with whatever follows it. */
-const AFTER_DONE = /(?:^|\n)data: ?\[DONE\]\r?\n\r?\n([\s\S]*)$/;
-/** What may follow the last event: blank lines and comments. */
-const NOTHING_MORE = /^(\r?\n|:[^\n]*(\n|$))*$/;
-/** A choice with another index than 0, as vLLM writes it. */
-const OTHER_CHOICE = /"choices"\s*:\s*\[\s*\{\s*"index"\s*:\s*(?!0[\s,}])[^\s]/;
-
-const CHOICE = /"choices"\s*:\s*\[\s*\{/;
-const ERROR_EVENT = /(^|\n)(data: ?\{\s*"error"\s*:\s*[^\sn]|event: ?error\r?\n)/;
-
-const TAIL_BYTES = 64;
-
-/** Watches an event stream as it passes, without changing it. */
-export class StreamWatch {
-  readonly #lastEvent: RegExp;
-  /** The Responses and the Messages API end a stream with an event of a certain name, and have no choices. */
-  readonly #named: boolean;
-  /** The last bytes, one character each. */
-  #tail = "";
-  #lastEventSeen = false;
-  readonly #onePart: boolean;
-  #answered: boolean;
-  #failed = false;
-  #problem: string | undefined = undefined;
-
-  /** `onePart`: the request had one prompt and one copy, so all choices have the index 0. */
-  constructor(endpoint: Endpoint, onePart = true) {
-    this.#lastEvent = LAST_EVENT[endpoint];
-    this.#onePart = onePart;
-    this.#named = endpoint === "/v1/responses" || endpoint === "/v1/messages";
-    this.#answered = this.#named;
-  }
-
-  /** Whether an event had a choice; always true of the Responses and the Messages API. Quotes inside of strings are escaped, so text cannot match. */
-  get answered(): boolean {
-    return this.#answered;
-  }
-
-  /** Whether the instance reported a failure in an event of the stream. */
-  get failed(): boolean {
-    return this.#failed;
-  }
-
-  /** What is wrong with the stream, besides its end; undefined for nothing. */
-  get problem(): string | undefined {
-    return this.#problem;
-  }
-
-  /** Whether the last event was the one that ends a stream of the endpoint. A stream that stops without it was cut off. */
-  get complete(): boolean {
-    if (this.#problem !== undefined) return false;
-    if (!this.#named) return this.#lastEventSeen;
-    return this.#lastEventSeen && /\n\r?\n$/.test(this.#tail);
-  }
-
-  push(chunk: Uint8Array): void {
-    if (chunk.byteLength === 0) return;
-    const endedBefore = this.complete;
-    const more = Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength).toString("latin1");
-    const text = this.#tail + more;
-    if (endedBefore && !NOTHING_MORE.test(more))
-      this.#problem = "sent more after the last event of its stream";
-    this.#tail = text.slice(-TAIL_BYTES);
-    if (this.#named) this.#lastEventSeen ||= this.#lastEvent.test(text);
-    else this.#inspectCompletion(text, endedBefore);
-    if (!this.#answered) this.#answered = CHOICE.test(text);
-    if (!this.#failed && text.includes("error")) this.#failed = ERROR_EVENT.test(text);
-  }
-
-  /** Looks for a choice that was not requested, and for the last event with whatever follows it. */
-  #inspectCompletion(text: string, endedBefore: boolean): void {
-    if (this.#onePart && OTHER_CHOICE.test(text))
-      this.#problem = "streamed a choice with another index than 0";
-    if (endedBefore || !text.includes("[DONE]")) return;
-    const more = AFTER_DONE.exec(text)?.[1];
-    if (more !== undefined && !NOTHING_MORE.test(more))
-      this.#problem = "sent more after the last event of its stream";
-    this.#lastEventSeen = more !== undefined || this.#lastEvent.test(text);
-  }
-}
-
-/** Splits a stream of server-sent events into the data of each event. Comments and other fields are dropped. */
-export class EventReader {
-  readonly #limitBytes: number;
-  readonly #decoder = new StringDecoder("utf8");
-  #pending = "";
-
-  constructor(limitBytes: number) {
-    this.#limitBytes = limitBytes;
-  }
-
-  /** Returns the data of the events that the bytes complete. Errors: `KV_PROXY_UPSTREAM_FAILED` for an event above the limit. */
-  push(bytes: Uint8Array): string[] {
-    this.#pending += this.#decoder.write(Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength));
-    const events = this.#pending.split(/\r?\n\r?\n/);
-    this.#pending = events.pop() ?? "";
-    if (this.#pending.length > this.#limitBytes)
-      throw new KvError("KV_PROXY_UPSTREAM_FAILED", `an event is longer than ${this.#limitBytes} bytes`);
-    return events.map(dataOf).filter((data) => data !== "");
-  }
-}
-
-function dataOf(event: string): string {
-  return event
-    .split(/\r?\n/)
-    .filter((line) => line.startsWith("data:"))
-    .map((line) => line.slice(line.startsWith("data: ") ? 6 : 5))
-    .join("\n");
-}

@@ -1,7 +1,7 @@
 import type { Instance, Role, Visit } from "@kv/fleet";
-import type { Deadline, Endpoint, UpstreamAnswer } from "@kv/fleet/front-end";
+import { changedBodyHeaders, type Deadline, type Endpoint, type UpstreamAnswer } from "@kv/fleet/front-end";
 import { badAnswer } from "../upstream/upstream-errors.js";
-import { beginsWithDone, firstEventError } from "./event-stream.js";
+import { FirstEvent, isEventStream, streamedError } from "./event-stream.js";
 
 type Fields = Readonly<Record<string, unknown>>;
 
@@ -12,6 +12,8 @@ export interface LegAnswer {
   readonly status: number;
   readonly headers: UpstreamAnswer["headers"];
   readonly eventStream: boolean;
+  /** The leg had one prompt and one copy, so the answer has one choice, with the index 0. */
+  readonly onePart: boolean;
   /** The first bytes of the body. */
   readonly held: Buffer;
   /** The body after `held`; undefined when `held` is all of it. */
@@ -29,11 +31,30 @@ export interface AnswerBegin {
   readonly bytes: Buffer;
   /** Whether `bytes` is all of the body. */
   readonly complete: boolean;
+  /** Of a stream with status 200. */
+  readonly firstEvent: FirstEvent | undefined;
+}
+
+/** Reads of a stream as much as tells whether its first event is an error, of another answer at most `limitBytes`. Rejects with the error of the body. */
+export async function readAnswerBegin(answer: UpstreamAnswer, limitBytes: number): Promise<AnswerBegin> {
+  const { status, headers, body } = answer;
+  const eventStream = isEventStream(headers["content-type"]);
+  const buffered = body.readBuffered(limitBytes);
+  if (!eventStream || status !== 200) {
+    const begin = buffered ?? (await body.readLimited(limitBytes));
+    return { answer, eventStream, ...begin, firstEvent: undefined };
+  }
+  const firstEvent = new FirstEvent(limitBytes);
+  if (buffered !== undefined) firstEvent.push(buffered.bytes);
+  const begin =
+    buffered ?? (await body.readLimited(Number.POSITIVE_INFINITY, (chunk) => firstEvent.push(chunk)));
+  if (begin.complete) firstEvent.end();
+  return { answer, eventStream, ...begin, firstEvent };
 }
 
 /** What a request lets expect of its answer. */
 export interface AnswerExpected {
-  /** The request had one prompt and one copy. */
+  /** The leg had one prompt and one copy. */
   readonly onePart: boolean;
   /** The request asked for a stream. */
   readonly streamed: boolean;
@@ -46,32 +67,46 @@ export interface AnswerExpected {
 export function readLegAnswer(
   endpoint: Endpoint,
   visit: Visit,
-  { answer, eventStream, bytes, complete }: AnswerBegin,
+  { answer, eventStream, bytes, complete, firstEvent }: AnswerBegin,
   { onePart, streamed }: AnswerExpected,
 ): LegAnswer {
   const { status, headers, discard } = answer;
   const { role, url } = visit.instance;
-  const error = eventStream && status === 200 ? firstEventError(bytes) : undefined;
+  const error = firstEvent?.kind === "error" ? streamedError(firstEvent.data) : undefined;
   if (error !== undefined) {
     discard();
     const held = Buffer.from(error.body);
-    const errorHeaders = {
-      ...headers,
-      "content-type": "application/json",
-      "content-length": String(held.length),
-    };
+    const errorHeaders = { ...changedBodyHeaders(headers), "content-type": "application/json" };
     const { status } = error;
-    return { visit, status, headers: errorHeaders, eventStream: false, held, rest: undefined, discard };
+    return {
+      visit,
+      status,
+      headers: errorHeaders,
+      eventStream: false,
+      onePart,
+      held,
+      rest: undefined,
+      discard,
+    };
   }
   if (status === 200 && eventStream !== streamed) {
     const type = eventStream ? "an event stream" : "no event stream";
     throw badAnswer(role, url, `answered 200 with ${type}, where ${streamed ? "one" : "none"} was requested`);
   }
-  if (status === 200 && eventStream) validateStreamBegin(role, url, bytes);
-  else if (status === 200 && complete) validateAnswer(endpoint, role, url, bytes, onePart);
-  else if (status !== 200 && status < 400) throw badAnswer(role, url, `answered with status ${status}`);
+  if (status === 200 && bytes.length === 0) throw badAnswer(role, url, "answered 200 with an empty body");
+  if (firstEvent?.kind === "done") throw badAnswer(role, url, "answered 200 with a stream without choices");
+  if (status === 200 && !eventStream && complete) validateAnswer(endpoint, role, url, bytes, onePart);
+  if (status !== 200 && status < 400) throw badAnswer(role, url, `answered with status ${status}`);
   const rest = complete ? undefined : answer.body;
-  return { visit, status, headers, eventStream, held: bytes, rest, discard };
+  return { visit, status, headers, eventStream, onePart, held: bytes, rest, discard };
+}
+
+/** Errors: `KV_PROXY_UPSTREAM_FAILED` for a body that the proxy has to read and that has a coding, although the leg accepts none. */
+export function requireReadable(role: Role, url: string, { status, headers, discard }: UpstreamAnswer): void {
+  const coding = String(headers["content-encoding"] ?? "");
+  if (coding === "" || coding.toLowerCase() === "identity" || (status >= 400 && status < 500)) return;
+  discard();
+  throw badAnswer(role, url, `answered in the content-encoding ${coding}, where none was accepted`);
 }
 
 /**
@@ -100,7 +135,6 @@ export function endedVisit(instance: Instance): Visit {
  * choice. A response of the Responses API may have an empty output, a message no content. Errors: `KV_PROXY_UPSTREAM_FAILED`.
  */
 function validateAnswer(endpoint: Endpoint, role: Role, url: string, bytes: Buffer, onePart: boolean): void {
-  if (bytes.length === 0) throw badAnswer(role, url, "answered 200 with an empty body");
   let body: unknown;
   try {
     body = JSON.parse(bytes.toString("utf8"));
@@ -111,12 +145,6 @@ function validateAnswer(endpoint: Endpoint, role: Role, url: string, bytes: Buff
   if (named === undefined) validateChoices(role, url, body, onePart);
   else if (!Array.isArray((body as Fields | null)?.[named]))
     throw badAnswer(role, url, `answered 200 without ${named}`);
-}
-
-/** Checks the first bytes of a stream with status 200. Errors: `KV_PROXY_UPSTREAM_FAILED`. */
-function validateStreamBegin(role: Role, url: string, begin: Buffer): void {
-  if (begin.length === 0) throw badAnswer(role, url, "answered 200 with an empty body");
-  if (beginsWithDone(begin)) throw badAnswer(role, url, "answered 200 with a stream without choices");
 }
 
 /** Checks the choices of a complete answer. Errors: `KV_PROXY_UPSTREAM_FAILED`. */

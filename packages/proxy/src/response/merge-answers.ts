@@ -1,4 +1,4 @@
-import { answerHeaders } from "@kv/fleet/front-end";
+import { answerHeaders, changedBodyHeaders } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import type { ClientRequest } from "../flow/client-request.js";
@@ -64,7 +64,7 @@ async function mergeJson(
   if (parts.length > 1)
     for (const key of ["metrics", "kv_transfer_params"]) if (key in merged) merged[key] = null;
   const text = Buffer.from(JSON.stringify(merged));
-  const headers = answerHeaders(parts[0]?.answer.headers ?? {}, requestId);
+  const headers = answerHeaders(changedBodyHeaders(parts[0]?.answer.headers ?? {}), requestId);
   headers["content-length"] = text.length;
   response.writeHead(200, headers);
   record.status = 200;

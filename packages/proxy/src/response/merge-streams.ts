@@ -1,9 +1,9 @@
-import { answerHeaders } from "@kv/fleet/front-end";
+import { answerHeaders, changedBodyHeaders } from "@kv/fleet/front-end";
 import type { ProxySettings } from "../config/settings.js";
 import type { ClientRequest } from "../flow/client-request.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
 import { type AnsweredPart, mergedId, readAllParts } from "./answered-parts.js";
-import { EventReader } from "./event-stream.js";
+import { EventReader, isDone } from "./event-stream.js";
 import { readChunk, validateStreamedChoices } from "./leg-answer.js";
 import { promptLogprobsMerger } from "./merge-prompt-logprobs.js";
 import { drained } from "./stream-response.js";
@@ -11,6 +11,16 @@ import { sumUsage, type Usage } from "./sum-usage.js";
 
 type Fields = Record<string, unknown>;
 type Settings = Pick<ProxySettings, "limits" | "timeouts">;
+
+/** How far the stream of a part has come. */
+interface PartState {
+  readonly part: AnsweredPart;
+  /** Of its choice in the merged stream. */
+  readonly index: number;
+  readonly mergeLogprobs: (chunk: Fields) => Fields;
+  isDone: boolean;
+  hasChoice: boolean;
+}
 
 /** Merges the event streams of a request's parts into one, as events come, with one usage event and one `[DONE]`. */
 export function mergeStreams(
@@ -55,40 +65,49 @@ class StreamMerge {
     const { limits, timeouts } = this.#settings;
     const { answer } = part;
     const { url } = answer.visit.instance;
-    const events = new EventReader(limits.eventLengthBytes);
-    const mergeLogprobs = promptLogprobsMerger(part.request, answer.promptAnswer);
-    const seen = { done: false, choice: false };
-    let bytes: Uint8Array | undefined = answer.held;
-    while (bytes !== undefined) {
-      for (const data of events.push(bytes)) {
-        if (seen.done) throw badAnswer("decode", url, "sent more after the last event of its stream");
-        if (data === "[DONE]") {
-          seen.done = true;
-          continue;
-        }
-        const chunk = parseChunk(url, data);
-        this.#identity ??= {
-          id: mergedId(chunk.id, this.#parts[0], this.#client.requestId),
-          created: chunk.created,
-        };
-        if (Array.isArray(chunk.choices) && chunk.choices.length === 0 && chunk.usage != null) {
-          this.#usages.push({ usage: chunk.usage as Usage, copy: part.copy, chunk });
-          continue;
-        }
-        if (Array.isArray(chunk.choices)) {
-          validateStreamedChoices(url, chunk.choices);
-          seen.choice ||= chunk.choices.length > 0;
-        }
-        const merged = mergeLogprobs(chunk);
-        const choices = Array.isArray(merged.choices)
-          ? (merged.choices as Fields[]).map((choice) => ({ ...choice, index }))
-          : merged.choices;
-        await this.#writeEvent({ ...merged, ...this.#identity, choices });
-      }
-      bytes = await readChunk(answer, part.deadline, timeouts.stallMs);
+    const reader = new EventReader(limits.eventLengthBytes);
+    const state: PartState = {
+      ...{ part, index, isDone: false, hasChoice: false },
+      mergeLogprobs: promptLogprobsMerger(part.request, answer.promptAnswer),
+    };
+    let chunk: Uint8Array | undefined = answer.held;
+    while (chunk !== undefined) {
+      for (const { data } of reader.push(chunk)) await this.#passEvent(state, data);
+      if (reader.problem !== undefined) throw badAnswer("decode", url, reader.problem);
+      chunk = await readChunk(answer, part.deadline, timeouts.stallMs);
     }
-    if (!seen.done) throw badAnswer("decode", url, "ended its stream without [DONE]");
-    if (!seen.choice) throw badAnswer("decode", url, "ended its stream without a choice");
+    for (const { data } of reader.end()) await this.#passEvent(state, data);
+    if (!state.isDone) throw badAnswer("decode", url, "ended its stream without [DONE]");
+    if (!state.hasChoice) throw badAnswer("decode", url, "ended its stream without a choice");
+  }
+
+  async #passEvent(state: PartState, data: string): Promise<void> {
+    const { part, index } = state;
+    const { url } = part.answer.visit.instance;
+    if (state.isDone) throw badAnswer("decode", url, "sent more after the last event of its stream");
+    if (isDone(data)) {
+      state.isDone = true;
+      return;
+    }
+    const chunk = parseChunk(url, data);
+    this.#identity ??= {
+      id: mergedId(chunk.id, part, this.#client.requestId),
+      created: chunk.created,
+    };
+    const { choices } = chunk;
+    if (Array.isArray(choices) && choices.length === 0 && chunk.usage != null) {
+      this.#usages.push({ usage: chunk.usage as Usage, copy: part.copy, chunk });
+      return;
+    }
+    if (Array.isArray(choices)) {
+      validateStreamedChoices(url, choices);
+      state.hasChoice ||= choices.length > 0;
+    }
+    const merged = state.mergeLogprobs(chunk);
+    const own = Array.isArray(merged.choices)
+      ? (merged.choices as Fields[]).map((choice) => ({ ...choice, index }))
+      : merged.choices;
+    await this.#writeEvent({ ...merged, ...this.#identity, choices: own });
   }
 
   #writeEvent(event: Fields): Promise<void> {
@@ -99,7 +118,8 @@ class StreamMerge {
     const { response, record } = this.#client;
     // The head leaves with the first event: until then a failure can be answered with an error status.
     if (!response.headersSent) {
-      response.writeHead(200, answerHeaders(this.#parts[0]?.answer.headers ?? {}, this.#client.requestId));
+      const headers = changedBodyHeaders(this.#parts[0]?.answer.headers ?? {});
+      response.writeHead(200, answerHeaders(headers, this.#client.requestId));
       record.status = 200;
       this.#client.eventStreamStarted = true;
     }

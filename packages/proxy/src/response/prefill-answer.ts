@@ -46,8 +46,8 @@ export function readPrefillAnswer(
   const { status, headers, discard } = answer;
   if (status >= 400) {
     const visit = endedVisit(instance);
-    const error = { visit, status, headers, eventStream: false, held: body, rest: undefined, discard };
-    return { kind: "error", instance, answer: error };
+    const error = { visit, status, headers, eventStream: false, onePart: true, held: body, rest: undefined };
+    return { kind: "error", instance, answer: { ...error, discard } };
   }
   if (status !== 200)
     throw badAnswer("prefill", url, `answered with status ${status}, which the proxy does not follow`);

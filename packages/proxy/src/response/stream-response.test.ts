@@ -41,6 +41,7 @@ function setUp(pieces: readonly string[]) {
     status: 200,
     headers: {},
     eventStream: false,
+    onePart: true,
     held: Buffer.from("held"),
     rest: {
       next: async () => {

@@ -4,8 +4,8 @@ import { answerHeaders } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import type { ClientRequest } from "../flow/client-request.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
-import { StreamWatch } from "./event-stream.js";
 import { type LegAnswer, readChunk } from "./leg-answer.js";
+import { StreamWatch } from "./stream-watch.js";
 
 /** Longer answers leave in pieces of this length, so that a client that reads slowly is told from one that does not read. */
 const PIECE_BYTES = 256 * 1024;
@@ -40,26 +40,19 @@ export async function streamResponse(
   stallMs: number,
 ): Promise<KvError | undefined> {
   const { response, deadline, requestId, record } = client;
-  const { visit, rest } = answer;
-  const { disaggregationLimit, promptFields } = client.request;
-  const onePart = disaggregationLimit === undefined && promptFields !== "prompt-only";
-  const watch = new StreamWatch(client.request.endpoint, onePart);
+  const { visit, rest, eventStream, onePart } = answer;
   const { role, url } = visit.instance;
-  const watched = answer.eventStream && answer.status === 200;
+  const watch =
+    eventStream && answer.status === 200 ? new StreamWatch(client.request.endpoint, onePart) : undefined;
   let lengthBytes = 0;
 
-  function inspect(chunk: Uint8Array): void {
-    lengthBytes += chunk.byteLength;
-    if (!watched) return;
-    watch.push(chunk);
-    if (watch.problem !== undefined) throw badAnswer(role, url, watch.problem);
-    // Checked before the chunk leaves, so that the client does not take the end for a complete answer.
-    if (!watch.answered && !watch.failed && watch.complete)
-      throw badAnswer(role, url, "ended its stream without a choice");
-  }
   async function write(chunk: Uint8Array): Promise<void> {
-    inspect(chunk);
-    if (!response.write(chunk)) await drained(response, deadline, stallMs);
+    lengthBytes += chunk.byteLength;
+    if (chunk.byteLength > 0 && !response.write(chunk)) await drained(response, deadline, stallMs);
+  }
+  /** Errors: `KV_PROXY_UPSTREAM_FAILED` for a problem of the stream. */
+  function requireNoProblem(): void {
+    if (watch?.problem !== undefined) throw badAnswer(role, url, watch.problem);
   }
   async function end(bytes: Buffer): Promise<void> {
     let at = 0;
@@ -68,32 +61,37 @@ export async function streamResponse(
     }
     response.end(bytes.subarray(at));
   }
-  function requireLastEvent(): void {
-    if (watched && !watch.complete) throw badAnswer(role, url, "ended its stream without its last event");
-  }
 
   try {
     const headers = answerHeaders(answer.headers, requestId);
     record.status = answer.status;
     if (rest === undefined) {
-      inspect(answer.held);
-      // Nothing has left yet, so a missing end can still be answered with an error status.
-      requireLastEvent();
+      lengthBytes = answer.held.length;
+      watch?.push(answer.held);
+      watch?.end();
+      // Nothing has left yet, so a problem can still be answered with an error status.
+      requireNoProblem();
       headers["content-length"] = answer.held.length;
       response.writeHead(answer.status, headers);
       // Latin-1 maps each byte to one character.
       if (answer.held.length <= SINGLE_WRITE_BYTES) response.end(answer.held.toString("latin1"), "latin1");
       else await end(answer.held);
     } else {
+      // A stream may end with an error event that the instance has not counted.
+      if (eventStream) delete headers["content-length"];
       response.writeHead(answer.status, headers);
-      client.eventStreamStarted = answer.eventStream;
-      if (answer.held.length > 0) await write(answer.held);
-      const next = () => readChunk(answer, deadline, stallMs);
-      for (let chunk = await next(); chunk !== undefined; chunk = await next()) await write(chunk);
-      requireLastEvent();
+      client.eventStreamStarted = eventStream;
+      let chunk: Uint8Array | undefined = answer.held;
+      while (chunk !== undefined) {
+        await write(watch?.push(chunk) ?? chunk);
+        requireNoProblem();
+        chunk = await readChunk(answer, deadline, stallMs);
+      }
+      if (watch !== undefined) await write(watch.end());
+      requireNoProblem();
       response.end();
     }
-    const reported = watch.failed
+    const reported = watch?.failed
       ? badAnswer(role, url, "reported a failure in the middle of its stream")
       : undefined;
     if (reported !== undefined) visit.failed(reported);

@@ -1,0 +1,66 @@
+import type { Endpoint } from "@kv/fleet/front-end";
+import { KV_PARAMS_TEXT } from "../support/fake-upstream.js";
+
+type Fields = Readonly<Record<string, unknown>>;
+
+/** What an instance answers. */
+export interface ScriptedAnswer {
+  /** Default: 200. */
+  readonly status?: number;
+  readonly contentType: string;
+  readonly text: string;
+}
+
+const JSON_TYPE = "application/json";
+const STREAM_TYPE = "text/event-stream; charset=utf-8";
+const usage = { prompt_tokens: 2, completion_tokens: 2, total_tokens: 4 };
+/** In UTF-8 its characters have 1 to 4 bytes. */
+const TEXT = 'aé€🎈\n"[DONE]"';
+
+/** A prefill instance's answer to its leg. */
+export function prefillAnswer(endpoint: Endpoint): ScriptedAnswer {
+  const own = { "/v1/responses": '"output":[]', "/v1/messages": '"content":[]' } as Readonly<
+    Record<string, string>
+  >;
+  const members = own[endpoint] ?? `"choices":[{"index":0,"text":"x"}],"usage":${JSON.stringify(usage)}`;
+  return { contentType: JSON_TYPE, text: `{"id":"é-1",${members},"kv_transfer_params":${KV_PARAMS_TEXT}}` };
+}
+
+/** A decode instance's answer to a body, as vLLM gives it: each prompt and copy has a choice of its own. */
+export function decodeAnswer(endpoint: Endpoint, body: Fields): ScriptedAnswer {
+  const streamed = body.stream === true;
+  const contentType = streamed ? STREAM_TYPE : JSON_TYPE;
+  if (endpoint === "/v1/responses") return { contentType, text: streamed ? RESPONSE_STREAM : RESPONSE };
+  if (endpoint === "/v1/messages") return { contentType, text: streamed ? MESSAGE_STREAM : MESSAGE };
+  const prompts = Array.isArray(body.prompt) && typeof body.prompt[0] !== "number" ? body.prompt.length : 1;
+  const count = prompts * Number(body.n ?? 1);
+  const isChat = endpoint === "/v1/chat/completions";
+  const indices = Array.from({ length: count }, (_, index) => index);
+  if (!streamed) {
+    const choices = indices.map((index) =>
+      isChat ? { index, message: { role: "assistant", content: TEXT } } : { index, text: TEXT },
+    );
+    return { contentType, text: JSON.stringify({ id: "é-1", created: 1, choices, usage }) };
+  }
+  const event = (choices: readonly object[], more: object = {}) =>
+    `data: ${JSON.stringify({ id: "é-1", created: 1, choices, ...more })}\n\n`;
+  const piece = (index: number, content: string) =>
+    event([isChat ? { index, delta: { content } } : { index, text: content }]);
+  const pieces = [TEXT, "z"].flatMap((content) => indices.map((index) => piece(index, content)));
+  return { contentType, text: `${pieces.join("")}${event([], { usage })}data: [DONE]\n\n` };
+}
+
+const named = (name: string, data: object) =>
+  `event: ${name}\ndata: ${JSON.stringify({ type: name, ...data })}\n\n`;
+const output = [{ type: "message", content: [{ type: "output_text", text: TEXT }] }];
+const RESPONSE = JSON.stringify({ id: "é-1", output, status: "completed" });
+const RESPONSE_STREAM =
+  named("response.created", { response: { id: "é-1" } }) +
+  named("response.output_text.delta", { delta: TEXT }) +
+  named("response.completed", { response: { output } });
+const content = [{ type: "text", text: TEXT }];
+const MESSAGE = JSON.stringify({ id: "é-1", type: "message", content });
+const MESSAGE_STREAM =
+  named("message_start", { message: { id: "é-1", content: [] } }) +
+  named("content_block_delta", { index: 0, delta: { type: "text_delta", text: TEXT } }) +
+  named("message_stop", {});

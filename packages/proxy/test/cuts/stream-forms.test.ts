@@ -1,0 +1,145 @@
+import type { Endpoint } from "@kv/fleet/front-end";
+import { afterEach, describe, expect, test, vi } from "vitest";
+import { runProxy } from "../support/set-up.js";
+import { decodeAnswer } from "./answers.js";
+import { byChoice } from "./by-choice.js";
+import { replaceInstances, Script } from "./cut-instances.js";
+import { ALL, cutAt, everyByte, randomCuts, UNCUT } from "./cuts.js";
+import { KeptClient } from "./kept-client.js";
+
+const clients: KeptClient[] = [];
+afterEach(() => {
+  vi.restoreAllMocks();
+  for (const client of clients.splice(0)) client.close();
+});
+
+const SIDECAR = "sidecar without its header";
+
+/** A router whose decode instance's streams have another form, and a client of it. */
+async function start(how: "pull" | typeof SIDECAR, form: (text: string) => string, status = 200) {
+  const script = new Script();
+  script.decode = (endpoint, body) => {
+    const { contentType, text } = decodeAnswer(endpoint, body);
+    return { status, contentType, text: form(text) };
+  };
+  const [p, d] = replaceInstances(script);
+  const { url } = await runProxy(
+    how === "pull"
+      ? { prefillers: [p], decoders: [d] }
+      : { decoders: [d], sidecar: { allow: ["p.example"] } },
+  );
+  const client = new KeptClient(url);
+  clients.push(client);
+  /** The answer, which is the same with each cut. */
+  const ask = async (endpoint: Endpoint, body: object) => {
+    const answer = async () => {
+      const { status, body: text } = await client.post(
+        endpoint,
+        { ...body, stream: true },
+        { "x-request-id": "r" },
+      );
+      return { status, text: byChoice(text) };
+    };
+    script.cut = UNCUT;
+    script.lengthBytes = 0;
+    const whole = await answer();
+    const cuts = ALL ? everyByte : randomCuts(10, 1, JSON.stringify([how, endpoint, body]));
+    for (const at of cuts(script.lengthBytes)) {
+      script.cut = cutAt(at);
+      expect({ at, ...(await answer()) }).toEqual({ at, ...whole });
+    }
+    return whole;
+  };
+  return { ask };
+}
+
+const lines = (end: string) => (text: string) => text.replaceAll("\n", end);
+const multiLine = (text: string) =>
+  text.replaceAll('"choices":[{', '"choices":\ndata: [\ndata: {').replaceAll("}]}\n", "}\ndata: ]}\n");
+
+const FORMS: readonly (readonly [what: string, form: (text: string) => string])[] = [
+  ["CRLF at the ends of lines", lines("\r\n")],
+  ["CR at the ends of lines", lines("\r")],
+  ["a byte order mark", (text) => `\ufeff${text}`],
+  ["comments", (text) => `: one\n\n${text.replaceAll("\ndata", "\n: more\ndata")}: é`],
+  ["data of several lines", multiLine],
+  ["data of several lines that end with CRLF", (text) => lines("\r\n")(multiLine(text))],
+  ["no blank after the colon", (text) => text.replaceAll("data: ", "data:")],
+  [
+    "other fields and events without data",
+    (text) => `id: 1\nretry: 2\n\ndata\n\n${text.replaceAll("data: {", "id: 3\ndata: {")}`,
+  ],
+  ["no blank line after [DONE]", (text) => text.slice(0, -1)],
+  ["no line end after [DONE]", (text) => text.slice(0, -2)],
+];
+const choices = { prompt: "a", n: 3 };
+
+describe.each(FORMS)("a stream with %s", (_what, form) => {
+  test("passes as it is, wherever it is cut", async () => {
+    const { ask } = await start("pull", form);
+    const { text } = decodeAnswer("/v1/completions", { stream: true });
+    expect(await ask("/v1/completions", { prompt: "a" })).toEqual({
+      status: 200,
+      text: byChoice(form(text)),
+    });
+  });
+
+  test("passes a sidecar as it is, with several choices", async () => {
+    const { ask } = await start(SIDECAR, form);
+    const { text } = decodeAnswer("/v1/completions", { ...choices, stream: true });
+    expect(await ask("/v1/completions", choices)).toEqual({ status: 200, text: byChoice(form(text)) });
+  });
+
+  test("is merged as one in vLLM's form", async () => {
+    const plain = await start("pull", (text) => text);
+    const expected = await plain.ask("/v1/completions", choices);
+    vi.restoreAllMocks();
+    const { ask } = await start("pull", form);
+    expect(await ask("/v1/completions", choices)).toEqual(expected);
+  });
+});
+
+describe.each(["/v1/responses", "/v1/messages"] as const)("a stream of %s", (endpoint) => {
+  test.each<readonly [string, (text: string) => string]>([
+    ...FORMS.slice(0, 4),
+    ["[DONE] after its last event", (text) => `${text}data: [DONE]\n\n`],
+    ["[DONE] without a blank line", (text) => `${text}data: [DONE]`],
+  ])("with %s passes as it is, wherever it is cut", async (_what, form) => {
+    const { ask } = await start("pull", form);
+    const { text } = decodeAnswer(endpoint, { stream: true });
+    expect(await ask(endpoint, { input: "a", messages: [], max_tokens: 3 })).toEqual({
+      status: 200,
+      text: form(text),
+    });
+  });
+});
+
+const ERROR = '{"error":{"message":"é","code":503}}';
+
+test.each(["\n", "\r\n", "\r"])(
+  "an error in the first event is the answer wherever it is cut, with %j at the ends of lines",
+  async (end) => {
+    const stream = lines(end)(`: ping\n\ndata: ${ERROR}\n\ndata: [DONE]\n\n`);
+    const { ask } = await start("pull", () => stream);
+    for (const body of [{ prompt: "a" }, choices])
+      expect(await ask("/v1/completions", body)).toEqual({ status: 503, text: ERROR });
+    expect(await ask("/v1/messages", { messages: [], max_tokens: 3 })).toEqual({ status: 503, text: ERROR });
+  },
+);
+
+test("an error in the middle passes as it is, wherever it is cut", async () => {
+  const form = (text: string) => text.replace("data: [DONE]", `data: ${ERROR}\n\ndata: [DONE]`);
+  const { ask } = await start("pull", form);
+  const { text } = decodeAnswer("/v1/completions", { stream: true });
+  expect(await ask("/v1/completions", { prompt: "a" })).toEqual({ status: 200, text: byChoice(form(text)) });
+});
+
+test("a server failure that is a stream is one wherever it is cut, without addresses", async () => {
+  const stream = 'data: {"error":{"message":"READ from 10.1.2.3:5600 failed"}}\n\ndata: [DONE]\n\n';
+  for (const how of ["pull", SIDECAR] as const) {
+    const { ask } = await start(how, () => stream, 500);
+    const { status, text } = await ask("/v1/completions", { prompt: "a" });
+    expect([status, text]).toEqual([500, expect.not.stringContaining("10.1.2.3")]);
+    vi.restoreAllMocks();
+  }
+});

@@ -1,0 +1,144 @@
+import { gzipSync } from "node:zlib";
+import { expect, test } from "vitest";
+import { COMPLETION, prefillOk, STREAM, sendJson, sendStream } from "../support/fake-upstream.js";
+import { postText, rawClient } from "../support/raw-client.js";
+import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
+
+/** Each describes one answer, and not one that is made of three. */
+const OF_ONE_ANSWER = {
+  etag: '"1"',
+  "last-modified": "Thu, 26 Nov 2026 12:00:00 GMT",
+  "content-md5": "Q2hlY2sgSW50ZWdyaXR5IQ==",
+  digest: "sha-256=X48E9qOokqqrvdts8nOJRJN3OWDUoyWxBf7kbu9DBPE=",
+  "content-digest": "sha-256=:X48E9qOokqqrvdts8nOJRJN3OWDUoyWxBf7kbu9DBPE=:",
+  "repr-digest": "sha-256=:X48E9qOokqqrvdts8nOJRJN3OWDUoyWxBf7kbu9DBPE=:",
+  "content-range": "bytes 0-1/2",
+  "accept-ranges": "bytes",
+  "x-checksum-sha256": "X48E9qOokqqrvdts8nOJRJN3OWDUoyWxBf7kbu9DBPE=",
+  "x-completion-tokens": "5",
+};
+
+test.each([true, false])(
+  "GIE#2996: no header of one answer stands on a merged one, streamed: %s",
+  async (stream) => {
+    const p = await upstream(prefillOk);
+    const d = await upstream(({ response }) => {
+      for (const [name, value] of Object.entries(OF_ONE_ANSWER)) response.setHeader(name, value);
+      response.setHeader("cache-control", "no-store");
+      if (!stream) return sendJson(response, COMPLETION);
+      response.setHeader("content-length", Buffer.byteLength(STREAM));
+      return sendStream(response, STREAM);
+    });
+    const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+    const response = await post(`${url}/v1/completions`, { prompt: "a", n: 3, stream });
+    const text = await response.text();
+    const headers = Object.fromEntries(response.headers);
+    for (const name of Object.keys(OF_ONE_ANSWER)) expect(headers).not.toHaveProperty(name);
+    expect(headers["cache-control"]).toBe("no-store");
+    if (stream) {
+      expect(headers).not.toHaveProperty("content-length");
+      expect(text.match(/"index":[012]/g)).toHaveLength(3);
+      expect(text.endsWith("data: [DONE]\n\n")).toBe(true);
+    } else {
+      expect(headers["content-length"]).toBe(String(Buffer.byteLength(text)));
+      expect((JSON.parse(text) as { choices: unknown[] }).choices).toHaveLength(3);
+    }
+    // A single answer passes as it is.
+    const single = await post(`${url}/v1/completions`, { prompt: "a", stream });
+    expect(Object.fromEntries(single.headers)).toMatchObject(OF_ONE_ANSWER);
+  },
+);
+
+test("a single stream with a content-length may end with an error event", async () => {
+  const p = await upstream(prefillOk);
+  const [event = ""] = STREAM.split("data: [DONE]");
+  const d = await upstream(() => {});
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { closed, received } = await rawClient(url, postText('{"prompt":"a","stream":true}'));
+  const { response } = await d.request(0);
+  response.writeHead(200, { "content-type": "text/event-stream", "content-length": event.length });
+  response.write(event.slice(0, 60));
+  await expect.poll(received).toContain(event.slice(0, 60));
+  response.end(event.slice(60));
+  await closed;
+  expect(received()).not.toMatch(/content-length/i);
+  expect(received()).toContain("ended its stream without its last event");
+});
+
+test("a server failure that is changed has no header of the one that the instance sent", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(({ response }) => {
+    response
+      .setHeader("etag", '"1"')
+      .setHeader("content-digest", "sha-256=:AA==:")
+      .setHeader("retry-after", "7");
+    sendJson(response, { error: { message: "no KV from 10.1.2.3:5600" } }, 500);
+  });
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const response = await post(`${url}/v1/completions`, { prompt: "a" });
+  expect([response.status, response.headers.get("retry-after")]).toEqual([500, "7"]);
+  expect([response.headers.get("etag"), response.headers.get("content-digest")]).toEqual([null, null]);
+  expect(await response.text()).not.toContain("10.1.2.3");
+});
+
+test.each(["prefill", "decode"])(
+  "an answer of the %s instance in a coding that no leg accepts is a 502 that names it",
+  async (role) => {
+    const gzipped = await upstream(({ response }) => {
+      response.writeHead(200, { "content-type": "application/json", "content-encoding": "gzip" });
+      response.end(gzipSync(JSON.stringify(COMPLETION)));
+    });
+    const [p, d] = [await upstream(prefillOk), gzipped];
+    const { url } = await runProxy(
+      role === "prefill"
+        ? { prefillers: [d.url], decoders: [d.url] }
+        : { prefillers: [p.url], decoders: [d.url] },
+    );
+    for (const n of [1, 2]) {
+      const error = await errorOf(await post(`${url}/v1/completions`, { prompt: "a", n }));
+      expect(error).toMatchObject({ status: 502, message: expect.stringContaining("content-encoding gzip") });
+    }
+  },
+);
+
+test("a failure in the tick of the first events reaches the client after them", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(({ json, response }) =>
+    sendStream(response, json.prompt === "good" ? STREAM : STREAM.replace("data: [DONE]", "data: {")),
+  );
+  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  for (const prompt of [
+    ["good", "bad"],
+    ["bad", "good"],
+    ["bad", "bad"],
+  ]) {
+    const { closed } = await rawClient(url, postText(JSON.stringify({ prompt, stream: true })));
+    const received = await closed;
+    expect(received).toMatch(/^HTTP\/1\.1 200 /);
+    expect(received).toContain('"index":0');
+    expect(received).toContain("sent an event that is not JSON");
+    // The end of a complete answer is missing.
+    expect(received).not.toMatch(/\r\n0\r\n\r\n$/);
+  }
+  await expect.poll(() => proxy.status().requests.failed).toEqual({ KV_PROXY_UPSTREAM_FAILED: 3 });
+});
+
+test("a merged stream has the client's id, whichever part is there first", async () => {
+  const p = await upstream(prefillOk);
+  const textOf = (id: unknown) => STREAM.replace("cmpl-1", `cmpl-${String(id)}`);
+  const d = await upstream(({ headers, json, response }) => {
+    response.writeHead(200, { "content-type": "text/event-stream" });
+    const text = textOf(headers["x-request-id"]);
+    if (json.prompt === "soon") response.end(text);
+    else response.write(text.slice(0, 20));
+  });
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const body = JSON.stringify({ prompt: ["late", "soon"], stream: true });
+  const { socket, received } = await rawClient(url, postText(body, "x-request-id: r\r\n"));
+  await expect.poll(received).toContain('"index":1');
+  const late = d.seen.find(({ json }) => json.prompt === "late");
+  late?.response.end(textOf("r-0").slice(20));
+  await expect.poll(received).toContain("[DONE]");
+  socket.destroy();
+  expect(new Set(received().match(/"id":"[^"]*"/g))).toEqual(new Set(['"id":"cmpl-r"']));
+});
