@@ -91,6 +91,27 @@ describe("a pair behind a proxy", () => {
   });
 });
 
+describe("a client with HTTP to both instances", () => {
+  it("cannot have the KV of one prompt used for another one, nor use it twice, and later users get their own text", async () => {
+    const { prompts, expected } = await preparedRun();
+    const both = await pair();
+    const [own, users] = [prompts[0] ?? [], prompts[1] ?? []];
+    const numTokens = Math.min(own.length, users.length);
+    const params = await prefillLeg(both, own.slice(0, numTokens));
+    const ask = (prompt: readonly number[], kv_transfer_params?: object) =>
+      post(both.decode.url, { prompt, max_tokens: 16, ignore_eos: true, kv_transfer_params });
+    for (const code of ["KV_PROMPT_MISMATCH", "KV_REFERENCE_USED"]) {
+      const refused = await ask(users.slice(0, numTokens), params);
+      expect(refused).toMatchObject({ status: 400, body: { error: { code } } });
+    }
+    for (let user = 0; user < 3; user++) {
+      const answer = await ask(users, user === 0 ? undefined : await prefillLeg(both, users));
+      expect(answer.body.choices?.[0]?.token_ids).toEqual(expected[1]);
+    }
+    for (const { url } of [both.prefill, both.decode]) await expectIdle({ name: "", url, backend: null });
+  });
+});
+
 describe("a decode request with a placeholder for the prompt, as in the example of vllm-neuron's issue 26", () => {
   it("is refused with both numbers of tokens, and frees the blocks of the prefill instance", async () => {
     const { prompts } = await preparedRun();

@@ -3,6 +3,9 @@ import { KvError, type KvErrorCode } from "@kv/interface";
 const STATUS: Partial<Record<KvErrorCode, number>> = {
   KV_REQUEST_INVALID: 400,
   KV_OUT_OF_BLOCKS: 400,
+  KV_REFERENCE_USED: 400,
+  KV_PROMPT_MISMATCH: 400,
+  KV_REFERENCES_FULL: 503,
   KV_REQUEST_ABORTED: 499,
 };
 
