@@ -1,6 +1,6 @@
 // npm run test:long: the runs that take too long for npm test. The last line counts runs and processes.
 //   npm run test:long -- --requests 200000 --connectors pull,push --exits 200 --property-factor 50 --mutations 1000000 --seed WORD
-//     --addon-requests 5000 --only faults,addon,exits,properties,mutations,stream-cuts,growth,attacks --attacks WORD,WORD --jobs 2
+//     --addon-requests 5000 --only faults,addon,exits,properties,isolation-property,mutations,stream-cuts,growth,attacks --attacks WORD,WORD --jobs 2
 import { spawn } from "node:child_process";
 import { readdirSync } from "node:fs";
 import { availableParallelism } from "node:os";
@@ -9,7 +9,17 @@ import { parseArgs } from "node:util";
 import { root, run, setup } from "./setup.mjs";
 
 const REQUESTS_PER_SEED = 10_000;
-const KINDS = ["faults", "addon", "properties", "exits", "mutations", "stream-cuts", "growth", "attacks"];
+const KINDS = [
+  "faults",
+  "addon",
+  "properties",
+  "isolation-property",
+  "exits",
+  "mutations",
+  "stream-cuts",
+  "growth",
+  "attacks",
+];
 /** Until an attack is ended. The one that runs all floods takes longer. */
 const ATTACK_TIMEOUT_MS = 300_000;
 const FLOODS_TIMEOUT_MS = 1_800_000;
@@ -107,6 +117,16 @@ async function properties() {
   const env = { KV_PROPERTY_FACTOR: `${propertyFactor}` };
   const args = ["run", "--config", "tools/long/vitest.config.ts"];
   await check(`properties with ${propertyFactor} times their runs`, env, vitest, args);
+}
+
+/** Random users and attackers at one P and one D, without and with a key, for each connector: 50 scenes, times the factor. */
+async function isolationProperty() {
+  const env = { KV_PROPERTY_FACTOR: `${propertyFactor}` };
+  for (const connector of connectors) {
+    const file = `packages/${connector}/test/isolation-property.test.ts`;
+    const args = ["run", "--config", "tools/long/vitest.config.ts", file];
+    await check(`${connector}: ${100 * propertyFactor} scenes of users and attackers`, env, vitest, args);
+  }
 }
 
 /** Damaged metadata against the stand-in for NIXL; some of it against NIXL itself, in a process that may crash. And damaged notifications. */
@@ -237,6 +257,8 @@ console.log(`seed ${values.seed}`);
 if (only.includes("faults")) await faults();
 if (only.includes("addon")) await addon();
 if (only.includes("properties")) await properties();
+// "properties" has these scenes among others.
+if (only.includes("isolation-property") && !only.includes("properties")) await isolationProperty();
 if (only.includes("mutations")) await damagedBytes();
 if (only.includes("stream-cuts")) await streamCuts();
 if (only.includes("growth")) await growth();
