@@ -102,7 +102,7 @@ export interface WorkerOptions extends AmbientOptions {
 export interface ConnectorModule {
   /** Name under which the connector is registered, as in `kv_connector`. */
   readonly name: string;
-  /** Creates the scheduler side. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, `KV_PLATFORM_UNSUPPORTED`. */
+  /** Creates the scheduler side. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, `KV_PLATFORM_UNSUPPORTED`, `KV_PLAN_UNSUPPORTED`. */
   createScheduler(options: SchedulerOptions): Promise<SchedulerConnector> | SchedulerConnector;
   /** Creates the worker side of one rank. Errors: as `createScheduler`, and those of `Transport.createAgent`. */
   createWorker(options: WorkerOptions): Promise<WorkerConnector> | WorkerConnector;

@@ -105,7 +105,7 @@ export interface FailedReceive {
 export interface ComputedLayer {
   /** Names of the layer's regions in `KvCaches.regions`. */
   readonly regions: readonly string[];
-  /** Tokens of each request whose KV these regions hold now, by request id. */
+  /** Tokens of each request whose KV these regions hold now, by request id. A request that it leaves out has no new ones. */
   readonly computedTokens: Readonly<Record<string, number>>;
 }
 
@@ -155,7 +155,8 @@ export interface SchedulerConnector {
   requestQueued?(request: ConnectorRequest): void;
   /**
    * Returns how many tokens a peer supplies (vLLM: `get_num_new_matched_tokens`). The engine may call it more than once for a request. Errors:
-   * `KV_REQUEST_INVALID` for invalid parameters; the connector then releases the peer's blocks where the protocol allows.
+   * `KV_REQUEST_INVALID` for invalid parameters, `KV_PLAN_UNSUPPORTED` for a cache with which a peer's KV cannot serve the request; the connector then
+   * releases the peer's blocks where the protocol allows.
    */
   matchedTokens(request: ConnectorRequest, numComputedTokens: number): MatchedTokens;
   /**

@@ -1,5 +1,11 @@
 import { readTransferConfig } from "@kv/connector";
-import type { BlockIds, ConnectorRequest, KvTransferParams } from "@kv/interface";
+import {
+  type BlockIds,
+  type ConnectorRequest,
+  type KvCacheConfig,
+  KvError,
+  type KvTransferParams,
+} from "@kv/interface";
 import { engineIdentity } from "@kv/testing/engine-identity";
 import { manualClock } from "@kv/testing/manual-clock";
 import { simConfig } from "@kv/testing/simulator/sim-config";
@@ -26,12 +32,12 @@ const PARAMS: KvTransferParams = {
   remote_prefill_cached_tokens: 0,
 };
 
-function setUp() {
+function setUp(cache: KvCacheConfig = simConfig(16), role = "kv_both") {
   const clock = manualClock(1000);
   const scheduler = createPullScheduler({
-    config: readTransferConfig({ kv_connector: "pull", kv_role: "kv_both" }),
+    config: readTransferConfig({ kv_connector: "pull", kv_role: role }),
     engine: engineIdentity("d-engine"),
-    cache: simConfig(16),
+    cache,
     sideChannel: memorySideChannel({ network: memoryNetwork({ clock }) }),
     clock,
   });
@@ -65,6 +71,93 @@ const rest = (decode: ReturnType<typeof setUp>["decode"]) => [
   decode.outstanding()["heartbeats"],
   decode.hasPendingWork(),
 ];
+
+describe("a cache whose last prompt tokens only the decode engine may compute (vllm#37310, vllm#53514)", () => {
+  const states: KvCacheConfig = {
+    ...simConfig(16),
+    groups: [
+      { kind: "full", layerNames: ["layers.0"] },
+      { kind: "mamba", layerNames: ["layers.1"] },
+    ],
+  };
+  const replayed: KvCacheConfig = { ...simConfig(16), prefillBackoffTokens: 3 };
+  const told = (tokens: number | null, groups = 2): KvTransferParams => ({
+    ...PARAMS,
+    remote_num_tokens: tokens,
+    remote_block_ids: [[11, 12, 13, 14, 15, 16, 17], [20]].slice(0, groups),
+  });
+  const refusal = (attempt: () => unknown) => {
+    try {
+      attempt();
+    } catch (error) {
+      if (KvError.is(error, "KV_PLAN_UNSUPPORTED")) return error.message;
+      throw error;
+    }
+    return undefined;
+  };
+  const STATE = 'group 1 of the KV cache is "mamba", a state after the last token';
+
+  it("takes the state of a prefill engine that has left the last token out, as vLLM's does", () => {
+    const { decode, request } = setUp(states);
+    expect(decode.matched(request("r", told(99)), 0)).toEqual({ tokens: 99, async: true });
+    decode.allocated(request("r", told(99)), [...blocks(7), [8]], 99);
+    expect(decode.takeStep().receives).toMatchObject([
+      { remote: { numTokens: 99 }, localBlockIds: [[1, 2, 3, 4, 5, 6, 7], [8]] },
+    ]);
+  });
+
+  it.each([
+    ["has computed it", 100, "has computed 100"],
+    ["does not say how many tokens it computes", null, "does not say how many it computes"],
+  ])(
+    "refuses the state of one that %s: the last token would be applied to it twice; its blocks are released",
+    (_, tokens, said) => {
+      const { decode, request } = setUp(states);
+      expect(refusal(() => decode.matched(request("r", told(tokens)), 0))).toBe(
+        `${STATE}: a prefill engine must leave the last 1 of 100 prompt tokens to this one, and it ${said} (remote_num_tokens)`,
+      );
+      expect(decode.takeStep()).toMatchObject({ receives: [], releases: [{ requestId: "cmpl-p" }] });
+      expect(decode.finished(request("r", told(tokens)))).toEqual({ keepBlocks: false });
+      expect(rest(decode)).toEqual([0, 0, false]);
+    },
+  );
+
+  it("computes a prompt of one token itself", () => {
+    const { decode, request } = setUp(states);
+    const one = { ...told(1), remote_block_ids: [[11], [20]] };
+    expect(decode.matched(request("r", one, 1), 0)).toEqual({ tokens: 0, async: false });
+  });
+
+  it("takes nothing where a prefix hit leaves only the tokens that it computes itself", () => {
+    const { decode, request } = setUp(replayed);
+    expect(decode.matched(request("r", told(97, 1)), 96)).toEqual({ tokens: 1, async: true });
+    expect(decode.matched(request("r", told(97, 1)), 97)).toEqual({ tokens: 0, async: false });
+    expect(
+      refusal(() => decode.matched(request("s", { ...told(98, 1), remote_request_id: "other" }), 0)),
+    ).toMatch(
+      /prefillBackoffTokens of the KV cache is 3: a prefill engine must leave the last 3 of 100 prompt tokens to this one, and it has computed 98/,
+    );
+  });
+
+  it("does not prefill for a decode engine", () => {
+    const { decode, request } = setUp(states);
+    const produced = request("p", { do_remote_decode: true, do_remote_prefill: false });
+    const message = `${STATE}: a prefill engine must leave the last 1 tokens of a prompt to the decode engine, and this connector's computes all of them`;
+    expect(refusal(() => decode.matched(produced, 0))).toBe(message);
+    expect(refusal(() => decode.allocated(produced, [...blocks(7), [8]], 0))).toBe(message);
+    expect(rest(decode)).toEqual([0, 0, false]);
+    // Requests that no peer takes part in are none of its business.
+    expect(decode.matched(request("own", {}), 0)).toEqual({ tokens: 0, async: false });
+  });
+
+  it("of a producer is refused when the scheduler is created, and so is a number that is none", () => {
+    expect(refusal(() => setUp(states, "kv_producer"))).toMatch(/group 1 of the KV cache is "mamba"/);
+    expect(refusal(() => setUp(states, "kv_consumer"))).toBeUndefined();
+    expect(() => setUp({ ...replayed, prefillBackoffTokens: 0.5 })).toThrow(
+      /prefillBackoffTokens is 0.5, expected 0 or more/,
+    );
+  });
+});
 
 describe("decode scheduler", () => {
   it("reads the whole prompt from P once, and sends heartbeats until it is received", () => {

@@ -18,6 +18,7 @@ import { sideChannelFor } from "../authentication/for-settings.js";
 import { connectorSettings } from "../config/connector-settings.js";
 import { EngineListener } from "../handshake/engine-listener.js";
 import { type DecodeOrders, DecodeRequests, type PromptSource } from "./decode-requests.js";
+import { type PrefillBackoff, prefillBackoff, requireWholePrompts } from "./prefill-backoff.js";
 import { PrefillScheduler } from "./prefill-scheduler.js";
 
 /** What a connector's `DecodeOrders` are created with. */
@@ -59,9 +60,10 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
   readonly #prefill: PrefillScheduler;
   readonly #orders: DecodeOrders<Source, object>;
   readonly #decode: DecodeRequests<Source>;
+  readonly #backoff: PrefillBackoff | undefined;
   #step = 0;
 
-  /** Errors: `KV_CONFIG_INVALID`. */
+  /** Errors: `KV_CONFIG_INVALID`, `KV_PLAN_UNSUPPORTED` for a producer's cache whose last tokens must be left to the decode engine. */
   constructor(options: SchedulerOptions, connector: ConnectorSchedulerOptions<Source>) {
     const { config, engine, cache, sideChannel } = options;
     const { clock, log, random } = ambient(options);
@@ -72,6 +74,8 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
         reason: "the prefix cache shares KV of vLLM prefill workers, which nobody compared with its prompt",
       });
     }
+    this.#backoff = prefillBackoff(cache);
+    if (config.role === "kv_producer") requireWholePrompts(this.#backoff);
     this.name = connector.name;
     this.loadFailurePolicy = config.loadFailurePolicy;
     this.#clock = clock;
@@ -96,6 +100,7 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
       config: cache,
       orders: this.#orders,
       rememberMs: Math.max(REMEMBER_MS, 2 * settings.leaseMs, settings.unattendedLeaseMs ?? 0),
+      backoff: this.#backoff,
     });
     this.#prefill = new PrefillScheduler({
       transferMode: connector.transferMode,
@@ -122,13 +127,17 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
   }
 
   matchedTokens(request: ConnectorRequest, numComputedTokens: number): MatchedTokens {
+    if (asks(request, "do_remote_decode")) requireWholePrompts(this.#backoff);
     if (!asks(request, "do_remote_prefill")) return { tokens: 0, async: false };
     return this.#decode.matched(request, numComputedTokens);
   }
 
   afterAllocation(request: ConnectorRequest, blockIds: BlockIds, externalTokens: number): void {
     if (asks(request, "do_remote_prefill")) this.#decode.allocated(request, blockIds, externalTokens);
-    else if (asks(request, "do_remote_decode")) this.#prefill.admitted(request, blockIds);
+    else if (asks(request, "do_remote_decode")) {
+      requireWholePrompts(this.#backoff);
+      this.#prefill.admitted(request, blockIds);
+    }
   }
 
   buildStepMetadata(): StepMetadata {

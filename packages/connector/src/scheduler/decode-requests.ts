@@ -11,6 +11,7 @@ import {
 import { exchangedBlocks } from "@kv/plan";
 import { type PromptPrefix, promptContent, promptDigest } from "@kv/protocol";
 import { HeartbeatSet } from "./heartbeat-set.js";
+import { type PrefillBackoff, requireLastTokensLeft } from "./prefill-backoff.js";
 import { RemoteReferences } from "./remote-references.js";
 import type { HeartbeatChange, RemoteRequest } from "./step-types.js";
 
@@ -95,6 +96,7 @@ export class DecodeRequests<Source extends PromptSource> {
   readonly #states = new Map<string, RequestState<Source>>();
   readonly #heartbeats = new HeartbeatSet();
   readonly #references: RemoteReferences;
+  readonly #backoff: PrefillBackoff | undefined;
 
   /** `rememberMs`: how long a released reference is refused, at least P's lease. */
   constructor(options: {
@@ -102,10 +104,12 @@ export class DecodeRequests<Source extends PromptSource> {
     readonly config: KvCacheConfig;
     readonly orders: DecodeOrders<Source, object>;
     readonly rememberMs: number;
+    readonly backoff?: PrefillBackoff | undefined;
   }) {
     const { clock, orders, rememberMs } = options;
     this.#clock = clock;
     this.#config = options.config;
+    this.#backoff = options.backoff;
     this.#orders = orders;
     this.#references = new RemoteReferences({ clock, rememberMs, maxReaders: orders.maxReaders });
   }
@@ -115,7 +119,7 @@ export class DecodeRequests<Source extends PromptSource> {
     this.#see(request);
   }
 
-  /** As `SchedulerConnector.matchedTokens`. Errors: `KV_REQUEST_INVALID`, `KV_REFERENCE_USED`, `KV_REFERENCES_FULL`. */
+  /** As `SchedulerConnector.matchedTokens`. Errors: `KV_REQUEST_INVALID`, `KV_PLAN_UNSUPPORTED`, `KV_REFERENCE_USED`, `KV_REFERENCES_FULL`. */
   matched(request: ConnectorRequest, numComputedTokens: number): MatchedTokens {
     const state = this.#see(request);
     if (state.refusal !== undefined) throw state.refusal;
@@ -123,7 +127,8 @@ export class DecodeRequests<Source extends PromptSource> {
     state.numComputedTokens = numComputedTokens;
     const { numPromptTokens } = request;
     // A full prefix hit. D computes the last token in any case, because its logits give the next token.
-    if (numComputedTokens >= numPromptTokens - 1 && numPromptTokens > 1) return { tokens: 0, async: false };
+    const own = Math.max(this.#backoff?.tokens ?? 0, Math.min(1, numPromptTokens - 1));
+    if (numComputedTokens >= numPromptTokens - own) return { tokens: 0, async: false };
     const tokens = Math.min(numPromptTokens, state.source.numTokens ?? numPromptTokens) - numComputedTokens;
     return tokens > 0 ? { tokens, async: true } : { tokens: 0, async: false };
   }
@@ -226,7 +231,10 @@ export class DecodeRequests<Source extends PromptSource> {
     let source: Source | undefined;
     let refusal: KvError | undefined;
     try {
-      source = this.#orders.read(params, request.numPromptTokens);
+      const { numPromptTokens } = request;
+      const read = this.#orders.read(params, numPromptTokens);
+      requireLastTokensLeft(this.#backoff, { numTokens: read.numTokens, numPromptTokens });
+      source = read;
       const { traceparent } = request;
       if (traceparent !== undefined) source = { ...source, remote: { ...source.remote, traceparent } };
     } catch (error) {

@@ -1,0 +1,64 @@
+import { readTransferConfig } from "@kv/connector";
+import type { KvCacheConfig, KvTransferParams } from "@kv/interface";
+import { engineIdentity } from "@kv/testing/engine-identity";
+import { manualClock } from "@kv/testing/manual-clock";
+import { simConfig } from "@kv/testing/simulator/sim-config";
+import { memoryNetwork, memorySideChannel } from "@kv/transport-memory";
+import { describe, expect, it } from "vitest";
+import { createPushScheduler } from "./scheduler.js";
+
+const cache: KvCacheConfig = {
+  ...simConfig(16),
+  groups: [
+    { kind: "full", layerNames: ["layers.0"] },
+    { kind: "mamba", layerNames: ["layers.1"] },
+  ],
+};
+
+async function setUp() {
+  const clock = manualClock(0);
+  const scheduler = createPushScheduler({
+    config: readTransferConfig({ kv_connector: "push", kv_role: "kv_both" }),
+    engine: engineIdentity("d"),
+    cache,
+    sideChannel: memorySideChannel({ network: memoryNetwork({ clock }) }),
+    clock,
+  });
+  await scheduler.setHandshakeMetadata([]);
+  return scheduler;
+}
+
+const request = (requestId: string, kvTransferParams: KvTransferParams) => ({
+  ...{ requestId, numPromptTokens: 40, kvTransferParams },
+});
+/** What a proxy knows of a P before it has answered. */
+const coordinates = {
+  ...{ do_remote_prefill: true, do_remote_decode: false, remote_engine_id: "p", remote_request_id: "cmpl-p" },
+  ...{ remote_host: "p", remote_port: 1, tp_size: 1 },
+};
+
+describe("a cache with states, whose last prompt token only the decode engine may compute (vllm#37310)", () => {
+  it("takes the state of a prefill engine that has left it out", async () => {
+    const answer = { ...coordinates, remote_num_tokens: 39, remote_block_ids: [[1, 2, 3], [4]] };
+    const scheduler = await setUp();
+    expect(scheduler.matchedTokens(request("r", answer), 0)).toEqual({ tokens: 39, async: true });
+  });
+
+  it("refuses one that has computed it, and one that has not answered yet", async () => {
+    const scheduler = await setUp();
+    const answer = { ...coordinates, remote_num_tokens: 40, remote_block_ids: [[1, 2, 3], [4]] };
+    expect(() => scheduler.matchedTokens(request("r", answer), 0)).toThrow(
+      /group 1 of the KV cache is "mamba", .* last 1 of 40 prompt tokens to this one, and it has computed 40/,
+    );
+    const early = { ...coordinates, remote_request_id: "other" };
+    expect(() => scheduler.matchedTokens(request("s", early), 0)).toThrow(
+      /does not say how many it computes/,
+    );
+  });
+
+  it("does not prefill for a decode engine", async () => {
+    const produced = request("p", { do_remote_decode: true, do_remote_prefill: false });
+    const scheduler = await setUp();
+    expect(() => scheduler.matchedTokens(produced, 0)).toThrow(/this connector's computes all of them/);
+  });
+});
