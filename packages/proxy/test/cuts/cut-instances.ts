@@ -73,19 +73,26 @@ export function replaceInstances(script: Script): InstanceUrls {
   return ["http://p.example:1", "http://d.example:1"];
 }
 
-/** Servers whose answers leave in pieces, so that each read of the router ends at a cut: it is in this process, and reads between the turns. */
+/** Servers that write each piece when the router, which is in this process, has read the one before. Ends with `vi.restoreAllMocks()`. */
 export async function startInstances(script: Script): Promise<InstanceUrls> {
+  let writtenBytes = 0;
+  let readBytes = 0;
+  const { push } = BodyQueue.prototype;
+  vi.spyOn(BodyQueue.prototype, "push").mockImplementation(function (this: BodyQueue, chunk, sender) {
+    readBytes += chunk.length;
+    push.call(this, chunk, sender);
+  });
   const started = [0, 1].map(() =>
     upstream(async ({ path, json, response }) => {
       const { status, headers, pieces } = script.answerTo(path as Endpoint, json);
       response.writeHead(status, headers);
       response.flushHeaders();
       for (const piece of pieces) {
-        // What is written in a turn is read in the next one.
-        for (let turns = 0; turns < 3; turns += 1) await turn();
         response.write(piece);
+        writtenBytes += piece.length;
+        while (readBytes < writtenBytes && !response.destroyed) await turn();
+        await turn();
       }
-      for (let turns = 0; turns < 3; turns += 1) await turn();
       response.end();
     }),
   );
