@@ -81,10 +81,11 @@ it("pull: one trace from the client to the last byte of the READ, with bytes, de
       ...PROXY_AND_ENGINES,
       "kv.receive > decode-0 kv.handshake",
       "kv.receive > decode-0 kv.lease_query",
-      "kv.receive > decode-0 kv.notify",
       "kv.receive > decode-0 kv.plan",
       "kv.receive > decode-0 kv.read",
       "kv.receive > decode-0 kv.receive_pass",
+      // Sent when the last request of D that reads the reference has ended, not with the READ.
+      "kv_engine.request > decode-0 kv.notify",
     ].toSorted(),
   );
   const read = spans.find(({ name }) => name === "kv.read");

@@ -17,7 +17,7 @@ export interface ServedInstance {
   readonly modelNames: readonly string[];
   readonly maxModelLen: number;
   readonly maxOutputTokens: number;
-  /** Accept `kv_demo_zero_block`. */
+  /** Accept `demo_zero_block`. */
   readonly debug: boolean;
   /** Zeroes the n-th prompt block of a request when its KV has arrived. Called with the engine's request id before it is submitted. */
   zeroBlockOf(requestId: string, block: number): void;
@@ -62,7 +62,7 @@ export interface GenerationOptions {
 /**
  * Submits a request to the engine. As in vLLM, the request id contains the client's `X-Request-Id`, so that the two requests of a pair can
  * be matched, and a suffix that makes it unique. Errors: those of `Engine.submit`; `KV_REQUEST_INVALID` for the model, the header or
- * `kv_demo_zero_block`.
+ * `demo_zero_block`.
  */
 export function startGeneration(body: CompletionBody | ChatBody, options: GenerationOptions): Generation {
   const { instance, headers, prefix, uuid, promptTokens, maxTokens, topLogprobs, onToken, isStopped } =
@@ -78,10 +78,10 @@ export function startGeneration(body: CompletionBody | ChatBody, options: Genera
   }
   const id = `${prefix}-${clientId ?? uuid().replaceAll("-", "")}`;
   const requestId = `${id}-0-${uuid().slice(0, 8)}`;
-  const zeroBlock = body.kv_demo_zero_block ?? undefined;
+  const zeroBlock = body.demo_zero_block ?? undefined;
   if (zeroBlock !== undefined) {
     if (!instance.debug)
-      throw httpError(400, "kv_demo_zero_block needs an instance started with debug", "kv_demo_zero_block");
+      throw httpError(400, "demo_zero_block needs an instance started with debug", "demo_zero_block");
     instance.zeroBlockOf(requestId, zeroBlock);
   }
   const handle = engineFor(headers, instance).submit({

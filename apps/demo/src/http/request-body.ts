@@ -52,7 +52,7 @@ const shared = {
   return_token_ids: z.boolean().nullish(),
   kv_transfer_params: params.nullish(),
   /** The demo's negative control: zero the n-th block of the prompt when its KV has arrived. Only with `debug`. */
-  kv_demo_zero_block: z.number().int().nonnegative().nullish(),
+  demo_zero_block: z.number().int().nonnegative().nullish(),
 };
 
 export const completionSchema = z.looseObject({

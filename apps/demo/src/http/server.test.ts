@@ -77,7 +77,7 @@ describe("completions", () => {
     [{ stop: [7] }, 400, "stop"],
     [{ stop: Array.from({ length: 65 }, () => "x") }, 400, "stop"],
     [{ model: "other" }, 404, "model"],
-    [{ kv_demo_zero_block: 0 }, 400, "kv_demo_zero_block"],
+    [{ demo_zero_block: 0 }, 400, "demo_zero_block"],
   ])("refuses %j naming the field", async (fields, status, param) => {
     const { post } = await serve();
     const response = await post({ ...greedy, ...fields });

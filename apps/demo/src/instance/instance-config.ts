@@ -94,7 +94,7 @@ const instanceConfigSchema = z.strictObject({
   httpLimits: httpLimitsSchema.default({}),
   /** Send clients the messages of failures inside the deployment, which may name hosts and ports. Default: only their code. */
   exposeErrors: z.boolean().default(false),
-  /** Accept `kv_demo_zero_block`. */
+  /** Accept `demo_zero_block`. */
   debug: z.boolean().default(false),
   /** Replace the model by one that takes time but computes nothing, for benchmarks. */
   simulate: z

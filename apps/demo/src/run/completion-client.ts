@@ -35,7 +35,7 @@ export async function complete(request: CompletionRequest): Promise<CompletionOu
       ignore_eos: true,
       stream: true,
       return_token_ids: true,
-      kv_demo_zero_block: zeroBlock,
+      demo_zero_block: zeroBlock,
     }),
     signal: signal ?? null,
   });
