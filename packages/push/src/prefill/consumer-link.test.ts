@@ -1,6 +1,6 @@
 import { SharedLocalLists, SharedRemoteAgents } from "@kv/connector/building-blocks";
-import { type Agent, type PreparedList, silentLog } from "@kv/interface";
-import type { RankGeometry } from "@kv/plan";
+import { type Agent, type MemoryType, type PreparedList, silentLog } from "@kv/interface";
+import { buildEngineTransferPlan, type RankGeometry, type ReceiveConversion } from "@kv/plan";
 import { PUSH_CONTROL } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
 import { ConsumerLinks } from "./consumer-link.js";
@@ -26,9 +26,24 @@ const rank = (tpRank: number, tpSize: number, blockSize: number, heads = 4): Ran
   ],
 });
 
+interface Consumer extends Partial<Pick<RankGeometry, "attentionBackend" | "layout">> {
+  readonly tpSize: number;
+  readonly blockSize: number;
+  readonly memoryType?: MemoryType;
+}
+
+function consumerRank(tpRank: number, consumer: Consumer, heads: number): RankGeometry {
+  const { tpSize, blockSize, attentionBackend = "SIM", layout = "LBHNC", memoryType = "DRAM" } = consumer;
+  const own = rank(tpRank, tpSize, blockSize, heads);
+  return {
+    ...{ ...own, attentionBackend, layout },
+    regions: own.regions.map((region) => ({ ...region, memoryType })),
+  };
+}
+
 function setUp(options: {
   local: RankGeometry;
-  consumer: { tpSize: number; blockSize: number; attentionBackend?: string };
+  consumer: Consumer;
   heads?: number;
   features?: readonly string[];
   announcedBlockSize?: number;
@@ -61,10 +76,7 @@ function setUp(options: {
       ask: async (_address, tpRanks) => ({
         ranks: tpRanks.map((tpRank) => ({
           tpRank,
-          geometry: {
-            ...rank(tpRank, consumer.tpSize, consumer.blockSize, heads),
-            attentionBackend: consumer.attentionBackend ?? "SIM",
-          },
+          geometry: consumerRank(tpRank, consumer, heads),
           agentMetadata: new Uint8Array([tpRank]),
         })),
         clock: undefined as never,
@@ -96,6 +108,35 @@ describe("links to consumers", () => {
     const { links, address } = setUp({ local, consumer: { tpSize: 1, blockSize: 16 }, heads: 2 });
     const link = await links.open(address);
     expect(link.targets.get(0)?.lists).toEqual([]);
+  });
+
+  it.each<[string, Partial<Consumer>, readonly ReceiveConversion[], string]>([
+    ["larger blocks, in host memory", { blockSize: 32 }, [], "permute"],
+    ["larger blocks, in device memory", { blockSize: 32, memoryType: "VRAM" }, [], "direct"],
+    ["blocks by token, which it converts", { layout: "LBNHC" }, ["hnd-to-nhd"], "permute"],
+  ])("plan as a consumer of ours does that has %s", async (_, change, conversions, form) => {
+    const local = rank(0, 1, 16);
+    const consumer = { tpSize: 1, blockSize: 16, ...change };
+    const { links, address } = setUp({ local, consumer });
+    const plan = (await links.open(address)).targets.get(0)?.plan;
+    const theirs = buildEngineTransferPlan({
+      ...{ local: consumerRank(0, consumer, 4), remotes: [local], numKvHeads: 4, groups: ["full"] },
+      canPass: consumer.memoryType !== "VRAM",
+      conversions,
+    });
+    expect([plan?.form, plan?.conversions]).toEqual([theirs.form, theirs.conversions]);
+    expect(plan?.form).toBe(form);
+  });
+
+  it("leave another order inside a head to a vLLM consumer, which converts it, and refuse it for one of ours", async () => {
+    const pair = {
+      local: rank(0, 1, 16),
+      consumer: { tpSize: 1, blockSize: 16, attentionBackend: "ANOTHER" },
+    };
+    const vllm = setUp({ ...pair, features: [] });
+    expect((await vllm.links.open(vllm.address)).targets.get(0)?.plan.form).toBe("copy");
+    const ours = setUp(pair);
+    await expect(ours.links.open(ours.address)).rejects.toThrow("SIM");
   });
 
   it.each([
