@@ -1,8 +1,10 @@
 import { type AddressInfo, connect, createServer, type Socket } from "node:net";
 import { type Instance, KvEventSubscriber } from "@kv/fleet";
+import { parseGenerationRequest } from "@kv/fleet/front-end";
 import { type LogFields, silentLog, systemClock } from "@kv/interface";
 import { expect, test } from "vitest";
-import { words } from "./boundary-cases.js";
+import { KV_REQUEST_PULL, prefillBody } from "../../packages/proxy/src/request/leg-bodies.js";
+import { BOUNDARY_CASES, words } from "./boundary-cases.js";
 import { ONE_USE } from "./completion.js";
 import { ask, type ProxyPair } from "./proxy-pair.js";
 import type { VllmServer } from "./server.js";
@@ -41,8 +43,24 @@ function* chats(): Generator<readonly Message[]> {
     }
 }
 
-/** Exact prefixes of chats: token ids from `/render`, blocks from KV events. */
+/** Exact prompts, by `/render`: those of both legs of a request are equal; prefixes of chats against blocks from KV events. */
 export function kvEventsSuite(pair: ProxyPair): void {
+  test.each(BOUNDARY_CASES)(
+    "$name ($path): P's leg has the prompt of the client's request, token by token",
+    async ({ path, body }) => {
+      const promptOf = async (sent: string) => {
+        const headers = { "content-type": "application/json", ...ONE_USE };
+        const answer = await fetch(`${pair.p.url}${path}/render`, { method: "POST", headers, body: sent });
+        return [answer.status, [await answer.json()].flat().map(({ token_ids: ids }) => ids as unknown)];
+      };
+      const text = JSON.stringify(body);
+      const leg = prefillBody(parseGenerationRequest(path, Buffer.from(text)), KV_REQUEST_PULL, "id");
+      const right = await promptOf(text);
+      expect(right).toEqual([200, expect.arrayContaining([expect.arrayContaining([expect.any(Number)])])]);
+      expect(await promptOf(String(leg))).toEqual(right);
+    },
+  );
+
   test("of 500 chat requests, the expected hit is within one block of cached_tokens for 99 %", async () => {
     const records: LogFields[] = [];
     const log = {
