@@ -6,10 +6,20 @@ import type {
   StepMetadata,
   WorkerConnector,
   WorkerOptions,
+  WorkerOutput,
 } from "@kv/interface";
 import { decodeMsgpack } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
 import { dualConnector } from "./dual-connector.js";
+
+/** What a connector with this name reports: one entry in each list. */
+const output = (name: string): Required<WorkerOutput> => ({
+  finishedSending: [`${name} sent`],
+  finishedReceiving: [`${name} received`],
+  unverifiedReceiving: [`${name} unverified`],
+  failedReceiving: [{ requestId: name, code: "KV_INTERNAL", message: "", failureType: "" }],
+  failedBlockIds: [name.length],
+});
 
 /** A connector that records its calls, and returns its own name. */
 function named(name: string, calls: string[]): ConnectorModule {
@@ -25,6 +35,7 @@ function named(name: string, calls: string[]): ConnectorModule {
             `${name} port ${config.sideChannelPort} payload ${workers.map(({ payload }) => payload[0])}`,
           );
         },
+        requestQueued: (request) => note("queued", request),
         matchedTokens(request) {
           note("matched", request);
           return { tokens: 1, async: true };
@@ -52,12 +63,8 @@ function named(name: string, calls: string[]): ConnectorModule {
         layerComputed: ({ regions }) => void calls.push(`${name} layer ${regions}`),
         waitForSave: async (_, computed) => void calls.push(`${name} saves ${JSON.stringify(computed)}`),
         close: async () => void calls.push(`${name} closed`),
-        collectFinished: () => ({
-          finishedSending: [name],
-          finishedReceiving: [],
-          failedReceiving: [],
-          failedBlockIds: [],
-        }),
+        collectFinished: () => output(name),
+        onProgress: () => void calls.push(`${name} listens`),
         outstanding: () => ({ leases: 3 }),
       }) as Partial<WorkerConnector> as WorkerConnector,
   };
@@ -72,7 +79,7 @@ async function both(port = 5600) {
     prefer: ({ requestId }) => (requestId.startsWith("push") ? "push" : "pull"),
   });
   const scheduler = await module.createScheduler({
-    config: { sideChannelPort: port },
+    config: { sideChannelPort: port, loadFailurePolicy: "recompute" },
   } as SchedulerOptions);
   return { calls, scheduler, worker: await module.createWorker({} as WorkerOptions) };
 }
@@ -85,12 +92,14 @@ const request = (requestId: string, kvTransferParams?: Record<string, unknown>):
 describe("dual connector", () => {
   it("selects the connector by transfer_mode; without one, D pulls and P uses the preferred mode", async () => {
     const { calls, scheduler } = await both();
+    scheduler.requestQueued?.(request("push 0", { do_remote_prefill: true, transfer_mode: "push" }));
     scheduler.matchedTokens(request("push 1", { do_remote_prefill: true }), 0);
     scheduler.matchedTokens(request("a", { do_remote_prefill: true, transfer_mode: "push" }), 0);
     scheduler.afterAllocation(request("push 2", { do_remote_decode: true }), [], 0);
     scheduler.requestFinished(request("b", { do_remote_decode: true }), [], "length");
     scheduler.requestFinished(request("push 3", { transfer_mode: "pull" }), [], "length");
     expect(calls).toEqual([
+      "push queued push 0",
       "pull matched push 1",
       "push matched a",
       "push allocated push 2",
@@ -113,7 +122,14 @@ describe("dual connector", () => {
     expect(Object.keys(decodeMsgpack(told.payload, "test") as object)).toEqual(["pull", "push"]);
     await scheduler.setHandshakeMetadata([told]);
     expect(calls.splice(0)).toEqual(["pull port 5600 payload 4", "push port 5700 payload 4"]);
-    expect(worker.collectFinished().finishedSending).toEqual(["pull", "push"]);
+    const [pulled, pushed] = [output("pull"), output("push")];
+    const lists = Object.keys(pulled) as (keyof WorkerOutput)[];
+    expect(worker.collectFinished()).toEqual(
+      Object.fromEntries(lists.map((list) => [list, [...pulled[list], ...pushed[list]]])),
+    );
+    worker.onProgress(() => {});
+    expect(calls.splice(0)).toEqual(["pull listens", "push listens"]);
+    expect(scheduler.loadFailurePolicy).toBe("recompute");
     expect([scheduler.hasPendingWork(), scheduler.outstanding(), worker.outstanding()]).toEqual([
       true,
       { requests: 4 },

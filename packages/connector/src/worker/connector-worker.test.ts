@@ -86,3 +86,29 @@ test("both halves get the settings, the engine's tracer and its metrics; peers a
   expect(counted.at(-1)).toBe(METRICS.expiredRequests);
   expect(told.extension?.features).toEqual(["a", "b"]);
 });
+
+test.each([
+  ["read", { read: false }, "stub needs READs and notifications; transport memory has no READs"],
+  ["write", { write: false }, "stub needs WRITEs and notifications; transport memory has no WRITEs"],
+  ["read", { notifications: false }, "transport memory has no notifications"],
+  ["read", { write: false }, undefined],
+  ["write", { read: false }, undefined],
+] as const)("a connector of %ss with a transport of %j: %s", (operation, lacks, message) => {
+  const network = memoryNetwork();
+  const transport = memoryTransport({ network });
+  const create = () =>
+    createConnectorWorker(
+      {
+        config: readTransferConfig({ kv_connector: "NixlConnector", kv_role: "kv_both" }),
+        engine: engineIdentity("e"),
+        tpRank: 0,
+        ppRank: 0,
+        transport: { ...transport, capabilities: { ...transport.capabilities, ...lacks } },
+        platform: cpuPlatform(),
+        sideChannel: memorySideChannel({ network }),
+      },
+      { name: "stub", transferMode: "pull", operation, createHalves: () => expect.fail("not opened") },
+    );
+  if (message === undefined) expect(create).not.toThrow();
+  else expect(create).toThrow(message);
+});
