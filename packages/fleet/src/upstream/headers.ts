@@ -1,6 +1,8 @@
 import type { IncomingHttpHeaders, OutgoingHttpHeaders } from "node:http";
 import { KvError, type Random } from "@kv/interface";
-import type { UpstreamAnswer } from "./upstream.js";
+
+/** The headers of an instance's answer, names in lower case. */
+export type AnswerHeaders = Readonly<Record<string, string | string[] | undefined>>;
 
 /** Headers of one connection only (RFC 9110, 7.6.1). */
 const HOP_BY_HOP = new Set([
@@ -80,10 +82,7 @@ export function traceparentOf({ traceparent }: IncomingHttpHeaders): string | un
 }
 
 /** Headers of the client's answer: the instance's, and the client's request id, as a leg may have had another. */
-export function answerHeaders(
-  instanceHeaders: UpstreamAnswer["headers"],
-  requestId: string,
-): OutgoingHttpHeaders {
+export function answerHeaders(instanceHeaders: AnswerHeaders, requestId: string): OutgoingHttpHeaders {
   const headers: OutgoingHttpHeaders = {};
   const named = namedByConnection(instanceHeaders.connection);
   for (const name in instanceHeaders) {
@@ -98,7 +97,7 @@ export function answerHeaders(
 const OF_ANY_BODY = ["content-type", "cache-control", "retry-after", "x-accel-buffering"] as const;
 
 /** The headers of an instance's answer that stay when its body is merged with others, or changed. */
-export function changedBodyHeaders(headers: UpstreamAnswer["headers"]): UpstreamAnswer["headers"] {
+export function changedBodyHeaders(headers: AnswerHeaders): AnswerHeaders {
   return Object.fromEntries(OF_ANY_BODY.map((name) => [name, headers[name]]));
 }
 

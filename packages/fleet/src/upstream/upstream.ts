@@ -6,6 +6,7 @@ import type { RequestBody } from "../request/generation-request.js";
 import type { LazyAbort } from "../request/lazy-abort.js";
 import { BodyQueue } from "./body-queue.js";
 import { ConnectionPool, type ConnectionPoolOptions } from "./connection-pool.js";
+import type { AnswerHeaders } from "./headers.js";
 
 /** An HTTP request to an instance. */
 export interface UpstreamRequest {
@@ -31,8 +32,7 @@ export interface UpstreamRequest {
 export interface UpstreamAnswer {
   /** The HTTP status. */
   readonly status: number;
-  /** Names in lower case. */
-  readonly headers: Readonly<Record<string, string | string[] | undefined>>;
+  readonly headers: AnswerHeaders;
   /** A body that breaks off fails with `KV_PROXY_UPSTREAM_FAILED` at stage `body`. */
   readonly body: BodyQueue;
   /** Closes the connection, unless the answer has ended. */

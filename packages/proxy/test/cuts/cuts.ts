@@ -1,4 +1,5 @@
-import { seededRandom } from "@kv/transport-memory";
+import { createHash } from "node:crypto";
+import fc from "fast-check";
 
 /** Set by `npm run test:long -- --only stream-cuts`: every answer is cut at every byte. */
 export const ALL = process.env["KV_STREAM_CUTS"] === "all";
@@ -25,8 +26,9 @@ export function everyByte(lengthBytes: number): number[][] {
 
 /** So many times `each` positions of a body, which depend on `what` and the seed. */
 export function randomCuts(count: number, each: number, what: string): (lengthBytes: number) => number[][] {
-  const random = seededRandom(`${SEED} ${what}`);
-  const positions = (lengthBytes: number) =>
-    Array.from({ length: each }, () => random.integer(lengthBytes + 1));
-  return (lengthBytes) => Array.from({ length: count }, () => positions(lengthBytes));
+  const seed = createHash("sha256").update(`${SEED} ${what}`).digest().readInt32LE();
+  return (lengthBytes) => {
+    const position = fc.nat({ max: lengthBytes });
+    return fc.sample(fc.array(position, { minLength: each, maxLength: each }), { seed, numRuns: count });
+  };
 }
