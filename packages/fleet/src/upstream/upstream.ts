@@ -32,6 +32,7 @@ export interface UpstreamRequest {
 export interface UpstreamAnswer {
   /** The HTTP status. */
   readonly status: number;
+  /** Names in lower case. */
   readonly headers: AnswerHeaders;
   /** A body that breaks off fails with `KV_PROXY_UPSTREAM_FAILED` at stage `body`. */
   readonly body: BodyQueue;
