@@ -51,7 +51,8 @@ export function kvEventsSuite(pair: ProxyPair): void {
       const promptOf = async (sent: string) => {
         const headers = { "content-type": "application/json", ...ONE_USE };
         const answer = await fetch(`${pair.p.url}${path}/render`, { method: "POST", headers, body: sent });
-        return [answer.status, [await answer.json()].flat().map(({ token_ids: ids }) => ids as unknown)];
+        const rendered = [(await answer.json()) as { token_ids: number[] }].flat();
+        return [answer.status, rendered.map(({ token_ids: ids }) => ids)];
       };
       const text = JSON.stringify(body);
       const leg = prefillBody(parseGenerationRequest(path, Buffer.from(text)), KV_REQUEST_PULL, "id");
