@@ -45,6 +45,7 @@ async function open(options: Partial<StagedPairOptions> = {}): Promise<void> {
 const asked = (requestId: string, tokens: number, params: KvTransferParams): ConnectorRequest => ({
   requestId,
   numPromptTokens: tokens,
+  promptTokenIds: Array.from({ length: tokens }, (_, at) => at),
   kvTransferParams: params,
 });
 const produced = (requestId: string, tokens: number) =>
@@ -99,6 +100,8 @@ describe("back-pressure", () => {
     const { tokens } = pair.decode.scheduler.matchedTokens(consumer, 0);
     pair.decode.scheduler.afterAllocation(consumer, [[20, 21, 22]], tokens);
     expect((await until("decode", "d")).failed).toBeUndefined();
+    // The next step of the decode side tells P that its last reader is done.
+    await step("decode");
     await until("prefill", "a");
     expect(scheduler.matchedTokens(produced("b", 20), 0).wait).not.toBe(true);
     scheduler.requestFinished(produced("b", 20), [[]], "aborted");
@@ -318,6 +321,8 @@ describe("a copy that fails", () => {
     expect(failed).toMatchObject({ code: "KV_STAGING_FAILED", blockIds: [30, 31] });
     expect(failedBlockIds).toEqual([30, 31]);
     expect(scheduler.outstanding()["stagedBlocks"]).toBe(0);
+    // The next step of the decode side tells P that its last reader is done.
+    await step("decode");
     await until("prefill", "a");
   });
 });

@@ -188,6 +188,12 @@ describe("rank geometry", () => {
       expect(remoteGeometry({ ...told, blockSize: 5 }, rank, here).groupBlockTokens).toEqual([5, 20]);
       const odd = geometryOf(grouped(undefined, 24));
       expect(remoteGeometry({ ...told, blockSize: 5 }, rank, odd)).not.toHaveProperty("groupBlockTokens");
+      // A peer that groups its layers otherwise may have other sizes.
+      const regionGroupIds = [1, 0];
+      const elsewhere = { ...here, regions: here.regions.map((region, groupId) => ({ ...region, groupId })) };
+      expect(remoteGeometry({ ...told, regionGroupIds }, rank, elsewhere)).not.toHaveProperty(
+        "groupBlockTokens",
+      );
     });
   });
 

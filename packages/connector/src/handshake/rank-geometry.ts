@@ -170,7 +170,6 @@ export function remoteGeometry(metadata: AgentMetadata, rank: RankPlace, local: 
     layout: metadata.kvCacheLayout,
     attentionBackend: metadata.attentionBackend,
     deviceId: metadata.deviceId,
-    ...blockTokensOf(metadata, local),
     regions: metadata.baseAddresses.map((baseAddress, index): RegionGeometry => {
       const told = names?.[index];
       const here = ppSize > 1 ? local.regions.find(({ name }) => name === told) : local.regions[index];
@@ -191,21 +190,21 @@ export function remoteGeometry(metadata: AgentMetadata, rank: RankPlace, local: 
     }),
   };
   requireStatesFit(`remote rank ${rank.tpRank}`, remote, [...remote.regions.keys()]);
-  return remote;
+  return { ...remote, ...blockTokensOf(remote, local) };
 }
 
 /**
- * Tokens in the blocks of the remote's groups: a handshake has those of one group, and the ratio of two groups is the model's. Groups that would not get whole
- * tokens are left out; the plan refuses such a pair.
+ * Tokens in the blocks of the remote's groups, which a handshake does not carry: the ratio of two groups is the model's. Absent where the remote groups its
+ * layers otherwise, and where groups would not get whole tokens, which the plan refuses.
  */
-function blockTokensOf(
-  { blockSize, physicalBlocksPerLogical }: AgentMetadata,
-  local: RankGeometry,
-): Pick<RankGeometry, "groupBlockTokens"> {
+function blockTokensOf(remote: RankGeometry, local: RankGeometry): Pick<RankGeometry, "groupBlockTokens"> {
   if (local.groupBlockTokens === undefined) return {};
-  const ratio =
-    (blockSize * physicalBlocksPerLogical) / (local.kernelBlockSize * local.physicalBlocksPerLogical);
-  const groupBlockTokens = local.groupBlockTokens.map((tokens) => tokens * ratio);
+  const groups = new Map(local.regions.map(({ name, groupId }) => [name, groupId]));
+  if (remote.regions.some(({ name, groupId }) => groups.get(name) !== groupId)) return {};
+  const logical = (rank: RankGeometry) => rank.kernelBlockSize * rank.physicalBlocksPerLogical;
+  const groupBlockTokens = local.groupBlockTokens.map(
+    (tokens) => (tokens * logical(remote)) / logical(local),
+  );
   return groupBlockTokens.every(Number.isInteger) ? { groupBlockTokens } : {};
 }
 

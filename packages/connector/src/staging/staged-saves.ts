@@ -35,7 +35,7 @@ export interface SavesOptions {
 
 interface Saving {
   readonly order: StagedRequest;
-  /** Tokens whose blocks are copied, as far as the blocks are full. */
+  /** Tokens, of those that the engine has named, whose blocks are copied as far as they are full. */
   savedTokens: number;
   /** Tokens that the engine has computed, by its last word; undefined until it names the request. */
   named: number | undefined;
@@ -54,7 +54,7 @@ export function createSaves({ clock, log, tracer, onCopied, staging }: SavesOpti
     ended(requestId) {
       const request = requests.get(requestId);
       requests.delete(requestId);
-      if (request === undefined || request.savedTokens >= request.order.numTokens) return;
+      if (request?.named === undefined || request.savedTokens >= request.order.numTokens) return;
       const { savedTokens, order } = request;
       log.error("staging-save-incomplete", { requestId, savedTokens, numTokens: order.numTokens });
     },
@@ -86,7 +86,8 @@ export function createSaves({ clock, log, tracer, onCopied, staging }: SavesOpti
           try {
             await staging().save(requestId, { device: cut(order.device), wire });
             span?.end();
-            request.savedTokens = tokens;
+            // What was copied on no word of the engine is copied again when it names the request.
+            if (request.named !== undefined) request.savedTokens = tokens;
             onCopied?.({ requestId, direction: "save", wire, durationMs: clock.now() - startedMs });
           } catch (error) {
             span?.end(error);

@@ -214,7 +214,7 @@ function checkRegions(
     requireSameShares(options, region, heads);
     const { localParts, remoteParts } = facts;
     const isCut = localParts > 1 || remoteParts > 1;
-    checkWhole(options, { region, other, heads, localHeads, remoteHeads, isCut });
+    checkWhole(options, { region, heads, localHeads, remoteHeads, isCut });
     const isState = (group: number) => cacheKind(options.groups[group] ?? "").sharding === "state";
     if (!groupsOfRegion(options.local, region, options).every(isState))
       checkOrder(region.name, options, { localHeads, remoteHeads, isCut });
@@ -279,7 +279,6 @@ function requireSameShares(
 
 interface RegionCut {
   readonly region: RegionGeometry;
-  readonly other: RegionGeometry;
   /** Undefined where every rank holds the same bytes. */
   readonly heads: number | undefined;
   readonly localHeads: number;
@@ -291,8 +290,8 @@ interface RegionCut {
 /** Blocks whose bytes are not heads × tokens × cells are only moved whole, into blocks of the same order (vLLM 0.33 refuses NVFP4 alone, and by head alone). */
 function checkWhole(model: CompatibilityOptions, cut: RegionCut): void {
   const { local, remote } = model;
-  const { region, other, heads, localHeads, remoteHeads, isCut } = cut;
-  const why = whyWhole(local, region, model) ?? whyWhole(remote, other, model);
+  const { region, heads, localHeads, remoteHeads, isCut } = cut;
+  const why = whyWhole(local, remote, region, model);
   if (why === undefined) return;
   const refused = (what: string, mine: string, theirs: string, hint: string) =>
     unsupported(`region "${region.name}": ${what}, and ${why}`, mine, theirs, hint);

@@ -94,20 +94,23 @@ export function groupsOfTokens(
   });
 }
 
-/** Why the blocks of a region cannot be cut by head or by token, as a clause; undefined where they can. */
+/** Why the blocks of a local region and of its remote one cannot be cut by head or by token, as a clause; undefined where they can. */
 export function whyWhole(
-  rank: RankGeometry,
+  local: RankGeometry,
+  remote: RankGeometry,
   region: RegionGeometry,
   model: ModelGeometry,
 ): string | undefined {
-  const groups = groupsOfTokens(rank, region, model);
+  const groups = groupsOfTokens(local, region, model);
   if (groups.length === 0) return undefined;
-  const reason = whyUncut(model.cacheDtype ?? "auto", rank.attentionBackend);
+  const { cacheDtype = "auto" } = model;
+  const reason =
+    whyUncut(cacheDtype, local.attentionBackend) ?? whyUncut(cacheDtype, remote.attentionBackend);
   const { cellBytes, blockLengthBytes } = region;
   if (reason !== undefined || cellBytes === undefined) return reason;
   for (const group of groups) {
-    const heads = headsInBlock(rank, headsOfGroup(region, group, model));
-    const tokens = kernelTokens(rank, group);
+    const heads = headsInBlock(local, headsOfGroup(region, group, model));
+    const tokens = kernelTokens(local, group);
     if (heads * tokens * cellBytes === blockLengthBytes) continue;
     return `a block of ${blockLengthBytes} bytes is not ${heads} heads × ${tokens} tokens of ${cellBytes} bytes: it is padded or packed`;
   }

@@ -106,7 +106,7 @@ export function attentionShape({ local, remote, model }: PairContext, pair: Regi
     localHead: ({ tpRank }) => headSlot(mapping, tpRank, heads ?? 1, remote) * sharedHeads,
     remoteHead: mapping.rankOffsetFactor * one.heads,
     isMixed: tokens.size > 1 || unlikeHeads || undefined,
-    isWhole: whyWhole(local, region, model) !== undefined || undefined,
+    isWhole: whyWhole(local, remote, region, model) !== undefined || undefined,
   };
 }
 

@@ -1,0 +1,54 @@
+import { cpuPlatform } from "@kv/connector";
+import type { Clock, KvCacheRegion, KvCaches, Platform, StagedBlocks } from "@kv/interface";
+
+/** A platform with host staging: block by block as they are, each copy after up to `maxMs` milliseconds. `next` returns numbers in [0, 1). */
+export function copyPlatform({
+  clock,
+  next,
+  maxMs,
+}: {
+  readonly clock: Clock;
+  readonly next: () => number;
+  readonly maxMs: number;
+}): Platform {
+  const wait = () => new Promise<void>((resolve) => void clock.setTimer(resolve, next() * maxMs));
+  const block = ({ memory, blockLengthBytes }: KvCacheRegion, id: number) =>
+    memory.bytes.subarray(id * blockLengthBytes, (id + 1) * blockLengthBytes);
+
+  return {
+    ...cpuPlatform(),
+    async createStaging({ transport, caches, poolBlocks }) {
+      const memories = caches.regions.map(({ blockLengthBytes }) =>
+        transport.allocate(poolBlocks * blockLengthBytes),
+      );
+      for (const memory of memories) memory.bytes.fill(0x5a);
+      const wireCaches: KvCaches = {
+        ...caches,
+        regions: caches.regions.map((region, index) => ({
+          ...region,
+          memory: memories[index] ?? region.memory,
+          numBlocks: poolBlocks,
+        })),
+      };
+      async function copy({ device, wire }: StagedBlocks, toPool: boolean): Promise<void> {
+        await wait();
+        for (const [index, region] of caches.regions.entries()) {
+          const pool = wireCaches.regions[index] ?? region;
+          for (const [at, id] of (device[region.groupId] ?? []).entries()) {
+            const [onDevice, inPool] = [block(region, id), block(pool, wire[region.groupId]?.[at] ?? -1)];
+            if (toPool) inPool.set(onDevice);
+            else onDevice.set(inPool);
+          }
+        }
+      }
+      return {
+        wireCaches,
+        save: (_, blocks) => copy(blocks, true),
+        load: (_, blocks) => copy(blocks, false),
+        async close() {
+          for (const memory of memories) memory.close();
+        },
+      };
+    },
+  };
+}

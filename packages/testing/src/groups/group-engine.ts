@@ -1,0 +1,273 @@
+import { cpuPlatform, createWorkerOutputAggregator, readTransferConfig, staged } from "@kv/connector";
+import type {
+  BlockIds,
+  ConnectorModule,
+  ConnectorRequest,
+  KvCacheConfig,
+  KvTransferParams,
+  StepMetadata,
+  WorkerOutput,
+} from "@kv/interface";
+import {
+  type MemoryNetwork,
+  memorySideChannel,
+  memoryTransport,
+  type SeededRandom,
+} from "@kv/transport-memory";
+import { engineIdentity } from "../engine-identity.js";
+import { createBlockPool } from "../simulator/block-pool.js";
+import { copyPlatform } from "./copy-platform.js";
+import { createGroupMemory } from "./group-memory.js";
+
+export interface GroupEngineOptions {
+  readonly network: MemoryNetwork;
+  readonly hostName: string;
+  readonly tpSize: number;
+  readonly config: KvCacheConfig;
+  /** Blocks of each layer. */
+  readonly numBlocks: number;
+  readonly connector: ConnectorModule;
+  /** Host staging with so many pool blocks. Default: none. */
+  readonly poolBlocks?: number | undefined;
+  readonly random: SeededRandom;
+  /** Called when something happens that must never happen. */
+  violation(what: string): void;
+}
+
+export interface GroupRequest {
+  readonly requestId: string;
+  /** Number that identifies the prompt. */
+  readonly prompt: number;
+  readonly numTokens: number;
+  /** Tokens of a local prefix hit. */
+  readonly cachedTokens: number;
+}
+
+interface Running extends GroupRequest, ConnectorRequest {
+  readonly isProduced: boolean;
+  phase: "queued" | "running" | "over";
+  blockIds: BlockIds;
+  computedTokens: number;
+  resolve(params: KvTransferParams): void;
+}
+
+/**
+ * An engine without a model whose KV cache groups have blocks of their own sizes: it computes prompts in random chunks, leaves requests out of steps, and
+ * preempts them. It names only the requests of a step to its workers, as vLLM's scheduler does.
+ */
+export interface GroupEngine {
+  readonly engineId: string;
+  readonly tpSize: number;
+  /** Where its side channel listens. */
+  readonly address: { readonly host: string; readonly port: number };
+  /** Computes a prompt, and resolves to the parameters for its reader. */
+  prefill(request: GroupRequest): Promise<KvTransferParams>;
+  /** Receives a prompt's KV, compares it with the prompt's, and resolves when the request has ended. */
+  decode(request: GroupRequest & { readonly params: KvTransferParams }): Promise<void>;
+  /** Runs one step. */
+  step(): Promise<void>;
+  /** Counts of everything that the engine holds, all zero when all requests are over. */
+  outstanding(): Readonly<Record<string, number>>;
+  close(): Promise<void>;
+}
+
+const MAX_CHUNK_TOKENS = 90;
+
+export async function createGroupEngine(options: GroupEngineOptions): Promise<GroupEngine> {
+  const { network, hostName, tpSize, config, numBlocks, connector, poolBlocks, random, violation } = options;
+  const host = network.host(hostName);
+  const { clock } = host;
+  const transport = memoryTransport({ network, host });
+  const sideChannel = memorySideChannel({ network, host });
+  const memory = createGroupMemory({ transport, config, tpSize, numBlocks });
+  const platform = copyPlatform({ clock, next: () => random.next(), maxMs: 4 });
+  const module = poolBlocks === undefined ? connector : staged(connector, { platform, poolBlocks });
+  const shared = {
+    ...{ clock, random: host.random, cache: config, transport, platform: cpuPlatform(), sideChannel },
+    config: {
+      ...readTransferConfig({ kv_connector: "NixlConnector", kv_role: "kv_both", kv_buffer_device: "cpu" }),
+      sideChannelHost: hostName,
+    },
+    engine: engineIdentity(hostName, { tpSize }),
+  };
+  const scheduler = await module.createScheduler(shared);
+  const workers = await Promise.all(
+    memory.caches.map((_, tpRank) => module.createWorker({ ...shared, tpRank, ppRank: 0 })),
+  );
+  for (const [rank, worker] of workers.entries()) {
+    const caches = memory.caches[rank];
+    if (caches !== undefined) await worker.registerKvCaches(caches);
+  }
+  await scheduler.setHandshakeMetadata(
+    await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
+  );
+  const aggregate = createWorkerOutputAggregator({ workers: workers.length });
+  const groups = config.groups.map(({ blockSize = config.blockSize, slidingWindowTokens }, group) => ({
+    ...{ group, blockTokens: blockSize, slidingWindowTokens },
+    pool: createBlockPool(numBlocks, {
+      allocated(blockId) {
+        if (!memory.poisoned(group, blockId))
+          violation(`${hostName}: block ${blockId} of group ${group} was written to while nobody had it`);
+      },
+      freed: (blockId) => memory.poison(group, blockId),
+    }),
+  }));
+  const requests = new Map<string, Running>();
+  /** Blocks that the connector still needs after their requests ended. */
+  const kept = new Map<string, BlockIds>();
+
+  function allocate(numTokens: number): BlockIds | undefined {
+    const taken: number[][] = [];
+    for (const { pool, blockTokens } of groups) {
+      const ids = pool.allocate(Math.ceil(numTokens / blockTokens));
+      if (ids === undefined) {
+        free(taken);
+        return undefined;
+      }
+      taken.push(ids);
+    }
+    return taken;
+  }
+
+  function free(blockIds: BlockIds): void {
+    for (const [group, ids] of blockIds.entries()) groups[group]?.pool.free(ids);
+  }
+
+  function compute({ prompt, blockIds }: Running, from: number, until: number): void {
+    for (const { group } of groups)
+      memory.compute({ prompt, group, blockIds: blockIds[group] ?? [], from, until });
+  }
+
+  function check({ requestId, prompt, numTokens, blockIds }: Running): void {
+    for (const { group, slidingWindowTokens = numTokens } of groups) {
+      const from = Math.max(0, numTokens - slidingWindowTokens + 1);
+      const at = { prompt, group, blockIds: blockIds[group] ?? [], from, until: numTokens };
+      const wrong = memory.firstWrong(at);
+      if (wrong !== undefined) violation(`${hostName}: request ${requestId} has wrong bytes: ${wrong}`);
+    }
+  }
+
+  /** Leaves the request in the queue while the connector or the pools have no room. */
+  function admit(request: Running): void {
+    const matched = scheduler.matchedTokens(request, request.cachedTokens);
+    if (matched.wait === true) return;
+    const blockIds = allocate(request.numTokens);
+    if (blockIds === undefined) return;
+    request.blockIds = blockIds;
+    request.phase = "running";
+    request.computedTokens = request.cachedTokens;
+    compute(request, 0, request.cachedTokens);
+    scheduler.afterAllocation(request, blockIds, matched.tokens);
+    if (!request.isProduced && request.cachedTokens + matched.tokens !== request.numTokens)
+      violation(
+        `${hostName}: ${matched.tokens} tokens after ${request.cachedTokens} of ${request.numTokens}`,
+      );
+  }
+
+  /** Computes a chunk of a prompt, or leaves the request out of the step. Returns whether the step names it. */
+  function advance(request: Running): boolean {
+    const chance = random.next();
+    if (chance < 0.3) return false;
+    if (chance < 0.35) {
+      free(request.blockIds);
+      request.blockIds = [];
+      request.phase = "queued";
+      return false;
+    }
+    const { computedTokens, numTokens } = request;
+    request.computedTokens = Math.min(numTokens, computedTokens + 1 + random.integer(MAX_CHUNK_TOKENS));
+    compute(request, computedTokens, request.computedTokens);
+    return true;
+  }
+
+  function end(request: Running): void {
+    request.phase = "over";
+    requests.delete(request.requestId);
+    const { keepBlocks, kvTransferParams = {} } = scheduler.requestFinished(
+      request,
+      request.blockIds,
+      "length",
+    );
+    if (keepBlocks) kept.set(request.requestId, request.blockIds);
+    else free(request.blockIds);
+    request.resolve(overTheWire(kvTransferParams));
+  }
+
+  function apply(output: WorkerOutput): void {
+    scheduler.applyWorkerOutput(output);
+    for (const { requestId, message } of output.failedReceiving)
+      violation(`${hostName}: request ${requestId} failed: ${message}`);
+    for (const requestId of [...output.finishedSending, ...output.finishedReceiving]) {
+      free(kept.get(requestId) ?? []);
+      kept.delete(requestId);
+      const request = requests.get(requestId);
+      if (request === undefined || request.isProduced) continue;
+      if (!output.failedReceiving.some((failure) => failure.requestId === requestId)) check(request);
+      end(request);
+    }
+  }
+
+  function submit(
+    request: GroupRequest,
+    isProduced: boolean,
+    params: KvTransferParams,
+  ): Promise<KvTransferParams> {
+    return new Promise((resolve) => {
+      const running: Running = {
+        ...request,
+        numPromptTokens: request.numTokens,
+        promptTokenIds: Array.from({ length: request.numTokens }, (_, at) => request.prompt * 1000 + at),
+        kvTransferParams: params,
+        ...{ isProduced, phase: "queued", blockIds: [], computedTokens: 0, resolve },
+      };
+      requests.set(request.requestId, running);
+      scheduler.requestQueued?.(running);
+    });
+  }
+
+  return {
+    engineId: hostName,
+    tpSize,
+    address: { host: hostName, port: shared.config.sideChannelPort },
+    prefill: (request) => submit(request, true, { do_remote_decode: true, do_remote_prefill: false }),
+    async decode({ params, ...request }) {
+      await submit(request, false, params);
+    },
+    async step() {
+      for (const request of requests.values()) if (request.phase === "queued") admit(request);
+      const metadata = overTheWire<StepMetadata>(scheduler.buildStepMetadata());
+      for (const worker of workers) worker.startLoad(metadata);
+      const running = [...requests.values()].filter(
+        ({ isProduced, phase }) => isProduced && phase === "running",
+      );
+      const named = running.filter(advance);
+      const computed = Object.fromEntries(
+        named.map(({ requestId, computedTokens }) => [requestId, computedTokens]),
+      );
+      await Promise.all(workers.map((worker) => worker.waitForSave(metadata, computed)));
+      for (const request of named) if (request.computedTokens === request.numTokens) end(request);
+      for (const [tpRank, worker] of workers.entries())
+        apply(aggregate.add({ tpRank }, overTheWire(worker.collectFinished())));
+    },
+    outstanding() {
+      const { listeners: _, ...held } = scheduler.outstanding();
+      const blocks = groups.reduce((sum, { pool }) => sum + pool.used, 0);
+      const counts: Record<string, number> = { ...held, blocks, kept: kept.size, requests: requests.size };
+      for (const [rank, worker] of workers.entries())
+        for (const [name, count] of Object.entries(worker.outstanding()))
+          counts[`rank${rank}.${name}`] = count;
+      return counts;
+    },
+    async close() {
+      await Promise.all(workers.map((worker) => worker.close()));
+      await scheduler.close();
+      await transport.close();
+      await sideChannel.close();
+    },
+  };
+}
+
+/** The sides of a connector may run in different processes, so the values between them are converted to JSON and back. */
+function overTheWire<T>(value: T): T {
+  return JSON.parse(JSON.stringify(value)) as T;
+}

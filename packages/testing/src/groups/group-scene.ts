@@ -1,0 +1,163 @@
+import type { ConnectorModule, KvCacheConfig, KvCacheGroup, KvTransferParams } from "@kv/interface";
+import { memoryNetwork, seededRandom, virtualClock } from "@kv/transport-memory";
+import fc from "fast-check";
+import { simConfig } from "../simulator/sim-config.js";
+import { createGroupEngine, type GroupEngine } from "./group-engine.js";
+
+/** A group of a scene. */
+interface SceneGroup {
+  /** Tokens in a block. */
+  readonly blockTokens: 16 | 32 | 64;
+  /** Of a sliding window; undefined for full attention. */
+  readonly windowTokens: number | undefined;
+  readonly layers: number;
+}
+
+interface SceneRequest {
+  readonly numTokens: number;
+  /** Blocks of 16 tokens that D has already. */
+  readonly hitBlocks: number;
+  /** The same for P. */
+  readonly prefillHitBlocks: number;
+  /** Push: D registers its blocks before P computes. */
+  readonly isEarly: boolean;
+}
+
+/** Two engines of one model, and requests between them. */
+export interface GroupScene {
+  readonly groups: readonly SceneGroup[];
+  readonly tp: readonly [prefill: number, decode: number];
+  readonly isStaged: readonly [prefill: boolean, decode: boolean];
+  /** How many times as many tokens D's blocks hold as P's. */
+  readonly decodeTimes: 1 | 2;
+  readonly requests: readonly SceneRequest[];
+  readonly seed: number;
+  /** As `KvCacheConfig.cacheDtype`. Default "auto". */
+  readonly cacheDtype?: string | undefined;
+}
+
+const BLOCK_TOKENS = 16;
+const MAX_TOKENS = 220;
+const MAX_BLOCKS = Math.ceil(MAX_TOKENS / BLOCK_TOKENS);
+const MAX_REQUESTS = 5;
+
+const group: fc.Arbitrary<SceneGroup> = fc.record({
+  blockTokens: fc.constantFrom(16, 32, 64),
+  windowTokens: fc.option(fc.integer({ min: 1, max: 150 }), { nil: undefined }),
+  layers: fc.integer({ min: 1, max: 2 }),
+});
+
+/** Random scenes: groups of 16, 32 and 64 tokens per block, TP sizes, staging, prefix hits, and prompts. */
+export const groupScene: fc.Arbitrary<GroupScene> = fc.record({
+  groups: fc.array(group, { minLength: 1, maxLength: 3 }),
+  tp: fc.constantFrom<[number, number][]>([1, 1], [2, 1], [1, 2]),
+  isStaged: fc.tuple(fc.boolean(), fc.boolean()),
+  decodeTimes: fc.constantFrom(1, 2),
+  requests: fc.array(
+    fc.record({
+      numTokens: fc.integer({ min: 2, max: MAX_TOKENS }),
+      hitBlocks: fc.integer({ min: 0, max: 8 }),
+      prefillHitBlocks: fc.integer({ min: 0, max: 4 }),
+      isEarly: fc.boolean(),
+    }),
+    { minLength: 1, maxLength: MAX_REQUESTS },
+  ),
+  seed: fc.nat(),
+});
+
+function configOf({ groups, cacheDtype = "auto" }: GroupScene, times: number): KvCacheConfig {
+  let layers = 0;
+  return {
+    ...simConfig(BLOCK_TOKENS * times),
+    groups: groups.map(({ blockTokens, windowTokens, layers: count }): KvCacheGroup => {
+      const layerNames = Array.from({ length: count }, () => `layers.${layers++}`);
+      return {
+        ...{
+          kind: windowTokens === undefined ? "full" : "swa",
+          layerNames,
+          slidingWindowTokens: windowTokens,
+        },
+        ...(blockTokens === BLOCK_TOKENS ? {} : { blockSize: blockTokens * times }),
+      };
+    }),
+    numHiddenLayers: layers,
+    cacheDtype,
+  };
+}
+
+/**
+ * Plays a scene in virtual time, and returns what must not happen: bytes at D that are not the prompt's, a request that fails, a write to a block that nobody
+ * has, and what is held in the end. `isPush`: D may register its blocks before P has computed them.
+ */
+export async function playGroupScene(
+  scene: GroupScene,
+  { connector, isPush }: { readonly connector: ConnectorModule; readonly isPush: boolean },
+): Promise<readonly string[]> {
+  const clock = virtualClock();
+  const random = seededRandom(scene.seed);
+  const network = memoryNetwork({ clock, random, latency: { latencyMs: 1, jitterMs: 3, minPieces: 2 } });
+  const violations: string[] = [];
+  // Room for two of the longest prompts, so that requests wait. A D that registers early holds its room until P has had room too: it needs room for all of them,
+  // or one waits at D for another that waits at P for the first.
+  const engine = (hostName: string, side: 0 | 1) => {
+    const config = configOf(scene, side === 1 ? scene.decodeTimes : 1);
+    const room = (isPush && side === 1 ? MAX_REQUESTS : 2) * MAX_BLOCKS;
+    return createGroupEngine({
+      ...{ network, hostName, config, numBlocks: room, connector, random: random.fork(hostName) },
+      tpSize: scene.tp[side],
+      poolBlocks: scene.isStaged[side] ? 1 + room * config.groups.length : undefined,
+      violation: (what) => void violations.push(what),
+    });
+  };
+  const [prefill, decode] = [await engine("p", 0), await engine("d", 1)];
+  let isOver = false;
+  const run = async (each: GroupEngine): Promise<void> => {
+    while (!isOver) {
+      await each.step();
+      await new Promise<void>((resolve) => void clock.setTimer(resolve, 1 + random.integer(3)));
+    }
+  };
+  const running = [run(prefill), run(decode)];
+  const work = scene.requests.map((request, index) => handOver(request, index, { prefill, decode, isPush }));
+  await clock.settle(Promise.all(work));
+  await clock.advance(1000);
+  isOver = true;
+  await clock.settle(Promise.all(running));
+  for (const each of [prefill, decode]) {
+    for (const [name, count] of Object.entries(each.outstanding()))
+      if (count !== 0) violations.push(`${each.engineId}: ${count} ${name} are left`);
+  }
+  await clock.settle(Promise.all([prefill.close(), decode.close()]));
+  return violations;
+}
+
+async function handOver(
+  { numTokens, hitBlocks, prefillHitBlocks, isEarly }: SceneRequest,
+  index: number,
+  {
+    prefill,
+    decode,
+    isPush,
+  }: { readonly prefill: GroupEngine; readonly decode: GroupEngine; readonly isPush: boolean },
+): Promise<void> {
+  // A hit of a whole prompt is taken for one token less.
+  const hit = (blocks: number) => Math.min(blocks, Math.floor((numTokens - 2) / BLOCK_TOKENS)) * BLOCK_TOKENS;
+  const prompt = index + 1;
+  const id = (side: string) => `cmpl-r${index}-0-0000${side}`;
+  const produced = { requestId: id("aaaa"), prompt, numTokens, cachedTokens: hit(prefillHitBlocks) };
+  const consumed = { requestId: id("bbbb"), prompt, numTokens, cachedTokens: hit(hitBlocks) };
+  if (!isPush || !isEarly) {
+    await decode.decode({ ...consumed, params: await prefill.prefill(produced) });
+    return;
+  }
+  const coordinates: KvTransferParams = {
+    ...{ do_remote_prefill: true, do_remote_decode: false, remote_engine_id: prefill.engineId },
+    ...{
+      remote_request_id: `r${index}`,
+      remote_host: prefill.address.host,
+      remote_port: prefill.address.port,
+    },
+    tp_size: prefill.tpSize,
+  };
+  await Promise.all([decode.decode({ ...consumed, params: coordinates }), prefill.prefill(produced)]);
+}
