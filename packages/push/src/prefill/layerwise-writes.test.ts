@@ -66,6 +66,17 @@ describe("layer-wise writes", () => {
     expect(layerwise.size).toBe(0);
   });
 
+  it("write only what was computed into the blocks that the request has now: a preempted request runs again with others", () => {
+    const { layerwise, written, request, registration } = setUp();
+    const p = request("p");
+    layerwise.layerComputed(p, ["a", "b"], []);
+    p.order = { ...p.order, promptBlockIds: [[2]] };
+    layerwise.layerComputed(p, ["a"], [["k", registration]]);
+    expect(written).toEqual([["a"]]);
+    layerwise.layerComputed(p, ["b"], [["k", registration]]);
+    expect(written).toEqual([["a"], ["b"]]);
+  });
+
   it("write to a late registration what was computed before", () => {
     const { layerwise, written, request, registration } = setUp();
     const p = request("p");

@@ -36,8 +36,8 @@ export class LayerwiseWrites {
   readonly #options: LayerwiseWritesOptions;
   /** By the key of the registration. */
   readonly #entries = new Map<string, Entry>();
-  /** The computed regions of each running request. */
-  readonly #computed = new Map<ProducedRequest, Set<string>>();
+  /** The computed regions of each running request, in the blocks of this order: a request that is preempted runs again with others. */
+  readonly #computed = new Map<ProducedRequest, { readonly order: unknown; readonly regions: Set<string> }>();
 
   constructor(options: LayerwiseWritesOptions) {
     this.#options = options;
@@ -49,8 +49,10 @@ export class LayerwiseWrites {
     regions: readonly string[],
     waiting: Iterable<KeyedRegistration>,
   ): void {
-    const computed = this.#computed.get(request) ?? new Set<string>();
-    this.#computed.set(request, computed);
+    const { order } = request;
+    const known = this.#computed.get(request);
+    const computed = known?.order === order ? known.regions : new Set<string>();
+    this.#computed.set(request, { order, regions: computed });
     for (const region of regions) computed.add(region);
     if (this.#options.regions.every((region) => computed.has(region))) return;
     for (const [key, registration] of waiting) this.#write(key, registration, request, computed);
