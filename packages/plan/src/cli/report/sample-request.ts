@@ -9,7 +9,7 @@ export type PoolState = "consecutive" | "fragmented";
 export interface RequestSettings {
   /** Length of the request. */
   readonly numTokens: number;
-  /** Logical decode blocks that a prefix hit supplies. */
+  /** Logical decode blocks that a prefix hit supplies; of a group with blocks of another size, as many as hold the same tokens. */
   readonly computedBlocks: number;
   /** State of the pools. */
   readonly pool: PoolState;
@@ -23,15 +23,24 @@ export function sampleRequest(pair: Pair, settings: RequestSettings): RequestBlo
   const remoteBlockIds = tables(pair, pair.prefill, settings);
   const localTables = tables(pair, pair.decode, settings);
   if (remoteBlockIds === undefined || localTables === undefined) return undefined;
-  const localBlockIds = localTables.map((table, group) =>
-    isSequence(pair.groups[group]) ? table.slice(settings.computedBlocks) : table,
+  const [decode] = pair.decode;
+  const localComputedBlocks = pair.groups.map((kind, group) =>
+    decode === undefined || !isSequence(kind)
+      ? 0
+      : Math.floor((settings.computedBlocks * blockTokens(decode)) / blockTokens(decode, group)),
   );
   return {
-    localBlockIds,
+    localBlockIds: localTables.map((table, group) => table.slice(localComputedBlocks[group])),
     remoteBlockIds,
     numTokens: settings.numTokens,
-    localComputedBlocks: pair.groups.map((kind) => (isSequence(kind) ? settings.computedBlocks : 0)),
+    localComputedBlocks,
   };
+}
+
+/** Tokens in a logical block of a group, or of the engine. */
+function blockTokens(rank: RankGeometry, group?: number): number {
+  const own = group === undefined ? undefined : rank.groupBlockTokens?.[group];
+  return own ?? rank.kernelBlockSize * rank.physicalBlocksPerLogical;
 }
 
 /** Whether a prefix hit leaves blocks out: a window and a state are handed over whole. */
@@ -44,17 +53,16 @@ function tables(
 ): number[][] | undefined {
   const [rank] = ranks;
   if (rank === undefined) return undefined;
-  const engineTokens = rank.kernelBlockSize * rank.physicalBlocksPerLogical;
   // All pipeline stages share one block table.
   const fewest = Math.min(...ranks.flatMap(({ regions }) => regions.map(({ numBlocks }) => numBlocks)));
   const pool = Math.floor(fewest / rank.physicalBlocksPerLogical);
   let next = 1;
   const taken = pair.groups.map((kind, group) => {
-    const blockTokens = rank.groupBlockTokens?.[group] ?? engineTokens;
-    const whole = kind === "mamba" ? 1 : Math.ceil(settings.numTokens / blockTokens);
+    const each = blockTokens(rank, group);
+    const whole = kind === "mamba" ? 1 : Math.ceil(settings.numTokens / each);
     const window = pair.windowTokens[group];
     // A window's list holds the blocks that the window of the last token can reach into.
-    const count = window === undefined ? whole : Math.min(whole, Math.ceil(window / blockTokens) + 1);
+    const count = window === undefined ? whole : Math.min(whole, Math.ceil(window / each) + 1);
     return Array.from({ length: count }, (_, index) => {
       const id = next;
       next += settings.pool === "fragmented" && index % STRETCH === STRETCH - 1 ? 3 : 1;
