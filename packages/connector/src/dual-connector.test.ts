@@ -13,7 +13,7 @@ import { describe, expect, it } from "vitest";
 import { dualConnector } from "./dual-connector.js";
 
 /** What a connector with this name reports: one entry in each list. */
-const output = (name: string): Required<WorkerOutput> => ({
+const output = (name: string): Required<Omit<WorkerOutput, "connectorData">> => ({
   finishedSending: [`${name} sent`],
   finishedReceiving: [`${name} received`],
   unverifiedReceiving: [`${name} unverified`],
@@ -123,7 +123,7 @@ describe("dual connector", () => {
     await scheduler.setHandshakeMetadata([told]);
     expect(calls.splice(0)).toEqual(["pull port 5600 payload 4", "push port 5700 payload 4"]);
     const [pulled, pushed] = [output("pull"), output("push")];
-    const lists = Object.keys(pulled) as (keyof WorkerOutput)[];
+    const lists = Object.keys(pulled) as (keyof typeof pulled)[];
     expect(worker.collectFinished()).toEqual(
       Object.fromEntries(lists.map((list) => [list, [...pulled[list], ...pushed[list]]])),
     );

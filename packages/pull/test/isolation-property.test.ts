@@ -32,7 +32,9 @@ describe("the scenes find what gets through", () => {
     async (takenOut) => {
       const scenes = fc.sample(sceneArbitrary(), { numRuns: 60, seed: 7 });
       const violation =
-        takenOut === "capability" ? /user \d+ ended with KV_LEASE_EXPIRED/ : /request (x|cmpl-own)\d+\S* has wrong bytes/;
+        takenOut === "capability"
+          ? /user \d+ ended with KV_LEASE_EXPIRED/
+          : /request (x|cmpl-own)\d+\S* has wrong bytes/;
       for (const scene of scenes) {
         if (violation.test((await playScene(scene, { takenOut })).join("\n"))) return;
       }

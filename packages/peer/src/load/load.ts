@@ -115,8 +115,7 @@ export async function load(options: LoadOptions): Promise<LoadResult> {
     });
     const isPush = remote.transferMode === "push";
     // P frees the blocks of the first request: a push P only after it has written them, a pull P after a notification.
-    if (isPush)
-      await runner.receive({ prompt: first, fault: undefined, abortAfterMs: 0 }, params, remote);
+    if (isPush) await runner.receive({ prompt: first, fault: undefined, abortAfterMs: 0 }, params, remote);
     else
       decode.giveUpQueued({
         requestId: "kv-peer-first",
