@@ -13,13 +13,14 @@ import { describe, expect, it } from "vitest";
 import { dualConnector } from "./dual-connector.js";
 
 /** What a connector with this name reports: one entry in each list. */
-const output = (name: string): Required<Omit<WorkerOutput, "connectorData">> => ({
-  finishedSending: [`${name} sent`],
-  finishedReceiving: [`${name} received`],
-  unverifiedReceiving: [`${name} unverified`],
-  failedReceiving: [{ requestId: name, code: "KV_INTERNAL", message: "", failureType: "" }],
-  failedBlockIds: [name.length],
-});
+const output = (name: string) =>
+  ({
+    finishedSending: [`${name} sent`],
+    finishedReceiving: [`${name} received`],
+    unverifiedReceiving: [`${name} unverified`],
+    failedReceiving: [{ requestId: name, code: "KV_INTERNAL", message: "", failureType: "" }],
+    failedBlockIds: [name.length],
+  }) satisfies Required<Omit<WorkerOutput, "connectorData">>;
 
 /** A connector that records its calls, and returns its own name. */
 function named(name: string, calls: string[]): ConnectorModule {
