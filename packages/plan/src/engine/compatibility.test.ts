@@ -136,6 +136,20 @@ describe("blocks that are not heads × tokens × cells", () => {
     expect(built(sampleRank({ attentionBackend }), [sampleRank({ attentionBackend })]).form).toBe("copy");
   });
 
+  test("a hybrid's pages that do not divide into heads and tokens are padded to the size of a state", () => {
+    const hybrid = (tpSize: number, tpRank = 0) => {
+      const stateSpace = { convBytes: 64 / tpSize, recurrentBytes: 64 / tpSize };
+      const rank = sampleRank({ tpSize, tpRank, stateSpace, blockLengthBytes: 600 / tpSize });
+      return { ...rank, regions: rank.regions.map((region) => ({ ...region, groupId: -1 })) };
+    };
+    const plan = (local: RankGeometry, remote: RankGeometry) =>
+      buildEngineTransferPlan({ local, remotes: [remote], numKvHeads: 4, groups: ["full", "mamba"] });
+    expect(why(() => plan(hybrid(2, 1), hybrid(1)))).toMatch(
+      /split by head, and a block of 300 bytes is not 2 heads × 16 tokens: it is padded or packed/,
+    );
+    expect(plan(hybrid(1), hybrid(1)).uncovered).toBe("masked");
+  });
+
   test("pages that are padded: 4,608 bytes of a block of 9,216 are not the second of two heads (vllm#52516)", () => {
     const page = (tpSize: number, tpRank = 0, cellBytes?: number) => {
       const rank = sampleRank({ tpSize, tpRank, blockLengthBytes: 9216 / tpSize });

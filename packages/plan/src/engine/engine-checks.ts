@@ -73,11 +73,9 @@ export function requireWholeShares(
       if (shape.isWhole === true) continue;
       const cells = side.heads * (opaque || !plainTokens ? 1 : side.tokens);
       if (side.blockBytes % cells === 0 && side.blockBytes % (side.heads * parts) === 0) continue;
-      // A compressed latent holds several tokens; blocks of them are only moved whole.
-      if (pairs[index]?.heads === undefined && localParts === 1 && remoteParts === 1) continue;
-      // The pages of hybrids are padded to the size of a state. Only the moved share must divide them, not heads and tokens.
-      if ((pairs[index]?.stateGroups.length ?? 0) > 0 && side.blockBytes % (side.heads * parts) === 0)
-        continue;
+      // A compressed latent holds several tokens, and the pages of hybrids are padded to the size of a state: such blocks are only moved whole.
+      const isPage = pairs[index]?.heads === undefined || (pairs[index]?.stateGroups.length ?? 0) > 0;
+      if (isPage && localParts === 1 && remoteParts === 1) continue;
       throw new KvError(
         "KV_PLAN_INVALID",
         `region "${region}": a block of ${side.blockBytes} bytes does not divide into ${side.heads} heads of ${side.tokens} tokens`,

@@ -187,15 +187,10 @@ function receiveOrder(
   { facts, attention }: { readonly facts: PairFacts; readonly attention: readonly AttentionShape[] },
 ): BlockOrder {
   if (!hasPlainTokens(local.attentionBackend) || !hasPlainTokens(remote.attentionBackend)) return "opaque";
-  if (attention.some(({ isWhole }) => isWhole) || attention.some(isPadded)) return "opaque";
+  if (attention.some(({ isWhole }) => isWhole)) return "opaque";
   // With one head the order of tokens is the same in both layouts.
   const order = orderOfLayout(local.layout);
   return facts.localHeads === 1 && order === "head-major" ? "token-major" : order;
-}
-
-/** Whether a hybrid's page is padded so that the places of several heads are unknown. Pages of one head are moved and masked whole. */
-function isPadded({ local: { blockBytes, heads, tokens } }: AttentionShape): boolean {
-  return heads > 1 && blockBytes % (heads * tokens) !== 0;
 }
 
 function regionsOfGroup(local: RankGeometry, model: ModelGeometry): readonly (readonly number[])[] {

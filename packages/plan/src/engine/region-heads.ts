@@ -107,12 +107,17 @@ export function whyWhole(
   const reason =
     whyUncut(cacheDtype, local.attentionBackend) ?? whyUncut(cacheDtype, remote.attentionBackend);
   const { cellBytes, blockLengthBytes } = region;
-  if (reason !== undefined || cellBytes === undefined) return reason;
+  if (reason !== undefined) return reason;
+  // The page of a hybrid may be padded to the size of a state.
+  const isHybrid = groups.length < groupsOfRegion(local, region, model).length;
   for (const group of groups) {
     const heads = headsInBlock(local, headsOfGroup(region, group, model));
     const tokens = kernelTokens(local, group);
-    if (heads * tokens * cellBytes === blockLengthBytes) continue;
-    return `a block of ${blockLengthBytes} bytes is not ${heads} heads × ${tokens} tokens of ${cellBytes} bytes: it is padded or packed`;
+    if (cellBytes === undefined && (!isHybrid || heads === 1 || blockLengthBytes % (heads * tokens) === 0))
+      continue;
+    if (heads * tokens * (cellBytes ?? 0) === blockLengthBytes) continue;
+    const cells = cellBytes === undefined ? "" : ` of ${cellBytes} bytes`;
+    return `a block of ${blockLengthBytes} bytes is not ${heads} heads × ${tokens} tokens${cells}: it is padded or packed`;
   }
   return undefined;
 }
