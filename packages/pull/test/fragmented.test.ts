@@ -94,6 +94,8 @@ async function requests(pools: { p: number[]; d: number[]; tpSize: number }, siz
     const asked = prompt(n, blocks * BLOCK_TOKENS - (n % 3));
     const params = await play.clock.settle(p.prefill(asked));
     expect(await play.outcome(d.decode({ ...asked, params }))).toBe("ok");
+    // D notifies P with its next step, and P frees the blocks.
+    await play.clock.advance(100);
     const ids = (params.remote_block_ids as number[][])[0] ?? [];
     const reads = seen.splice(0);
     expect(reads).toHaveLength(tpSize);

@@ -168,14 +168,14 @@ describe("refused pipeline stages", () => {
     const play = createScenario();
     const p = await play.engine("p", STAGED);
     const d = await play.engine("d", LAYERS);
-    const params = await play.clock.settle(p.prefill(prompt(1)));
-    expect(await play.outcome(d.decode({ ...prompt(1), params: { ...params, pp_size: 1 } }))).toBe(
-      "KV_PLAN_INCOMPATIBLE",
-    );
-    await play.clock.advance(61_000);
-    expect(await play.outcome(d.decode({ ...prompt(1), params: { ...params, pp_size: 3 } }))).toBe(
-      "KV_HANDSHAKE_REFUSED",
-    );
+    for (const [n, pp_size, refusal] of [
+      [1, 1, "KV_PLAN_INCOMPATIBLE"],
+      [2, 3, "KV_HANDSHAKE_REFUSED"],
+    ] as const) {
+      const params = await play.clock.settle(p.prefill(prompt(n)));
+      expect(await play.outcome(d.decode({ ...prompt(n), params: { ...params, pp_size } }))).toBe(refusal);
+      await play.clock.advance(61_000);
+    }
     await play.end();
   });
 });
