@@ -1,25 +1,42 @@
 import { describe, expect, it } from "vitest";
 import { planInstances, planPicker, planProxy, planSidecar } from "./cluster/cluster-plan.js";
 import { createCommand, type DemoFlags } from "./command-line.js";
-import { instanceSettings } from "./processes/roles.js";
+import { readInstanceConfig } from "./instance/instance-config.js";
+import table from "./options.json" with { type: "json" };
+import { type InstanceFlags, instanceSettings } from "./processes/roles.js";
 
-async function parsed(...args: string[]): Promise<DemoFlags> {
-  let found: DemoFlags | undefined;
+/** What the program's action gets for these arguments. */
+async function parsedBy(args: readonly string[]): Promise<{ demo?: DemoFlags; instance?: InstanceFlags }> {
+  const found: { demo?: DemoFlags; instance?: InstanceFlags } = {};
   const nothing = async () => {};
   const command = createCommand({
     demo: async (flags) => {
-      found = flags;
+      found.demo = flags;
     },
     accuracy: nothing,
-    instance: nothing,
+    instance: async (_role, flags) => {
+      found.instance = flags;
+    },
     proxy: nothing,
     picker: nothing,
   });
   command.exitOverride().configureOutput({ writeErr: () => {} });
   await command.parseAsync(["node", "kv-demo", ...args]);
-  if (found === undefined) throw new Error("the demo was not run");
   return found;
 }
+
+async function parsed(...args: string[]): Promise<DemoFlags> {
+  const { demo } = await parsedBy(args);
+  if (demo === undefined) throw new Error("the demo was not run");
+  return demo;
+}
+
+/** The names of a command's options, without those of `others`. */
+const optionsOf = (command: keyof typeof table, ...others: string[]) =>
+  table[command].options.flatMap(({ flags }) => {
+    const [name = ""] = flags.split(" ");
+    return others.includes(name) ? [] : [name];
+  });
 
 const CLUSTER = { transport: "memory", cacheTokens: 1024 } as const;
 
@@ -99,11 +116,103 @@ describe("the flags of the demo", () => {
       pushLegs: "prefill-first",
       decoders: [{ url: "http://127.0.0.1:2", kv: { port: 1002 } }],
       sidecar: { allow: ["127.0.0.1"], kv: { port: 1001 } },
+      timeouts: { graceMs: 2000 },
     });
+    // With several prefill instances, each has another port, which the sidecar learns.
+    const { sidecar } = planSidecar([running(1), running(4)], running(2), { connector: "pull" });
+    expect(sidecar).toEqual({ allow: ["127.0.0.1"] });
     expect(planPicker([running(1)], [running(2)], [{ url: "http://127.0.0.1:3" }])).toMatchObject({
       prefillers: [{ url: "http://127.0.0.1:1", kv: { port: 1001 } }],
       decoders: [{ url: "http://127.0.0.1:3", kv: { port: 1002 } }],
+      timeouts: { drainMs: 0, graceMs: 2000 },
     });
+  });
+
+  // Those that take the place of others have tests of their own: a module, and what stands in front.
+  const OTHERS = ["--transport-module", "--platform-module", "--cache-kind-module", "--front"];
+  const GIVEN: Readonly<Record<string, string>> = {
+    "--transport": "nixl",
+    "--backend": "libfabric",
+    "--connector": "mine",
+    "--connector-module": "./mine.js",
+    "--push-legs": "prefill-first",
+    "--push-layerwise": "",
+    "--prefills": "2",
+    "--decodes": "3",
+    "--prefill-tp": "4",
+    "--decode-tp": "2",
+    "--prefill-block-size": "32",
+    "--decode-block-size": "64",
+    "--prefill-platform": "cpu",
+    "--decode-platform": "neuron",
+    "--staging-blocks": "24",
+    "--requests": "5",
+    "--max-tokens": "7",
+    "--prompts": "prompts.txt",
+    "--model": "/models/m",
+    "--kv-heads": "8",
+    "--extra-config": '{"engine_ttl": 5}',
+    "--port": "8300",
+    "--admin-port": "9090",
+    "--keep": "",
+    "--json": "",
+    "--trace": "trace.json",
+    "--log-level": "error",
+  };
+
+  it("reach the run, each of them", async () => {
+    expect(Object.keys(GIVEN)).toEqual(optionsOf("demo", ...OTHERS));
+    const flags = await parsed(...Object.entries(GIVEN).flat().filter(Boolean));
+    expect(flags).toMatchObject({
+      ...{ requests: 5, maxTokens: 7, promptsFile: "prompts.txt", tinyKvHeads: 8, model: "/models/m" },
+      ...{ transport: "nixl", port: 8300, adminPort: 9090, trace: "trace.json", logLevel: "error" },
+      ...{ keep: true, restart: true, json: true, front: "proxy" },
+    });
+    const { prefills, decodes } = planInstances({
+      ...{ ...flags, transport: "nixl", cacheTokens: 6400, leaseSeconds: 9, requestTimeoutSeconds: 8 },
+      ...{ instance: { intraOpThreads: 3 }, prefillInstance: { maxNumSeqs: 1 } },
+    });
+    const shared = {
+      ...{ transportModule: undefined, platformModule: undefined, cacheKindModule: undefined },
+      ...{ digests: true, debug: true, graceMs: 2000, sideChannelHost: "127.0.0.1", intraOpThreads: 3 },
+      ...{ model: "/models/m", tinyKvHeads: 8 },
+      kvTransferConfig: {
+        kv_connector: "mine",
+        // That of vllm-neuron's issue 26, as one side is Neuron.
+        ...{ kv_role: "kv_both", kv_buffer_device: "cpu", kv_connector_module_path: "./mine.js" },
+        kv_connector_extra_config: {
+          backends: ["LIBFABRIC"],
+          ...{ kv_lease_duration: 9, request_timeout: 8, push_layerwise: true, engine_ttl: 5 },
+        },
+      },
+    };
+    const prefill = { ...shared, role: "prefill", platform: "cpu", tp: 4, blockSize: 32, numBlocks: 201 };
+    const decode = { ...shared, role: "decode", platform: "neuron", tp: 2, blockSize: 64, numBlocks: 101 };
+    const named = (role: string, count: number, config: object) =>
+      Array.from({ length: count }, (_, i) => ({
+        name: `${role}-${i}`,
+        config: { ...config, name: `${role}-${i}` },
+      }));
+    expect(prefills).toEqual(named("prefill", 2, { ...prefill, stagingBlocks: undefined, maxNumSeqs: 1 }));
+    expect(decodes).toEqual(named("decode", 3, { ...decode, stagingBlocks: 24 }));
+  });
+
+  it("are those of vLLM's guide by default: a producer and a consumer", async () => {
+    const { prefills, decodes } = planInstances({ ...(await parsed()), ...CLUSTER });
+    expect([...prefills, ...decodes].map(({ config }) => config.kvTransferConfig)).toEqual([
+      { kv_connector: "NixlConnector", kv_role: "kv_producer", kv_connector_extra_config: {} },
+      { kv_connector: "NixlConnector", kv_role: "kv_consumer", kv_connector_extra_config: {} },
+    ]);
+    expect(prefills[0]?.config).toMatchObject({ sideChannelHost: "prefill-0", numBlocks: 65 });
+  });
+
+  it.each([
+    [[], 16, undefined],
+    [["--prefill-platform", "neuron"], 30, undefined],
+    [["--backend", "memory"], 16, "memory"],
+    [["--backend", "ucx"], 16, "nixl"],
+  ])("with %j, the output has %i tokens and the transport is %s", async (args, maxTokens, transport) => {
+    expect(await parsed(...args)).toMatchObject({ maxTokens, transport });
   });
 
   it("refuse an unknown connector or order", async () => {
@@ -114,6 +223,40 @@ describe("the flags of the demo", () => {
 
 describe("the settings of a server that is started by hand", () => {
   const flags = { logLevel: "info" } as const;
+
+  const GIVEN: Readonly<Record<string, readonly [text: string, setting: string, value: unknown]>> = {
+    "--host": ["::1", "host", "::1"],
+    "--port": ["8101", "port", 8101],
+    "--model": ["/models/m", "model", "/models/m"],
+    "--tp": ["2", "tp", 2],
+    "--dp": ["3", "dp", 3],
+    "--block-size": ["32", "blockSize", 32],
+    "--num-blocks": ["40", "numBlocks", 40],
+    "--max-model-len": ["300", "maxModelLen", 300],
+    "--max-num-seqs": ["5", "maxNumSeqs", 5],
+    "--max-num-batched-tokens": ["48", "maxNumBatchedTokens", 48],
+    "--platform": ["neuron", "platform", "neuron"],
+    "--platform-module": ["p", "platformModule", "p"],
+    "--transport-module": ["t", "transportModule", "t"],
+    "--cache-kind-module": ["c", "cacheKindModule", "c"],
+  };
+
+  it.each(["prefill", "decode", "instance"] as const)(
+    "are the options of %s, each of them",
+    async (command) => {
+      const others = ["--config", "--kv-transfer-config", "--extra-config", "--trace", "--log-level"];
+      expect(Object.keys(GIVEN)).toEqual(optionsOf(command, ...others));
+      const args = Object.entries(GIVEN).flatMap(([option, [text]]) => [option, text]);
+      const config = ["--config", '{"role": "both", "port": 1}'];
+      const { instance } = await parsedBy([command, ...args, ...config, "--log-level", "error"]);
+      if (instance === undefined) throw new Error("no instance was started");
+      expect(instance.logLevel).toBe("error");
+      const settings = readInstanceConfig(instanceSettings(undefined, instance));
+      expect(settings).toMatchObject(
+        Object.fromEntries(Object.values(GIVEN).map(([, setting, value]) => [setting, value])),
+      );
+    },
+  );
 
   it("are those of its role by default", () => {
     expect(instanceSettings("prefill", flags)).toEqual({

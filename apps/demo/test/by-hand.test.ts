@@ -76,6 +76,19 @@ async function twoFreePorts(): Promise<number> {
   }
 }
 
+it("a proxy that is started by hand shows its settings: its options, then those of --config", async () => {
+  const port = await twoFreePorts();
+  const config = { prefillers: ["127.0.0.1:9"], mode: "pull", timeouts: { graceMs: 7 }, port: 1 };
+  const options = ["--prefill", "127.0.0.1:1", "--decode", "127.0.0.1:2", "127.0.0.1:3", "--mode", "push"];
+  const ports = ["--port", String(port), "--admin-port", String(port + 1)];
+  const proxy = await ready(start(["proxy", ...options, ...ports, "--config", JSON.stringify(config)]));
+  expect(proxy.url).toBe(`http://127.0.0.1:${port}`);
+  expect(proxy.config).toEqual({
+    ...{ prefillers: ["127.0.0.1:1"], decoders: ["127.0.0.1:2", "127.0.0.1:3"], mode: "push" },
+    ...{ admin: { port: port + 1 }, timeouts: { graceMs: 7 }, port },
+  });
+});
+
 const absence = await nixlAbsence();
 const why = absence === undefined ? "" : ` (${absence})`;
 
