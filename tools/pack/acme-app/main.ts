@@ -159,6 +159,8 @@ const wanted: ConnectorRequest = {
 const { tokens } = decode.scheduler.matchedTokens(wanted, 0);
 decode.scheduler.afterAllocation(wanted, [decodeBlocks], tokens);
 while (!decode.step().received.includes("at-d")) await decode.progress();
+// The connector has work left for D's next step: it notifies P that nobody reads the blocks any more.
+while (decode.scheduler.hasPendingWork()) decode.step();
 while (!prefill.step().sent.includes("at-p")) await prefill.progress();
 
 const differing = decodeBlocks.flatMap((id, order) =>
