@@ -8,7 +8,7 @@ import { sabotagedPush } from "./sabotage.js";
 describe("the fault run detects", () => {
   it.each([
     ["believe-itself", 600],
-    ["no-generations", 600],
+    ["no-generations", 1500],
     ["release-early", 2000],
   ] as const)(
     "%s",
