@@ -41,6 +41,7 @@ interface Given {
   readonly enablePermuteLocalKv?: boolean;
   readonly prefixCaching?: boolean | undefined;
   readonly dcpSize?: number;
+  readonly preparesLists?: boolean;
 }
 
 /** Opens a remote engine whose ranks all have the same geometry: the plan, and the ranks that were asked. */
@@ -51,6 +52,7 @@ async function opened({
   enablePermuteLocalKv = false,
   prefixCaching,
   dcpSize = 1,
+  preparesLists = true,
 }: Given) {
   let asked: readonly number[] = [];
   const agent = {
@@ -78,7 +80,7 @@ async function opened({
     localLists: new SharedLocalLists(agent),
     remoteAgents: new SharedRemoteAgents(agent),
   } as unknown as WorkerContext;
-  const engines = new RemoteEngines(context, { failureType: "handshake_setup_failed" });
+  const engines = new RemoteEngines(context, { failureType: "handshake_setup_failed", preparesLists });
   const address = { engineId: "p", host: "p", port: 1, tpSize: remote.tpSize, dcpSize, ppSize: 1 };
   const work = engines.table.acquire(address).then(({ peer }) => peer.plan);
   return { plan: await work.catch((error: Error) => error), asked: () => asked };
@@ -98,6 +100,11 @@ describe("the plan of a remote engine takes from this engine", () => {
     [
       "that it converts HND to NHD (enable_permute_local_kv)",
       { local: rank({ layout: "LBNHC" }), enablePermuteLocalKv: true },
+      { form: "permute", conversions: ["hnd-to-nhd"] },
+    ],
+    [
+      "that P writes, and plans with the conversion whatever this side's setting is",
+      { local: rank({ layout: "LBNHC" }), preparesLists: false },
       { form: "permute", conversions: ["hnd-to-nhd"] },
     ],
     [

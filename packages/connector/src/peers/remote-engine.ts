@@ -165,7 +165,9 @@ export class RemoteEngines {
       local: joint?.local ?? local,
       remotes: joint?.remotes ?? remotes,
       ...(joint?.model ?? model),
-      conversions: options.config.enablePermuteLocalKv ? ["hnd-to-nhd"] : [],
+      // A P that writes plans with the conversion, whatever this side's setting is: without it here, its bytes would be taken for another order.
+      conversions:
+        options.config.enablePermuteLocalKv || this.#options.preparesLists === false ? ["hnd-to-nhd"] : [],
       // A receive pass needs host memory. In device memory, the transfer itself must put the bytes in order.
       canPass: local.regions.every(({ memoryType }) => memoryType === "DRAM"),
       prefixCaching: caches.config.prefixCaching ?? true,
