@@ -165,7 +165,7 @@ export class RemoteEngines {
       local: joint?.local ?? local,
       remotes: joint?.remotes ?? remotes,
       ...(joint?.model ?? model),
-      // A P that writes plans with the conversion, whatever this side's setting is: without it here, its bytes would be taken for another order.
+      // A P that pushes always plans with this conversion. This side must plan the same, or it would read P's HND blocks as NHD.
       conversions:
         options.config.enablePermuteLocalKv || this.#options.preparesLists === false ? ["hnd-to-nhd"] : [],
       // A receive pass needs host memory. In device memory, the transfer itself must put the bytes in order.

@@ -273,7 +273,7 @@ function hasName(
   return matchId === requestId || baseRequestId(matchId) === baseRequestId(requestId);
 }
 
-/** Whether D's prompt begins with the tokens that it wants from P, and P's with the same. False where an engine does not know its tokens. */
+/** Whether P's prompt begins with the tokens that D wants, and has the same content key. False where one of the engines does not know its tokens. */
 function isStartOfPrompt(
   { numTokens, promptDigest: digest }: RegistrationExtension,
   { prompt }: Pick<SendableRequest, "prompt">,
