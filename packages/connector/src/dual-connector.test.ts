@@ -47,7 +47,7 @@ function named(name: string, calls: string[]): ConnectorModule {
           return { keepBlocks: false };
         },
         buildStepMetadata: () => ({ connector: name, step: 1 }),
-        applyWorkerOutput: () => void calls.push(`${name} output`),
+        applyWorkerOutput: ({ connectorData }) => void calls.push(`${name} gets ${connectorData}`),
         hasPendingWork: () => name === "push",
         outstanding: () => ({ requests: 2 }),
         close: async () => void calls.push(`${name} closed`),
@@ -64,7 +64,7 @@ function named(name: string, calls: string[]): ConnectorModule {
         layerComputed: ({ regions }) => void calls.push(`${name} layer ${regions}`),
         waitForSave: async (_, computed) => void calls.push(`${name} saves ${JSON.stringify(computed)}`),
         close: async () => void calls.push(`${name} closed`),
-        collectFinished: () => output(name),
+        collectFinished: () => ({ ...output(name), connectorData: `data of ${name}` }),
         onProgress: () => void calls.push(`${name} listens`),
         outstanding: () => ({ leases: 3 }),
       }) as Partial<WorkerConnector> as WorkerConnector,
@@ -125,9 +125,18 @@ describe("dual connector", () => {
     expect(calls.splice(0)).toEqual(["pull port 5600 payload 4", "push port 5700 payload 4"]);
     const [pulled, pushed] = [output("pull"), output("push")];
     const lists = Object.keys(pulled) as (keyof typeof pulled)[];
-    expect(worker.collectFinished()).toEqual(
+    const { connectorData, ...merged } = worker.collectFinished();
+    expect(merged).toEqual(
       Object.fromEntries(lists.map((list) => [list, [...pulled[list], ...pushed[list]]])),
     );
+    scheduler.applyWorkerOutput({ ...merged, connectorData });
+    scheduler.applyWorkerOutput(merged);
+    expect(calls.splice(0)).toEqual([
+      "pull gets data of pull",
+      "push gets data of push",
+      "pull gets undefined",
+      "push gets undefined",
+    ]);
     worker.onProgress(() => {});
     expect(calls.splice(0)).toEqual(["pull listens", "push listens"]);
     expect(scheduler.loadFailurePolicy).toBe("recompute");

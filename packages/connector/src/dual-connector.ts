@@ -75,8 +75,8 @@ async function createScheduler(
     },
     applyWorkerOutput(output) {
       // Each connector ignores the requests that it does not know.
-      pull.applyWorkerOutput(output);
-      push.applyWorkerOutput(output);
+      const data = output.connectorData as Partial<Record<TransferMode, unknown>> | undefined;
+      for (const mode of MODES) both[mode].applyWorkerOutput({ ...output, connectorData: data?.[mode] });
     },
     hasPendingWork: () => pull.hasPendingWork() || push.hasPendingWork(),
     outstanding: () => summed([pull.outstanding(), push.outstanding()]),
@@ -120,7 +120,9 @@ async function createWorker(
     collectFinished(): WorkerOutput {
       const [a, b] = [pull.collectFinished(), push.collectFinished()];
       const unverifiedReceiving = [...(a.unverifiedReceiving ?? []), ...(b.unverifiedReceiving ?? [])];
+      const hasData = a.connectorData !== undefined || b.connectorData !== undefined;
       return {
+        ...(hasData ? { connectorData: { pull: a.connectorData, push: b.connectorData } } : {}),
         ...(unverifiedReceiving.length === 0 ? {} : { unverifiedReceiving }),
         finishedSending: [...a.finishedSending, ...b.finishedSending],
         finishedReceiving: [...a.finishedReceiving, ...b.finishedReceiving],

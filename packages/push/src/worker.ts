@@ -47,6 +47,10 @@ class PushWorkerHalves implements WorkerHalves {
   constructor(context: WorkerContext) {
     const { agent, clock, log, metrics, settings, local, options, output, notifications, tracer } = context;
     this.#context = context;
+    if (options.config.enablePermuteLocalKv) {
+      const reason = "push always converts HND blocks of P for an NHD cache of D";
+      log.warn("setting-not-used", { key: "enable_permute_local_kv", value: true, reason });
+    }
     const links = new ConsumerLinks(context);
     const consumers = new PeerTable({
       clock,

@@ -14,6 +14,11 @@ const CASES = [
   { p: 2, d: 1, blocks: [16, 64], heads: 4 },
   { p: 4, d: 1, blocks: [16, 16], heads: 2 },
   { p: 1, d: 4, blocks: [16, 16], heads: 2 },
+  // P plans with the conversion: D needs no setting.
+  { p: 1, d: 1, blocks: [16, 16], heads: 4, fromHndToNhd: true },
+  { p: 2, d: 1, blocks: [16, 32], heads: 4, fromHndToNhd: true },
+  { p: 1, d: 2, blocks: [16, 32], heads: 4, fromHndToNhd: true },
+  { p: 1, d: 1, blocks: [16, 16], heads: 4, fromHndToNhd: true, permutesLocalKv: true },
   { p: 4, d: 1, blocks: [16, 16], heads: 1, kind: "mla" },
   { p: 1, d: 4, blocks: [16, 32], heads: 1, kind: "mla" },
 ] as const;

@@ -51,6 +51,15 @@ describe("push_registration_timeout", () => {
   });
 });
 
+it("enable_permute_local_kv warns: push converts without it", async () => {
+  const play = createScenario();
+  await play.engine("d", { permutesLocalKv: true });
+  await play.engine("p");
+  const warned = (host: string) => play.logged(host, "setting-not-used");
+  expect([warned("d"), warned("p")]).toMatchObject([[{ key: "enable_permute_local_kv" }], []]);
+  await play.end();
+});
+
 it("request_timeout of P ends a WRITE that does not end", async () => {
   const play = createScenario([{ fault: "drop", operation: "WRITE", times: 1 }]);
   const p = await play.engine("p", { extra: { request_timeout: 5 } });

@@ -13,6 +13,10 @@ export interface MatrixCase {
   readonly heads: number;
   /** Kind of all layers; "full" by default. */
   readonly kind?: KvCacheKind;
+  /** True if P's blocks are HND and D's NHD. */
+  readonly fromHndToNhd?: boolean;
+  /** `enable_permute_local_kv` of D. */
+  readonly permutesLocalKv?: boolean;
 }
 
 export interface MatrixPair {
@@ -29,7 +33,7 @@ export interface MatrixPair {
  * before a lease would end.
  */
 export async function expectAllArrive(
-  { p, stages = 1, d, blocks, heads, kind }: MatrixCase,
+  { p, stages = 1, d, blocks, heads, kind, fromHndToNhd = false, permutesLocalKv }: MatrixCase,
   options: {
     readonly seed: string;
     readonly requests: number;
@@ -44,6 +48,7 @@ export async function expectAllArrive(
   const numLayers = stages === 1 ? 2 : 5;
   const engine = (hostName: string, tpSize: number, ppSize: number, blockSize: number, skewMs: number) =>
     createSimEngine({
+      ...(fromHndToNhd && hostName === "d" ? { layout: "LBNHC", permutesLocalKv } : {}),
       ...{ network, hostName, tpSize, ppSize, numLayers, blockSize, skewMs },
       ...{ numKvHeads: heads, kind, numBlocks: 128 },
       connector: options.connector,

@@ -9,12 +9,13 @@ export interface KvPattern {
   readonly prompt: number;
 }
 
-/** A rank's share of the cache. Its layout is `[block][head][token][cell]`, as in LBHNC. */
+/** A rank's share of the cache, in `[block][head][token][cell]` (LBHNC, vLLM's HND) or `[block][token][head][cell]` (LBNHC, NHD). */
 export interface RankShare {
   readonly firstHead: number;
   readonly heads: number;
   readonly blockSize: number;
   readonly cellBytes: number;
+  readonly isTokenMajor: boolean;
 }
 
 export function rankShare(config: KvCacheConfig, tpRank: number, tpSize: number): RankShare {
@@ -24,6 +25,7 @@ export function rankShare(config: KvCacheConfig, tpRank: number, tpSize: number)
     heads,
     blockSize: config.blockSize,
     cellBytes: config.headSize * 2 * 4,
+    isTokenMajor: config.layout === "LBNHC",
   };
 }
 
@@ -75,12 +77,14 @@ function forEachCell(
   at: { layer: number; prompt: number; blockIds: readonly number[]; from: number; until: number },
   visit: (offset: number, word: number, token: number) => void,
 ): void {
-  const { blockSize, heads, cellBytes, firstHead } = share;
+  const { blockSize, heads, cellBytes, firstHead, isTokenMajor } = share;
   for (let token = at.from; token < at.until; token++) {
     const block = at.blockIds[Math.floor(token / blockSize)];
     if (block === undefined) throw new Error(`token ${token} has no block among ${at.blockIds.length}`);
     for (let head = 0; head < heads; head++) {
-      const offset = ((block * heads + head) * blockSize + (token % blockSize)) * cellBytes;
+      const slot = token % blockSize;
+      const cell = isTokenMajor ? slot * heads + head : head * blockSize + slot;
+      const offset = (block * heads * blockSize + cell) * cellBytes;
       const word = ((at.prompt * 31 + at.layer) * 31 + firstHead + head) * 8191 + token * 64;
       visit(offset, word, token);
     }

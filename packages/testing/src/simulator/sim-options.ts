@@ -38,6 +38,10 @@ export interface SimEngineOptions {
   readonly numKvHeads?: number;
   /** Kind of all layers; "full" by default. "mla" has one KV head, of which every rank has a copy. */
   readonly kind?: KvCacheKind | undefined;
+  /** Order of heads and tokens in a block; "LBHNC" (HND) by default. */
+  readonly layout?: KvCacheConfig["layout"] | undefined;
+  /** vLLM's `enable_permute_local_kv`. */
+  readonly permutesLocalKv?: boolean | undefined;
   readonly skewMs?: number;
   readonly stepMs?: number;
   readonly log?: Log;

@@ -41,6 +41,7 @@ export async function createSimSides(options: SimEngineOptions, host: MemoryHost
   };
   const cache = {
     ...simConfig(options.blockSize, options.numKvHeads, options.numLayers, options.kind),
+    ...(options.layout === undefined ? {} : { layout: options.layout }),
     ...(options.attentionBackend === undefined ? {} : { attentionBackend: options.attentionBackend }),
   };
   const given = options.transport ?? memoryTransport({ network, host, memoryTypes: [memoryType] });
@@ -56,6 +57,7 @@ export async function createSimSides(options: SimEngineOptions, host: MemoryHost
       kv_connector: "NixlConnector",
       kv_role: "kv_both",
       kv_buffer_device: memoryType === "DRAM" ? "cpu" : "cuda",
+      enable_permute_local_kv: options.permutesLocalKv ?? false,
       kv_load_failure_policy: options.loadFailurePolicy ?? "fail",
       kv_connector_extra_config: options.extra ?? {},
     }),
