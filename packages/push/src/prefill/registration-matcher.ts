@@ -3,6 +3,7 @@ import { type Clock, KvError, type Timer } from "@kv/interface";
 import {
   baseRequestId,
   decodePrompt,
+  type EncodedPrompt,
   promptDigest,
   type Registration,
   type RegistrationExtension,
@@ -273,13 +274,24 @@ function hasName(
   return matchId === requestId || baseRequestId(matchId) === baseRequestId(requestId);
 }
 
+/** The last digest of each prompt. All ranks of a D want the same one. */
+const lastDigests = new WeakMap<
+  EncodedPrompt,
+  { readonly numTokens: number; readonly digest: string | undefined }
+>();
+
 /** Whether P's prompt begins with the tokens that D wants, and has the same content key. False where one of the engines does not know its tokens. */
 function isStartOfPrompt(
   { numTokens, promptDigest: digest }: RegistrationExtension,
   { prompt }: Pick<SendableRequest, "prompt">,
 ): boolean {
   if (digest === undefined || prompt === undefined) return false;
-  return promptDigest(decodePrompt(prompt), numTokens) === digest;
+  let last = lastDigests.get(prompt);
+  if (last?.numTokens !== numTokens) {
+    last = { numTokens, digest: promptDigest(decodePrompt(prompt), numTokens) };
+    lastDigests.set(prompt, last);
+  }
+  return last.digest === digest;
 }
 
 function isWholePrompt(own: RegistrationExtension, order: SendableRequest): boolean {
