@@ -40,6 +40,7 @@ export default defineConfig({
     exclude: [...configDefaults.exclude, "build/**", ...(afterAnEdit ? WHOLE_SYSTEMS : [])],
     // The fault runs stay, with fewer requests than their 10,000.
     env: afterAnEdit ? { KV_REQUESTS: process.env["KV_REQUESTS"] ?? "500" } : {},
+    globalSetup: "scripts/vitest-setup.mjs",
     testTimeout: 60_000,
     hookTimeout: 60_000,
     // The default of 1 s is less than a busy machine may need.

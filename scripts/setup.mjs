@@ -38,8 +38,7 @@ export function run(command, args, { cwd = root, show = false, env = process.env
 }
 
 /** What builds, tests and packing write beside the sources; and fixtures and pages, which no build reads. */
-const OUTPUTS =
-  /^(node_modules|dist|build|coverage|__pycache__|\.turbo|fixtures|tsup\.config\.bundled_.*)$|\.(tgz|tsbuildinfo|node|log|md)$/;
+const OUTPUTS = /^(node_modules|dist|build|coverage|__pycache__|fixtures)$|\.(tgz|tsbuildinfo|node|log|md)$/;
 
 /** A digest of files, by paths from the root of the repository. */
 export function digest(paths) {
@@ -89,12 +88,37 @@ async function step(name, inputs, outputs, work) {
 
 const firstLine = (error) => String(error?.message ?? error).split("\n")[0];
 
+const SOURCES = ["packages", "apps", "tsconfig.base.json", "scripts/build.mjs", "pnpm-lock.yaml"];
+
+/** Bundles the packages. Tests of programs start what it writes. */
+export const bundles = () =>
+  step(
+    "build",
+    SOURCES,
+    ["packages/interface/dist/index.js", "packages/nixl/dist/index.js", "apps/demo/dist/main.js"],
+    // A process of its own: in a fresh checkout esbuild was not there when this one began.
+    () => run("node", ["scripts/build.mjs", "--no-types"]),
+  );
+
+/** The declarations of the packages, which nothing needs that runs. */
+const declarations = () =>
+  step(
+    "declarations",
+    [...SOURCES, "tsconfig.declarations.json", "tsconfig.json"],
+    ["packages/interface/dist/index.d.ts"],
+    () => run("node", ["scripts/build.mjs", "--only-types"]),
+  );
+
 /**
- * Runs all steps. `native` limits native code to the addon (`"addon"`) or leaves it out (`"none"`); `withLibfabric` also fetches the libraries of
+ * Runs all steps. `types` leaves out the declarations when false. `native` limits native code to the addon (`"addon"`) or leaves it out (`"none"`); `withLibfabric` also fetches the libraries of
  * the LIBFABRIC backend. Returns `{ nixl: { ready, why?, noLibfabric? } }`: the reasons say why NIXL or LIBFABRIC is not available. Throws only
  * when the dependencies or the build fail.
  */
-export async function setup({ withLibfabric = process.env.CI === "true", native = "nixl" } = {}) {
+export async function setup({
+  withLibfabric = process.env.CI === "true",
+  native = "nixl",
+  types = false,
+} = {}) {
   const [major, minor] = process.versions.node.split(".").map(Number);
   if (major < 20 || (major === 20 && minor < 19))
     throw new Error(`Node ${process.versions.node} is too old: 20.19 or newer is needed`);
@@ -109,12 +133,8 @@ export async function setup({ withLibfabric = process.env.CI === "true", native 
     ["node_modules/.modules.yaml"],
     () => run(pnpm[0], [...pnpm.slice(1), "install", "--frozen-lockfile", "--ignore-scripts"]),
   );
-  await step(
-    "build",
-    ["packages", "apps", "tsconfig.base.json", "tsconfig.package.json", "turbo.json", "pnpm-lock.yaml"],
-    ["packages/interface/dist/index.js", "packages/nixl/dist/index.js", "apps/demo/dist/main.js"],
-    () => run(pnpm[0], [...pnpm.slice(1), "exec", "turbo", "run", "build", "--filter=!@kv/native"]),
-  );
+  await bundles();
+  if (types) await declarations();
   return { nixl: await nixl(withLibfabric, native) };
 }
 
@@ -122,6 +142,16 @@ async function nixl(withLibfabric, native) {
   const notRequested = { ready: false, why: "NIXL was not requested" };
   if (native === "none") return notRequested;
   if (process.platform !== "linux") return { ready: false, why: `no NIXL for ${process.platform}` };
+  // The compiler and the network have different limits.
+  const [why, fetched] = await Promise.all([
+    addon(),
+    native === "addon" ? notRequested : library(withLibfabric),
+  ]);
+  return why === undefined ? fetched : { ready: false, why };
+}
+
+/** Compiles the addon. Returns the reason where it cannot. */
+async function addon() {
   try {
     await step("compile the addon", ["native"], ["native/build/kv_nixl.node"], () =>
       run("node", ["native/build.mjs"]),
@@ -131,9 +161,12 @@ async function nixl(withLibfabric, native) {
     const lines = String(error.message).trim().split("\n");
     const why = lines.at(-1);
     for (const line of [...lines.filter((each) => /\berror: /.test(each)).slice(0, 3), why]) say(line);
-    return { ready: false, why };
+    return why;
   }
-  if (native === "addon") return notRequested;
+}
+
+/** Fetches NIXL's library, unless it is there. */
+async function library(withLibfabric) {
   try {
     const { findLibrary, installNixl } = await import(
       pathToFileURL(join(root, "packages/nixl/dist/index.js")).href

@@ -2,19 +2,13 @@ import { execFile, spawnSync } from "node:child_process";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { promisify } from "node:util";
+import { builtProgram } from "@kv/testing/node-programs";
 import { describe, expect, test } from "vitest";
 import { readManifest } from "../release/packages.js";
 import { readPages, root } from "../site/pages.js";
 
 /** The commands of the pages that a reader follows. A page says what a command needs; those that need nothing are run here. */
-const PROGRAMS: Readonly<Record<string, string>> = {
-  "kv-neuron": "packages/neuron/src/cli.ts",
-  "kv-nixl": "packages/nixl/src/cli.ts",
-  "kv-peer": "packages/peer/src/cli.ts",
-  "kv-plan": "packages/plan/src/cli/cli.ts",
-  "kv-proxy": "packages/proxy/src/cli.ts",
-  demo: "apps/demo/src/main.ts",
-};
+const PROGRAMS: readonly string[] = ["kv-neuron", "kv-nixl", "kv-peer", "kv-plan", "kv-proxy", "demo"];
 /** All pages but the reports of measurements and designs. */
 const GUIDES = /^docs\/(?!bench\/|design\/)/;
 
@@ -53,10 +47,9 @@ const helps = new Map<string, Promise<string>>();
 function helpOf(program: string, [first = ""]: readonly string[]): Promise<string> {
   const subcommand = /^[a-z]+$/.test(first) ? [first] : [];
   const key = [program, ...subcommand].join(" ");
-  const source = join(root, PROGRAMS[program] ?? "");
   const asked =
     helps.get(key) ??
-    execute(process.execPath, ["--import", "tsx", source, ...subcommand, "--help"], { cwd: root }).then(
+    execute(process.execPath, [builtProgram(program), ...subcommand, "--help"], { cwd: root }).then(
       ({ stdout }) => stdout,
     );
   helps.set(key, asked);
@@ -69,7 +62,7 @@ async function problemsOf({ page, line }: Command): Promise<string[]> {
   const found = ours(line);
   if (found === undefined) return [];
   const { program, args } = found;
-  if (PROGRAMS[program] === undefined)
+  if (!PROGRAMS.includes(program))
     return scripts[program] === undefined ? [`${page}: ${line}: no ${program}`] : [];
   const help = await helpOf(program, args);
   return args
@@ -93,16 +86,11 @@ test("the guides have commands that run anywhere", () => {
 describe("a command of the guides that needs nothing", () => {
   test.each(free)("$page: $line", { timeout: 120_000 }, ({ line }) => {
     const { program, args } = ours(line) ?? { program: "", args: [] };
-    const source = PROGRAMS[program];
-    if (source === undefined) return expect.fail(`${line} is no program of ours: say what it needs`);
-    const { status, stdout, stderr } = spawnSync(
-      process.execPath,
-      ["--import", "tsx", join(root, source), ...args],
-      {
-        cwd: root,
-        encoding: "utf8",
-      },
-    );
+    if (!PROGRAMS.includes(program)) return expect.fail(`${line} is no program of ours: say what it needs`);
+    const { status, stdout, stderr } = spawnSync(process.execPath, [builtProgram(program), ...args], {
+      cwd: root,
+      encoding: "utf8",
+    });
     expect(status, stderr).toBe(0);
     expect(stdout).not.toBe("");
   });

@@ -3,6 +3,7 @@ import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
+import { bundled } from "@kv/testing/node-programs";
 import ts from "typescript";
 import { expect, test } from "vitest";
 import { etcdMissing, skipsEtcd, startEtcd } from "../../packages/nixl/test/support/etcd.js";
@@ -81,7 +82,7 @@ for (const { id, file, code, missing } of runnable) {
       const etcd = id === NEEDS_ETCD ? await startEtcd() : undefined;
       const env = { ...process.env, ...(etcd && { NIXL_ETCD_ENDPOINTS: etcd.url }) };
       try {
-        const { stdout } = await run(process.execPath, ["--import", "tsx", file], { cwd: root, env });
+        const { stdout } = await run(process.execPath, [await bundled(file)], { cwd: root, env });
         expect(missingLines(code, stdout)).toEqual([]);
       } finally {
         await etcd?.end();

@@ -4,6 +4,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
+import { builtProgram } from "@kv/testing/node-programs";
 import { describe, expect, test } from "vitest";
 
 /** Runs the commands of docs/vllm-documents.md that take less than 10 s. */
@@ -14,12 +15,8 @@ const page = readFileSync(join(root, "docs/vllm-documents.md"), "utf8");
 /** The number of rows of each document, and of what goes beyond them. */
 const ROWS = { S1: 11, S2: 5, S3: 10, S4: 9, S5: 3, B: 11 };
 
-/** The program behind an npm script, without the set-up that the script begins with. */
-const PROGRAMS: Readonly<Record<string, string>> = {
-  demo: "apps/demo/src/main.ts",
-  "kv-plan": "packages/plan/src/cli/cli.ts",
-  "kv-nixl": "packages/nixl/src/cli.ts",
-};
+/** The programs behind npm scripts. They are started without the set-up that the script begins with. */
+const PROGRAMS: readonly string[] = ["demo", "kv-plan", "kv-nixl"];
 
 interface Command {
   readonly text: string;
@@ -105,9 +102,8 @@ describe("commands of less than 10 s", () => {
   const short = npmCommands.filter(({ isLong }) => !isLong).map(({ text }) => text);
   test.each([...new Set(short)])("%s", { timeout: 60_000 }, async (text) => {
     const { script, args } = argumentsOf(text);
-    const program = PROGRAMS[script];
-    if (program === undefined) throw new Error(`no program is known for npm run ${script}`);
-    const { stdout } = await run(process.execPath, ["--import", "tsx", join(root, program), ...args], {
+    if (!PROGRAMS.includes(script)) throw new Error(`no program is known for npm run ${script}`);
+    const { stdout } = await run(process.execPath, [builtProgram(script), ...args], {
       cwd: root,
       maxBuffer: 2 ** 26,
     });

@@ -2,6 +2,7 @@ import { fork } from "node:child_process";
 import { fileURLToPath } from "node:url";
 import { KvError, type KvErrorCode } from "@kv/interface";
 import type { FaultEngine } from "@kv/testing/faults/fault-fixture";
+import { bundled } from "@kv/testing/node-programs";
 import type { EngineCommand, EngineMessage, EngineProcessOptions } from "./engine-messages.js";
 
 /** An engine that runs in its own process. */
@@ -28,11 +29,10 @@ export async function startEngineChild(
 ): Promise<EngineChild> {
   const { hostName, engineId, tpSize } = options;
   const child = fork(
-    fileURLToPath(new URL("./engine-process.ts", import.meta.url)),
+    await bundled(fileURLToPath(new URL("./engine-process.ts", import.meta.url))),
     [JSON.stringify(options)],
     {
       cwd: fileURLToPath(new URL("../..", import.meta.url)),
-      execArgv: ["--import", "tsx"],
       // NIXL and UCX log each lost peer to stderr: shown only when the process ends unexpectedly.
       stdio: ["ignore", "ignore", "pipe", "ipc"],
     },

@@ -3,30 +3,23 @@ import { once } from "node:events";
 import { readFileSync, rmSync } from "node:fs";
 import { networkInterfaces } from "node:os";
 import { join } from "node:path";
+import { builtProgram } from "@kv/testing/node-programs";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
 import { sampleRecording } from "../../packages/peer/test/sample-recording.js";
 import { freePorts } from "../vllm/free-ports.js";
 
-/** SECURITY.md says what each program listens on. Each is started from its sources and compared with what the kernel reports. */
+/** SECURITY.md says what each program listens on. Each is started and compared with what the kernel reports. */
 const root = join(import.meta.dirname, "../..");
 const children: ChildProcess[] = [];
-const PROXY = [
-  "packages/proxy/src/cli.ts",
-  "--prefill",
-  "127.0.0.1:1",
-  "--decode",
-  "127.0.0.1:1",
-  "--pairing",
-  "off",
-];
-const EPP = ["packages/epp/src/cli.ts", ...PROXY.slice(1)];
+const PROXY = ["kv-proxy", "--prefill", "127.0.0.1:1", "--decode", "127.0.0.1:1", "--pairing", "off"];
+const EPP = ["kv-epp", ...PROXY.slice(1)];
 /** By the first column of the table: the entry and its arguments. A port's placeholder in the table is the flag or the variable before it here. */
 const PROGRAMS: Readonly<Record<string, readonly string[]>> = {
   "kv-proxy": [...PROXY, "--port", "PORT"],
   "kv-proxy --admin-port": [...PROXY, "--port", "PORT", "--admin-port", "PORT"],
   "kv-proxy --sidecar": [
-    ...["packages/proxy/src/cli.ts", "--sidecar", "--vllm-port", "1"],
+    ...["kv-proxy", "--sidecar", "--vllm-port", "1"],
     ...["--allow-prefill", "10.0.0.0/8", "--pairing", "off", "--port", "PORT"],
   ],
   "kv-epp": [...EPP, "--port", "PORT"],
@@ -35,21 +28,14 @@ const PROGRAMS: Readonly<Record<string, readonly string[]>> = {
     ...["--port", "PORT", "--health-port", "PORT", "--metrics-port", "PORT"],
   ],
   "kv-peer prefill": [
-    ...["packages/peer/src/cli.ts", "prefill", "--from", "RECORDING"],
+    ...["kv-peer", "prefill", "--from", "RECORDING"],
     ...["--port", "PORT", "--side-channel-port", "PORT"],
   ],
   "kv-peer watch --metrics-port": [
-    ...["packages/peer/src/cli.ts", "watch", "--pair", "http://127.0.0.1:1", "--metrics-port", "PORT"],
+    ...["kv-peer", "watch", "--pair", "http://127.0.0.1:1", "--metrics-port", "PORT"],
   ],
-  "kv-nixl bench --listen": ["packages/nixl/src/cli.ts", "bench", "--listen", "PORT"],
-  "demo prefill": [
-    "apps/demo/src/main.ts",
-    "prefill",
-    "--port",
-    "PORT",
-    "VLLM_NIXL_SIDE_CHANNEL_PORT",
-    "PORT",
-  ],
+  "kv-nixl bench --listen": ["kv-nixl", "bench", "--listen", "PORT"],
+  "demo prefill": ["demo", "prefill", "--port", "PORT", "VLLM_NIXL_SIDE_CHANNEL_PORT", "PORT"],
 };
 
 const rows = Array.from(
@@ -95,7 +81,7 @@ describe.each(rows)("$name", ({ name, listens }) => {
       });
       const variable = filled.indexOf("VLLM_NIXL_SIDE_CHANNEL_PORT");
       const [key = "", value] = variable === -1 ? [] : filled.splice(variable, 2);
-      const child = spawn(process.execPath, ["--import", "tsx", join(root, entry), ...filled], {
+      const child = spawn(process.execPath, [builtProgram(entry), ...filled], {
         cwd: root,
         stdio: ["ignore", "pipe", "ignore"],
         env: key === "" ? process.env : { ...process.env, [key]: value },

@@ -5,6 +5,7 @@ import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { builtProgram } from "@kv/testing/node-programs";
 import { afterAll, beforeAll, describe, expect, it } from "vitest";
 
 const root = join(import.meta.dirname, "../..");
@@ -12,7 +13,6 @@ const root = join(import.meta.dirname, "../..");
 interface Program {
   readonly name: string;
   readonly folder: string;
-  readonly cli: string;
   /** A call that ends with a `KvError`; undefined where none does. */
   readonly wrong?: readonly string[];
   /** What is typed after its name, and what bash completes. */
@@ -23,39 +23,34 @@ const PROGRAMS: readonly Program[] = [
   {
     name: "kv-plan",
     folder: "plan",
-    cli: "src/cli/cli.ts",
     wrong: ["--config", "/nowhere"],
     completed: { typed: ["--poo"], found: "--pool" },
   },
   {
     name: "kv-peer",
     folder: "peer",
-    cli: "src/cli.ts",
     wrong: ["diff", "/nowhere", "/nowhere"],
     completed: { typed: ["doctor", "--prefi"], found: "--prefill" },
   },
   {
     name: "kv-proxy",
     folder: "proxy",
-    cli: "src/cli.ts",
     wrong: ["--prefill", "p:1"],
     completed: { typed: ["--prefi"], found: "--prefill" },
   },
   {
     name: "kv-epp",
     folder: "epp",
-    cli: "src/cli.ts",
     wrong: ["--prefill", "p:1"],
     completed: { typed: ["--prefi"], found: "--prefill" },
   },
   {
     name: "kv-nixl",
     folder: "nixl",
-    cli: "src/cli.ts",
     wrong: ["bench", "--connect", "127.0.0.1:1"],
     completed: { typed: ["bench", "--conn"], found: "--connect" },
   },
-  { name: "kv-neuron", folder: "neuron", cli: "src/cli.ts", completed: { typed: ["doc"], found: "doctor" } },
+  { name: "kv-neuron", folder: "neuron", completed: { typed: ["doc"], found: "doctor" } },
 ];
 
 /** Prints what bash completes for the words of a command line. The function that the script calls is part of the package bash-completion. */
@@ -66,9 +61,8 @@ const COMPLETE = `
   "__\${1//-/_}_complete"
   printf '%s\\n' "\${COMPREPLY[@]}"`;
 
-/** Runs a program from its sources. */
-function run({ folder, cli }: Program, args: readonly string[]) {
-  return output(process.execPath, ["--import", "tsx", join(root, "packages", folder, cli), ...args]);
+function run({ name }: Program, args: readonly string[]) {
+  return output(process.execPath, [builtProgram(name), ...args]);
 }
 
 function output(command: string, args: readonly string[], env: NodeJS.ProcessEnv = {}) {
@@ -134,8 +128,8 @@ describe.each(PROGRAMS)("$name", (program) => {
   it("bash completes its options", async () => {
     const folder = mkdtempSync(join(tmpdir(), "kv-completion-"));
     try {
-      // The program, from its sources, under its name on PATH.
-      const call = [process.execPath, "--import", "tsx", join(root, "packages", program.folder, program.cli)];
+      // The program under its name on PATH.
+      const call = [process.execPath, builtProgram(name)];
       writeFileSync(join(folder, name), `#!/bin/sh\nexec ${call.join(" ")} "$@"\n`, { mode: 0o755 });
       const env = { PATH: `${folder}:${process.env["PATH"]}` };
       const { stdout } = await output("bash", ["-c", COMPLETE, "bash", name, ...completed.typed], env);
@@ -165,7 +159,7 @@ it("the demo prints its version, its help before any set-up, and exits with 2 fo
 });
 
 it("a reader that goes away ends kv-plan quietly", async () => {
-  const call = "node --import tsx packages/plan/src/cli/cli.ts --tp 8 --tp 8 --html --config";
+  const call = `node ${builtProgram("kv-plan")} --tp 8 --tp 8 --html --config`;
   const pipe = `set -o pipefail; ${call} packages/plan/fixtures/models/llama-3.1-70b.json | head -1`;
   const { code, stdout, stderr } = await output("bash", ["-c", pipe]);
   expect(stdout).not.toBe("");
@@ -201,8 +195,7 @@ describe("Ctrl-C ends a program that waits for a server without an answer", () =
     ["kv-peer watch", "peer", (target) => ["watch", "--pair", `http://${target}`]],
     ["kv-peer decode", "peer", (target) => ["decode", "--prefill", `http://${target}`, "--duration", "10m"]],
   ])("%s", async (name, folder, args) => {
-    const program = join(root, "packages", folder, "src/cli.ts");
-    const child = spawn(process.execPath, ["--import", "tsx", program, ...args(url)], {
+    const child = spawn(process.execPath, [builtProgram(`kv-${folder}`), ...args(url)], {
       cwd: root,
       stdio: ["ignore", "pipe", "inherit"],
     });

@@ -4,6 +4,7 @@ import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { dirname, join, relative } from "node:path";
 import { fileURLToPath } from "node:url";
+import { builtProgram } from "@kv/testing/node-programs";
 import { afterEach, describe, expect, it } from "vitest";
 import { fetchRecords } from "../src/run/compare-kv.js";
 import { complete } from "../src/run/completion-client.js";
@@ -13,7 +14,6 @@ import { nixlAbsence } from "./support/nixl-absence.js";
 import { ended, startNode } from "./support/run-demo.js";
 
 const root = fileURLToPath(new URL("../../..", import.meta.url));
-const entry = fileURLToPath(new URL("../src/main.ts", import.meta.url));
 
 const running: ChildProcess[] = [];
 afterEach(async () => {
@@ -27,7 +27,7 @@ afterEach(async () => {
 
 /** Starts a command with an IPC channel, as `npm run demo` does. */
 function start(args: readonly string[], env: Record<string, string> = {}) {
-  const child = spawn(process.execPath, ["--import", "tsx", entry, ...args], {
+  const child = spawn(process.execPath, [builtProgram("demo"), ...args], {
     cwd: root,
     env: { ...process.env, ...env },
     stdio: ["ignore", "pipe", "pipe", "ipc"],
@@ -113,9 +113,8 @@ describe.skipIf(absence !== undefined)(`servers that are started by hand${why}`,
 
   it("kv-peer decode reads from a prefill server, and finds in its metrics that no block is leaked", async () => {
     const prefill = await ready(start(["prefill"]));
-    const peer = join(root, "packages/peer/src/cli.ts");
     const run = ["decode", "--prefill", prefill.url, "--requests", "8", "--prompt-tokens", "40,100"];
-    const { code, stdout } = await ended(startNode(["--import", "tsx", peer, ...run], {}));
+    const { code, stdout } = await ended(startNode([builtProgram("kv-peer"), ...run], {}));
     expect(stdout).toMatch(/^blocks +0 in use before, 0 after the read notifications/m);
     expect(stdout).toMatch(/^leaks +0 blocks/m);
     expect(code).toBe(0);
@@ -237,7 +236,7 @@ describe("npm run demo", () => {
       write("a/src/index.ts");
       const before = digest([relative(root, folder)]);
       const outputs =
-        "dist/index.js coverage/lcov.info kv-a-0.1.0.tgz tsconfig.tsbuildinfo native/linux-x64/kv_neuron.node tsup.config.bundled_x.mjs .turbo/build.log README.md";
+        "dist/index.js coverage/lcov.info kv-a-0.1.0.tgz tsconfig.tsbuildinfo native/linux-x64/kv_neuron.node README.md";
       for (const path of outputs.split(" ")) write(`a/${path}`);
       expect(digest([relative(root, folder)])).toBe(before);
       write("a/src/other.ts");

@@ -5,6 +5,7 @@ import type { AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { promisify } from "node:util";
+import { bundled } from "@kv/testing/node-programs";
 import { afterEach, expect, test } from "vitest";
 
 const PODS = 10_000;
@@ -66,8 +67,8 @@ test(`${PODS} pods take less than ${MAX_MIB} MiB`, async () => {
   };
   const kubeconfig = join(folder, "config");
   writeFileSync(kubeconfig, JSON.stringify(config));
-  const script = join(import.meta.dirname, "follow-pods.ts");
-  const { stdout } = await promisify(execFile)(process.execPath, ["--import", "tsx", script, kubeconfig]);
+  const script = await bundled(join(import.meta.dirname, "follow-pods.ts"));
+  const { stdout } = await promisify(execFile)(process.execPath, [script, kubeconfig]);
   server.close();
   const { found, beforeMib, afterMib, durationMs } = JSON.parse(stdout) as {
     [name in "found" | "beforeMib" | "afterMib" | "durationMs"]: number;

@@ -4,6 +4,7 @@ import { mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { builtProgram } from "@kv/testing/node-programs";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { type Check, type DoctorReport, doctor, doctorText } from "../src/index.js";
 
@@ -139,8 +140,7 @@ describe.skipIf(absent)(
       "the command prints one JSON object and exits with 1 when a check fails",
       async () => {
         const run = async (args: readonly string[], fault: string) => {
-          const cli = fileURLToPath(new URL("../src/cli.ts", import.meta.url));
-          const child = spawn(process.execPath, ["--import", "tsx", cli, "doctor", ...args], {
+          const child = spawn(process.execPath, [builtProgram("kv-neuron"), "doctor", ...args], {
             env: surroundings({ KV_FAKE_NRT_FAIL: fault }) as NodeJS.ProcessEnv,
             stdio: ["ignore", "pipe", "inherit"],
           });

@@ -13,6 +13,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
+import { builtProgram } from "@kv/testing/node-programs";
 import { afterAll, beforeAll, expect, test, vi } from "vitest";
 import { compareWire } from "../src/wire/compare-wire.js";
 import { readWire } from "../src/wire/read-wire.js";
@@ -520,9 +521,9 @@ test("without python3 the error says what to install", async () => {
 test("the command exits with 0 for a known wire, 1 for a difference and 2 for bad input, and prints JSON", {
   timeout: 60_000,
 }, async () => {
-  const cli = fileURLToPath(new URL("../src/cli.ts", import.meta.url));
+  const cli = builtProgram("kv-peer");
   const run = (...args: string[]) =>
-    promisify(execFile)(process.execPath, ["--import", "tsx", cli, "wire", ...args]).then(
+    promisify(execFile)(process.execPath, [cli, "wire", ...args]).then(
       ({ stdout }) => ({ code: 0, stdout, stderr: "" }),
       (error: { code: number; stdout: string; stderr: string }) => error,
     );

@@ -1,4 +1,4 @@
-import { readdirSync, readFileSync } from "node:fs";
+import { readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
@@ -22,4 +22,9 @@ export async function buildPage(): Promise<string> {
     },
   });
   return pageHtml(outputFiles[0]?.text ?? "");
+}
+
+const [, program, folder] = process.argv;
+if (program === fileURLToPath(import.meta.url) && folder !== undefined) {
+  writeFileSync(join(folder, "kv-plan.html"), await buildPage());
 }

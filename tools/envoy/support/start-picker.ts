@@ -1,6 +1,7 @@
 import { type ChildProcess, spawn } from "node:child_process";
 import { once } from "node:events";
 import { join } from "node:path";
+import { builtProgram } from "@kv/testing/node-programs";
 
 const root = join(import.meta.dirname, "../../..");
 
@@ -24,11 +25,8 @@ export interface RunningPicker {
 
 /** Starts `kv-epp` and waits until it says that it is ready. */
 export async function startPicker(args: readonly string[], port = 0): Promise<RunningPicker> {
-  const cli = join(root, "packages/epp/src/cli.ts");
   const all = [
-    "--import",
-    "tsx",
-    cli,
+    builtProgram("kv-epp"),
     "--port",
     `${port}`,
     "--metrics-port",

@@ -4,6 +4,7 @@ import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { bundled } from "@kv/testing/node-programs";
 import { afterAll, beforeAll, expect, test } from "vitest";
 import { prepareModel } from "./prepare-model.js";
 
@@ -43,11 +44,11 @@ test.each([
   ],
 ])("%s ends the process with its own exit code", async (_, code, expected) => {
   const program = `
-    import { loadModel } from "./apps/demo/src/model/model.ts";
+    import { loadModel } from "./model.ts";
     const load = () => loadModel({ cacheDirectory: ${JSON.stringify(cacheDirectory)} });
     ${code.includes("load()") ? "" : "void load();"}
     ${code}`;
-  const child = spawn(process.execPath, ["--import", "tsx", "--input-type=module", "-e", program], {
+  const child = spawn(process.execPath, [await bundled(fileURLToPath(import.meta.url), program)], {
     cwd: repository,
     stdio: ["ignore", "ignore", "pipe"],
   });

@@ -1,5 +1,4 @@
 import { createRequire } from "node:module";
-import { pathToFileURL } from "node:url";
 import { Worker } from "node:worker_threads";
 import { KvError } from "@kv/interface";
 import { busyFlag, setBusy, setIdle, waitAtExit } from "./worker/busy-flag.js";
@@ -35,7 +34,11 @@ interface Call {
 export async function startModelThread(start: WorkerStart): Promise<ModelThread> {
   const busy = busyFlag();
   const workerData: WorkerData = { start, busy };
-  const worker = new Worker(workerLocation(), { workerData, execArgv: [], name: "kv-model" });
+  const worker = new Worker(createRequire(import.meta.url).resolve("@kv/demo/model-worker"), {
+    workerData,
+    execArgv: [],
+    name: "kv-model",
+  });
   const stopWaiting = waitAtExit(busy);
   const waiting: Call[] = [];
   let current: Call | undefined;
@@ -151,18 +154,4 @@ function errorOf({ code, message, hint, details }: Fault): KvError {
     ...(hint === undefined ? {} : { hint }),
     ...(details === undefined ? {} : { details }),
   });
-}
-
-/**
- * The module that the model's thread starts with: `model-worker.js` beside the bundle; where this file itself runs
- * from source, a line that registers tsx and then imports the TypeScript file, because a thread of Node 20 uses
- * neither its parent's loader nor one given by `--import`.
- */
-function workerLocation(): URL {
-  const here = import.meta.url;
-  if (!new URL(here).pathname.endsWith(".ts")) return new URL("./model-worker.js", here);
-  const tsx = pathToFileURL(createRequire(here).resolve("tsx/esm/api")).href;
-  const worker = new URL("./worker/model-worker.ts", here).href;
-  const code = `import { register } from ${JSON.stringify(tsx)}; register(); await import(${JSON.stringify(worker)});`;
-  return new URL(`data:text/javascript,${encodeURIComponent(code)}`);
 }

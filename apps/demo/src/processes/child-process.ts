@@ -1,5 +1,5 @@
 import { spawn } from "node:child_process";
-import { fileURLToPath } from "node:url";
+import { createRequire } from "node:module";
 import { KV_ERROR_CODES, KvError, type KvErrorCode } from "@kv/interface";
 import type { SideChannelAddress } from "../instance/observed-side-channel.js";
 
@@ -49,10 +49,14 @@ const STOP_TIMEOUT_MS = 10_000;
 
 /** Starts a role of this program. Errors: the child's own `KvError` when it fails to start; `KV_ENGINE_FAILED` when it ends or is not ready in time. */
 export async function startChild({ name, args }: ChildOptions): Promise<Child> {
-  const child = spawn(process.execPath, [...programArguments(), ...args, "--child"], {
-    // The child's stdout goes to stderr, because stdout is for results.
-    stdio: ["ignore", 2, "inherit", "ipc"],
-  });
+  const child = spawn(
+    process.execPath,
+    [createRequire(import.meta.url).resolve("@kv/demo/main"), ...args, "--child"],
+    {
+      // The child's stdout goes to stderr, because stdout is for results.
+      stdio: ["ignore", 2, "inherit", "ipc"],
+    },
+  );
   const ended = new Promise<string>((resolve) => {
     child.once("exit", (code, signal) => resolve(signal ?? `exit code ${code}`));
     child.once("error", (error) => resolve(error.message));
@@ -91,13 +95,6 @@ export async function startChild({ name, args }: ChildOptions): Promise<Child> {
   } finally {
     clearTimeout(timer);
   }
-}
-
-/** Arguments of `process.execPath` that run this program: the source through tsx, or the bundle. */
-function programArguments(): string[] {
-  const here = import.meta.url;
-  if (here.endsWith(".ts")) return ["--import", "tsx", fileURLToPath(new URL("../main.ts", here))];
-  return [fileURLToPath(new URL("./main.js", here))];
 }
 
 function toKvError(

@@ -1,12 +1,12 @@
 import { type ChildProcess, spawn } from "node:child_process";
 import { fileURLToPath } from "node:url";
+import { builtProgram } from "@kv/testing/node-programs";
 
 const root = fileURLToPath(new URL("../../../..", import.meta.url));
-const entry = fileURLToPath(new URL("../../src/main.ts", import.meta.url));
 
-/** Starts the demo's command line from source. */
+/** Starts the demo's command line. */
 export function startDemo(args: readonly string[], env: Record<string, string> = {}): ChildProcess {
-  return startNode(["--import", "tsx", entry, ...args], env);
+  return startNode([builtProgram("demo"), ...args], env);
 }
 
 export function startNode(args: readonly string[], env: Record<string, string>): ChildProcess {

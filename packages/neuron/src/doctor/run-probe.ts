@@ -1,5 +1,5 @@
 import { spawn } from "node:child_process";
-import { fileURLToPath } from "node:url";
+import { createRequire } from "node:module";
 import type { DescribedLibrary } from "../libnrt.js";
 
 /** What a probe tries: to load the library, or to initialise the runtime and copy. */
@@ -30,17 +30,15 @@ export type ProbeOutcome =
 const MAX_OUTPUT = 2000;
 /** Limit for the start of the process, before it loads the library. A busy machine makes it slow. */
 const START_TIMEOUT_MS = 300_000;
-/** In the repository the source runs through tsx; in the package the build runs. */
-const isSource = import.meta.url.endsWith(".ts");
 
 /** Runs a probe in a process of its own and kills it when one step takes longer than `timeoutMs`. */
 export function runProbe(
   probe: Probe,
   { env, timeoutMs }: { env: Readonly<Record<string, string | undefined>>; timeoutMs: number },
 ): Promise<ProbeOutcome> {
-  const file = fileURLToPath(new URL(isSource ? "./probe.ts" : "./probe.js", import.meta.url));
+  const file = createRequire(import.meta.url).resolve("@kv/neuron/probe");
   return new Promise((resolve) => {
-    const child = spawn(process.execPath, [...(isSource ? ["--import", "tsx"] : []), file, probe], {
+    const child = spawn(process.execPath, [file, probe], {
       stdio: ["ignore", "pipe", "pipe", "ipc"],
       env: env as NodeJS.ProcessEnv,
     });

@@ -1,5 +1,5 @@
 import { spawn } from "node:child_process";
-import { fileURLToPath } from "node:url";
+import { createRequire } from "node:module";
 
 /**
  * How a task in a child process ended: with its value, with an error of the task, with a crash, or after too long. `output` is the end of
@@ -30,13 +30,10 @@ export interface RunChildOptions {
 }
 
 const KEPT_OUTPUT_BYTES = 1 << 20;
-/** In the repository the sources run through tsx; the package contains the build. */
-const isSource = import.meta.url.endsWith(".ts");
 
 /** Arguments for `node` that run a task of `main.ts`. */
 export function childArguments(task: string, args: readonly string[]): string[] {
-  const file = fileURLToPath(new URL(isSource ? "./main.ts" : "./child.js", import.meta.url));
-  return [...(isSource ? ["--import", "tsx"] : []), file, task, ...args];
+  return [createRequire(import.meta.url).resolve("@kv/nixl/child"), task, ...args];
 }
 
 /** Runs a task in another process, so that a crash or a hang of NIXL does not affect this one. The answer comes over IPC, because NIXL and UCX write to stdout. Never rejects. */

@@ -3,7 +3,7 @@ import { copyFile, mkdir, mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath, pathToFileURL } from "node:url";
-import { build } from "tsup";
+import { build } from "esbuild";
 
 type Copy = typeof import("@kv/nixl");
 const LENGTH = 1 << 20;
@@ -15,13 +15,8 @@ async function copy(name: string): Promise<Copy> {
   await mkdir(addon, { recursive: true });
   await copyFile(join(root, "native/build/kv_nixl.node"), join(addon, "kv_nixl.node"));
   await build({
-    entry: [join(root, "packages/nixl/src/index.ts")],
-    outDir: dist,
-    format: "esm",
-    target: "node20",
-    noExternal: [/.*/],
-    config: false,
-    silent: true,
+    ...{ entryPoints: [join(root, "packages/nixl/src/index.ts")], outdir: dist, bundle: true },
+    ...{ format: "esm", platform: "node", target: "node20", logLevel: "error" },
   });
   return (await import(pathToFileURL(join(dist, "index.js")).href)) as Copy;
 }

@@ -4,11 +4,12 @@ import { connect } from "node:net";
 import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 import { benchReportSchema } from "@kv/nixl";
+import { builtProgram } from "@kv/testing/node-programs";
 import { describe, expect, test } from "vitest";
 import { nixlMissing } from "../support/nixl-available.js";
 import { run } from "../support/run-child.js";
 
-const CLI = ["--import", "tsx", fileURLToPath(new URL("../../src/cli.ts", import.meta.url))];
+const CLI = [builtProgram("kv-nixl")];
 const ROOT = fileURLToPath(new URL("../../../..", import.meta.url));
 const SMALL = ["--sizes", "256KiB,1MiB", "--blocks", "4KiB,512KiB", "--rounds", "2"];
 

@@ -1,13 +1,13 @@
 import { cp, mkdtemp, realpath, rm, truncate } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { basename, dirname, join } from "node:path";
-import { fileURLToPath } from "node:url";
 import { type Check, doctor, doctorReportSchema, doctorText, findLibrary } from "@kv/nixl";
+import { builtProgram } from "@kv/testing/node-programs";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { nixlMissing } from "../support/nixl-available.js";
 import { run } from "../support/run-child.js";
 
-const CLI = fileURLToPath(new URL("../../src/cli.ts", import.meta.url));
+const CLI = builtProgram("kv-nixl");
 const WITHOUT_LIBRARY_PACKAGE = new URL("../support/without-library-package.mjs", import.meta.url).href;
 const byId = (checks: readonly Check[]) => Object.fromEntries(checks.map((check) => [check.id, check]));
 let empty: string;
@@ -110,7 +110,7 @@ describe("doctor without NIXL", () => {
 
   test("the command with an empty cache lists each kind of place and the fix, and exits with 1", async () => {
     const environment = { HOME: empty, XDG_CACHE_HOME: empty, PATH: "", NIXL_BACKEND: "no backend!" };
-    const args = ["--import", "tsx", "--import", WITHOUT_LIBRARY_PACKAGE, CLI, "doctor"];
+    const args = ["--import", WITHOUT_LIBRARY_PACKAGE, CLI, "doctor"];
     const { code, stdout } = await run(args, { only: environment });
     expect(code).toBe(1);
     expect(stdout).toMatch(/fail {2}NIXL +NIXL \(libnixl_capi\.so\) was not found.*\[KV_LIBRARY_NOT_FOUND\]/);

@@ -1,5 +1,6 @@
 import { fileURLToPath } from "node:url";
 import { nixlTransport } from "@kv/nixl";
+import { bundled } from "@kv/testing/node-programs";
 import { afterEach, describe, expect, test } from "vitest";
 import { loadAddon } from "../../src/addon/load-addon.js";
 import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
@@ -49,7 +50,7 @@ describe.skipIf(nixlMissing)(`variables that UCX does not use (${nixlMissing ?? 
     ["^cma", undefined],
   ])("with UCX_TLS=%s UCX_CMA_TX_QUOTA is %s, and UCX warns of nothing", async (transports, quota) => {
     const only = { ...others, ...(transports === undefined ? {} : { UCX_TLS: transports }) };
-    const { stdout, stderr } = await run(["--import", "tsx", path], { only: only as Record<string, string> });
+    const { stdout, stderr } = await run([await bundled(path)], { only: only as Record<string, string> });
     expect(JSON.parse(stdout)).toMatchObject({ message: "undefined" });
     expect((JSON.parse(stdout) as { quota?: string }).quota).toBe(quota);
     expect(stderr).not.toContain("unused environment variable");

@@ -2,6 +2,7 @@ import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { bundled } from "@kv/testing/node-programs";
 import { describe, expect, test } from "vitest";
 import { nixlMissing } from "./nixl-available.js";
 import { run } from "./run-child.js";
@@ -16,7 +17,7 @@ describe.skipIf(nixlMissing)(`tests over a backend that is not available (${nixl
     const plugins = await mkdtemp(join(tmpdir(), "kv-nixl-plugins-"));
     try {
       const only = { ...process.env, CI, NIXL_PLUGIN_DIR: plugins } as Record<string, string>;
-      const end = await run(["--import", "tsx", FILE], { only });
+      const end = await run([await bundled(FILE)], { only });
       expect(end.code, end.stderr).toBe(code);
       if (code !== 0) expect(end.stderr).toContain("LIBFABRIC does not load: NIXL has no LIBFABRIC plugin");
     } finally {

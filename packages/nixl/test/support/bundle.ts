@@ -1,7 +1,7 @@
 import { existsSync } from "node:fs";
 import { join, parse } from "node:path";
 import { fileURLToPath } from "node:url";
-import { build } from "tsup";
+import { build } from "esbuild";
 
 const NATIVE = fileURLToPath(new URL("../../../../native", import.meta.url));
 /** The addon that a process in the repository loads. */
@@ -15,17 +15,12 @@ const ADDON = [`npm/linux-${process.arch}-gnu`, "build"]
  */
 export async function bundle(file: string, folder: string): Promise<string> {
   const { name } = parse(file);
+  const outfile = join(folder, `${name}.mjs`);
   await build({
-    entry: { [name]: file },
-    outDir: folder,
-    format: ["esm"],
-    outExtension: () => ({ js: ".mjs" }),
-    target: "node20",
-    noExternal: [/./],
-    config: false,
-    silent: true,
+    ...{ entryPoints: [file], outfile, bundle: true },
+    ...{ format: "esm", platform: "node", target: "node20", logLevel: "error" },
   });
-  return join(folder, `${name}.mjs`);
+  return outfile;
 }
 
 /** Variables with which a bundle finds the addon, which is in another folder. */

@@ -1,6 +1,7 @@
 import { type ChildProcess, fork } from "node:child_process";
 import { readdirSync, readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
+import { bundled } from "@kv/testing/node-programs";
 
 export interface PeerProcess {
   readonly process: ChildProcess;
@@ -22,9 +23,9 @@ export async function startPeer(
   { env = {}, backends = [] }: { env?: Readonly<Record<string, string>>; backends?: readonly string[] } = {},
 ): Promise<PeerProcess> {
   const child = fork(
-    fileURLToPath(new URL("../children/peer.ts", import.meta.url)),
+    await bundled(fileURLToPath(new URL("../children/peer.ts", import.meta.url))),
     [JSON.stringify({ lengthBytes, seed, env, backends })],
-    { cwd: fileURLToPath(new URL("../../../..", import.meta.url)), execArgv: ["--import", "tsx"] },
+    { cwd: fileURLToPath(new URL("../../../..", import.meta.url)) },
   );
   const exited = new Promise<number | null>((resolve) => child.once("exit", (code) => resolve(code)));
   const answer = <T>() =>

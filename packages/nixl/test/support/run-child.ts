@@ -1,5 +1,6 @@
 import { spawn } from "node:child_process";
 import { fileURLToPath } from "node:url";
+import { bundled } from "@kv/testing/node-programs";
 
 const ROOT = fileURLToPath(new URL("../../../..", import.meta.url));
 
@@ -11,13 +12,13 @@ export interface ChildEnd {
 }
 
 /** Runs a file of `children/` to its end. */
-export function runChild(
+export async function runChild(
   file: string,
   args: readonly string[] = [],
   options: { env?: Record<string, string>; nodeOptions?: readonly string[] } = {},
 ): Promise<ChildEnd> {
   const path = fileURLToPath(new URL(`../children/${file}`, import.meta.url));
-  return run([...(options.nodeOptions ?? []), "--import", "tsx", path, ...args], options);
+  return run([...(options.nodeOptions ?? []), await bundled(path), ...args], options);
 }
 
 /** Runs `node` with these arguments to its end; `only` replaces its whole environment. */

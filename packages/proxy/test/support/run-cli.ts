@@ -2,6 +2,7 @@ import { type ChildProcess, spawn } from "node:child_process";
 import { once } from "node:events";
 import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
+import { builtProgram } from "@kv/testing/node-programs";
 import { afterEach } from "vitest";
 
 const root = fileURLToPath(new URL("../../../../", import.meta.url));
@@ -13,8 +14,7 @@ afterEach(() => {
 
 /** Runs kv-proxy in a process of its own, which ends with the test. */
 export function startCli(args: readonly string[], env: NodeJS.ProcessEnv = {}) {
-  const cli = "packages/proxy/src/cli.ts";
-  const child = spawn(process.execPath, ["--import", "tsx", cli, ...args], {
+  const child = spawn(process.execPath, [builtProgram("kv-proxy"), ...args], {
     cwd: root,
     stdio: ["ignore", "pipe", "pipe"],
     env: { ...process.env, ...env },

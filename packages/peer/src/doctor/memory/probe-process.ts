@@ -1,6 +1,5 @@
 import { fork } from "node:child_process";
-import { existsSync } from "node:fs";
-import { fileURLToPath } from "node:url";
+import { createRequire } from "node:module";
 import type { ProbeRequest, ProbeResult } from "./memory-probe.js";
 import { readUcxLanes, type UcxLane } from "./ucx-lanes.js";
 
@@ -25,14 +24,6 @@ export type ProbeReply =
 
 const MAX_KEPT_OUTPUT = 1 << 20;
 
-/** The built file lies beside this one's bundle; in the repository the TypeScript source runs through tsx. */
-function childFile(): { file: string; execArgv: string[] } {
-  const built = fileURLToPath(new URL("./probe-child.js", import.meta.url));
-  if (existsSync(built)) return { file: built, execArgv: [] };
-  const source = fileURLToPath(new URL("./probe-child.ts", import.meta.url));
-  return { file: source, execArgv: ["--import", "tsx"] };
-}
-
 /** Runs `probeMemory` over NIXL in a child process and kills it after `timeoutMs`. `environment` is added to this one's. Never rejects. */
 export function probeInChildProcess(
   request: ProbeRequest,
@@ -40,9 +31,7 @@ export function probeInChildProcess(
   environment: Readonly<Record<string, string>> = {},
 ): Promise<ProbeOutcome> {
   return new Promise((resolve) => {
-    const { file, execArgv } = childFile();
-    const child = fork(file, {
-      execArgv,
+    const child = fork(createRequire(import.meta.url).resolve("@kv/peer/probe-child"), {
       stdio: ["ignore", "pipe", "pipe", "ipc"],
       // Makes UCX print the transports that it uses.
       env: { ...process.env, UCX_PROTO_INFO: "y", ...environment },

@@ -1,9 +1,0 @@
-import { defineConfig } from "tsup";
-
-export default defineConfig({
-  entry: { index: "src/index.ts", cli: "src/cli.ts", child: "src/child/main.ts" },
-  format: ["esm"],
-  target: "node20",
-  sourcemap: true,
-  clean: true,
-});
