@@ -22,17 +22,30 @@ const packages = ["packages", "apps"].flatMap((place) =>
   readdirSync(join(root, place)).map((name) => join(root, place, name)),
 );
 
+/** The sources from which a package is built, relative to its folder; none for a package without a build. */
+export function entryPoints(folder) {
+  const { exports } = JSON.parse(readFileSync(join(folder, "package.json"), "utf8"));
+  if (exports === undefined) return [];
+  const built = Object.values(exports).map((target) => target.default ?? target);
+  const names = built.flatMap((file) => /^\.\/dist\/(.+)\.js$/.exec(file)?.[1] ?? []);
+  return [...names, "cli", "cli/cli"]
+    .map((name) => `src/${name}.ts`)
+    .filter((path) => existsSync(join(folder, path)));
+}
+
 /** Bundles one package. What it depends on stays outside of the bundle. */
-async function bundle(folder, { exports = {} }) {
+async function bundle(folder) {
+  const entries = entryPoints(folder);
+  if (entries.length === 0) return;
   const dist = join(folder, "dist");
   const outdir = `${dist}-${process.pid}`;
-  const named = Object.values(exports).map((target) => target.default ?? target);
-  const sources = named.flatMap((file) => /^\.\/dist\/(.+)\.js$/.exec(file)?.[1] ?? []);
-  const entryPoints = [...new Set([...sources, "cli", "cli/cli"])]
-    .map((name) => join(folder, "src", `${name}.ts`))
-    .filter((path) => existsSync(path));
   await build({
-    ...{ entryPoints, outdir, outbase: join(folder, "src"), tsconfig: join(root, "tsconfig.base.json") },
+    ...{
+      entryPoints: entries.map((path) => join(folder, path)),
+      outdir,
+      outbase: join(folder, "src"),
+      tsconfig: join(root, "tsconfig.base.json"),
+    },
     ...{ bundle: true, splitting: true, packages: "external", sourcemap: true },
     ...{ format: "esm", platform: "node", target: "node20.19", logLevel: "warning" },
   });
@@ -65,13 +78,8 @@ function declarations() {
   rmSync(folder, { recursive: true });
 }
 
-if (!process.argv.includes("--only-types")) {
-  await Promise.all(
-    packages.map((folder) => {
-      const manifest = JSON.parse(readFileSync(join(folder, "package.json"), "utf8"));
-      return manifest.exports === undefined ? undefined : bundle(folder, manifest);
-    }),
-  );
+if (process.argv[1] === fileURLToPath(import.meta.url)) {
+  if (!process.argv.includes("--only-types")) await Promise.all(packages.map(bundle));
+  // Programs run without declarations.
+  if (!process.argv.includes("--no-types")) declarations();
 }
-// Programs run without declarations.
-if (!process.argv.includes("--no-types")) declarations();

@@ -1,0 +1,54 @@
+import { readdirSync } from "node:fs";
+import { entryPoints } from "./scripts/build.mjs";
+
+/** The packages: what is built from, and the tests. */
+const packages = Object.fromEntries(
+  readdirSync("packages").map((name) => [
+    `packages/${name}`,
+    {
+      entry: [...entryPoints(`packages/${name}`), "test/**/*.ts", "src/**/*.test.ts"],
+      project: ["src/**/*.ts", "test/**/*.ts"],
+    },
+  ]),
+);
+
+export default {
+  workspaces: {
+    ...packages,
+    "packages/plan": {
+      entry: [...packages["packages/plan"].entry, "page/page.ts", "page/build.ts", "page/*.test.ts"],
+      project: ["src/**/*.ts", "test/**/*.ts", "page/*.ts"],
+    },
+    "apps/demo": {
+      entry: [...entryPoints("apps/demo"), "test/**/*.ts"],
+      project: ["src/**/*.ts", "test/**/*.ts"],
+    },
+    ".": {
+      entry: [
+        "scripts/*.mjs",
+        "bench/main.ts",
+        "bench/fast-upstream.ts",
+        "bench/proxy-upstream.ts",
+        "bench/target.ts",
+        "bench/nixl/target.ts",
+        "bench/pull-hops/trace.mjs",
+      ],
+      project: ["scripts/**/*.mjs", "bench/**/*.ts", "bench/**/*.mjs"],
+    },
+    native: {
+      entry: ["build.mjs", "scripts/build-platforms.mjs", "scripts/*.d.mts"],
+      ignoreDependencies: ["node-addon-api", "node-api-headers"],
+    },
+    tools: {
+      entry: ["**/*.ts"],
+      project: ["**/*.ts"],
+    },
+    "packages/testing": {
+      entry: ["src/**/*.ts"],
+      project: ["src/**/*.ts"],
+    },
+  },
+  exclude: ["types", "duplicates"],
+  ignoreBinaries: ["apt-get", "dpkg", "ip", "openssl", "prlimit", "readelf", "ss", "taskset"],
+  ignoreDependencies: ["@arethetypeswrong/cli", "@kv/testing", "dependency-cruiser", "publint"],
+};
