@@ -50,5 +50,5 @@ export default {
   },
   exclude: ["types", "duplicates"],
   ignoreBinaries: ["apt-get", "dpkg", "ip", "openssl", "prlimit", "readelf", "ss", "taskset"],
-  ignoreDependencies: ["@arethetypeswrong/cli", "@kv/testing", "dependency-cruiser", "publint"],
+  ignoreDependencies: ["@kv/testing", "dependency-cruiser"],
 };

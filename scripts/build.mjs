@@ -1,16 +1,7 @@
 // npm run build [-- --no-types | --only-types]: bundles all packages and the demo with esbuild, and writes their declarations with tsc.
 // The entry points of a package are the files that its `exports` name (dist/X.js is built from src/X.ts) and its program, src/cli.ts.
 import { execFile, spawnSync } from "node:child_process";
-import {
-  cpSync,
-  existsSync,
-  mkdtempSync,
-  readdirSync,
-  readFileSync,
-  renameSync,
-  rmSync,
-  writeFileSync,
-} from "node:fs";
+import { cpSync, existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join, relative } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -52,9 +43,17 @@ async function bundle(folder) {
   const page = join(folder, "page/build.ts");
   if (existsSync(page))
     await promisify(execFile)(process.execPath, ["--import", "tsx", page, outdir], { cwd: root });
-  // Two builds may run at once.
-  rmSync(dist, { recursive: true, force: true });
-  renameSync(outdir, dist);
+  // Two builds may run at once. The declarations stay: a step of their own writes them.
+  removeFiles(dist, (name) => !/\.d\.ts(\.map)?$/.test(name));
+  cpSync(outdir, dist, { recursive: true });
+  rmSync(outdir, { recursive: true });
+}
+
+function removeFiles(folder, isOld) {
+  if (!existsSync(folder)) return;
+  for (const entry of readdirSync(folder, { recursive: true, withFileTypes: true })) {
+    if (entry.isFile() && isOld(entry.name)) rmSync(join(entry.parentPath, entry.name), { force: true });
+  }
 }
 
 /** Writes the declarations of all packages: one program, a file for each source. */
@@ -73,7 +72,9 @@ function declarations() {
   }
   for (const name of readdirSync(folder)) {
     const dist = join(root, "packages", name, "dist");
-    if (existsSync(dist)) cpSync(join(folder, name, "src"), dist, { recursive: true });
+    if (!existsSync(dist)) continue;
+    removeFiles(dist, (file) => /\.d\.ts(\.map)?$/.test(file));
+    cpSync(join(folder, name, "src"), dist, { recursive: true });
   }
   rmSync(folder, { recursive: true });
 }

@@ -1,21 +1,17 @@
 // npm test [-- FILE…]: set-up, then every check of the repository, then every suite. With FILE only set-up and those tests. The last line counts
 // all of them.
 import { spawn, spawnSync } from "node:child_process";
-import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
+import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { pages, vale } from "./go-linters.mjs";
 import { hasGo } from "./go-tools.mjs";
 import { selftest } from "./nixl-selftest.mjs";
 import { root, run, setup } from "./setup.mjs";
+import { checkCommands } from "./vllm-documents.mjs";
 
 const bin = (name) => join(root, "node_modules", ".bin", name);
 const tsc = join(root, "node_modules/typescript-7/bin/tsc");
-const published = readdirSync(join(root, "packages")).filter((name) => {
-  const manifest = join(root, "packages", name, "package.json");
-  return existsSync(manifest) && JSON.parse(readFileSync(manifest, "utf8")).private !== true;
-});
-
 let passed = 0;
 let failed = 0;
 
@@ -65,6 +61,8 @@ async function suites(args) {
   );
   // With CI=true a test that needs NIXL fails instead of being skipped. The rest are optional capabilities, each listed by name.
   for (const test of skipped) console.log(`SKIPPED  ${test.fullName}`);
+  if (args.length === 0)
+    await check("the vitest commands of docs/vllm-documents.md", async () => checkCommands(result));
 }
 
 const only = process.argv.slice(2);
@@ -102,21 +100,9 @@ if (only.length === 0) {
   if (proseLinter === undefined)
     console.log("SKIPPED  prose (vale): it is missing: npm run lint:prose fetches it");
   else await check("prose (vale)", () => run(proseLinter, ["--output=line", ...pages()]));
-  const packed = published.flatMap((name) => {
-    const folder = join(root, "packages", name);
-    return [
-      () =>
-        check(`publint --strict @kv/${name}`, () =>
-          run(bin("publint"), ["--strict", "--pack", "npm", folder]),
-        ),
-      () =>
-        check(`attw --pack @kv/${name}`, () => run(bin("attw"), ["--pack", folder, "--profile", "esm-only"])),
-    ];
-  });
-  const worker = async () => {
-    for (let next = packed.shift(); next !== undefined; next = packed.shift()) await next();
-  };
-  await Promise.all([worker(), worker()]);
+  await check("packed packages (publint, attw)", () =>
+    run(process.execPath, [join(root, "scripts/check-packages.mjs")]),
+  );
   const sanitized = "the addon with ASan and UBSan";
   const script = join(root, "scripts/test-sanitize.mjs");
   if (inCi) await check(sanitized, () => run(process.execPath, [script, "--short"], { show: true }));

@@ -1,7 +1,7 @@
 import { faultRun } from "@kv/testing/faults/fault-run";
 import { describe, expect, it } from "vitest";
 
-const requests = Number(process.env.KV_REQUESTS ?? 10_000);
+const requests = Number(process.env.KV_REQUESTS ?? 1000);
 // The default seed is fixed. KV_SEED=random uses a new seed for each run, and prints it.
 const asked = process.env.KV_SEED ?? "pull";
 const seed = asked === "random" ? `${Date.now()}` : asked;

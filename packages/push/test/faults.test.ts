@@ -3,7 +3,7 @@ import { describe, expect, it } from "vitest";
 import { pushConnector } from "../src/index.js";
 import { PUSH_FAULT_RULES } from "./fault-rules.js";
 
-const requests = Number(process.env.KV_REQUESTS ?? 10_000);
+const requests = Number(process.env.KV_REQUESTS ?? 1000);
 // The default seed is fixed. KV_SEED=random uses a new seed for each run, and prints it.
 const asked = process.env.KV_SEED ?? "push";
 const seed = asked === "random" ? `${Date.now()}` : asked;
