@@ -2,7 +2,6 @@ import { performance } from "node:perf_hooks";
 import { fileURLToPath } from "node:url";
 import { buildEngineTransferPlan, type EngineTransferPlan, planRequest } from "@kv/plan";
 import { proveEnginePlans } from "@kv/plan/prove";
-import { longLists, scalarIdKernel } from "../packages/plan/src/request/id-kernel.js";
 import { mapping } from "./mapping.js";
 import { type LinePeer, linePeer, vllmPython } from "./python-peer.js";
 import { BLOCK_SIZE, ranksOf } from "./ranks.js";
@@ -102,57 +101,6 @@ async function requests(peer: LinePeer | undefined): Promise<Row[]> {
   return rows;
 }
 
-/**
- * The whole plan of a request with the WebAssembly kernel and with the plain loop, in turn. Only requests whose descriptors neither repeat nor
- * merge use the kernel: scattered blocks of groups with regions of their own.
- */
-function idKernel(): Row[] {
-  return [8192, 32_768].flatMap((tokens) =>
-    [1, 2].flatMap((numGroups) => ORDERS.map((order) => idKernelRow(tokens, numGroups, order))),
-  );
-}
-
-function idKernelRow(tokens: number, numGroups: number, order: (typeof ORDERS)[number]): Row {
-  const numBlocks = (2 * tokens) / BLOCK_SIZE + 16;
-  const [rank] = ranksOf({ numKvHeads: KV_HEADS, regions: REGIONS, numBlocks });
-  if (rank === undefined) throw new Error("no rank");
-  const local = {
-    ...rank,
-    regions: rank.regions.map((region, index) => ({ ...region, groupId: index % numGroups })),
-  };
-  const groups = Array.from({ length: numGroups }, () => "full" as const);
-  const plan = buildEngineTransferPlan({ local, remotes: [local], numKvHeads: KV_HEADS, groups });
-  const blocks = {
-    localBlockIds: groups.map(() => idsOf(tokens / BLOCK_SIZE, order, 1)),
-    remoteBlockIds: groups.map(() => idsOf(tokens / BLOCK_SIZE, order, 3)),
-    numTokens: tokens,
-  };
-  const request = () => planRequest(plan, blocks).reads.map(({ descriptors }) => descriptors);
-  longLists.kernel = undefined;
-  request();
-  const kernel = longLists.kernel;
-  const [withKernel, withLoop]: [number[], number[]] = [[], []];
-  const both = () => {
-    longLists.kernel = kernel;
-    withKernel.push(timed(request));
-    longLists.kernel = scalarIdKernel;
-    withLoop.push(timed(request));
-  };
-  for (const until = performance.now() + WARM_MS; performance.now() < until; ) both();
-  withKernel.length = 0;
-  withLoop.length = 0;
-  for (let round = 0; round < 10 * ROUNDS; round++) both();
-  longLists.kernel = kernel;
-  return {
-    what: `plan of a request, ${tokens} tokens x ${REGIONS} regions, ${numGroups} group(s), ${order}: plain loop's time / with the WebAssembly kernel`,
-    ours: spread(withKernel, "ms"),
-    theirs: spread(withLoop, "ms"),
-    ratio: pairRatio(withLoop, withKernel),
-    wanted: "-",
-    met: undefined,
-  };
-}
-
 /** The bytes of heap and array buffers that the result of `work` holds. */
 function heldBytes(work: () => unknown): number {
   const collect = (globalThis as { gc?: () => void }).gc;
@@ -217,7 +165,7 @@ export async function plan(): Promise<readonly Row[]> {
   const script = fileURLToPath(new URL("./python/plan.py", import.meta.url));
   const peer = vllm === undefined ? undefined : linePeer(vllm.python, [script], vllm.env);
   try {
-    return [...(await requests(peer)), ...idKernel(), ...(await mapping()), ...large()];
+    return [...(await requests(peer)), ...(await mapping()), ...large()];
   } finally {
     await peer?.close();
   }

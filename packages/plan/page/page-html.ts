@@ -43,7 +43,5 @@ ${input("bandwidth", "Link of a rank, GB/s", 'inputmode="decimal"')}
 <main id="result"></main>
 <script>${EXPLORE_SCRIPT}</script>
 <script>${script.replaceAll("</script", "<\\/script")}</script>`,
-    // The ids of a request are written by WebAssembly.
-    " 'wasm-unsafe-eval'",
   );
 }

@@ -1,5 +1,4 @@
 import type { DescriptorRuns } from "@kv/interface";
-import { expandIds } from "./id-kernel.js";
 import type { RequestRead } from "./request-plan-types.js";
 import type { BatchShape, ReadShape, RegionSpan } from "./request-shape.js";
 import { addRun, noRuns, partsOfRuns, type Runs, rowsOfRuns } from "./runs.js";
@@ -133,7 +132,12 @@ function expand(
   let cursor = 0;
   for (const [shape, batch] of pairs) {
     for (const { blockStep, partStep, offsets } of shape[spans]) {
-      cursor = expandIds(out, cursor, stepped(batch[which](), shape[which], blockStep, partStep), offsets);
+      const ids = stepped(batch[which](), shape[which], blockStep, partStep);
+      for (const offset of offsets) {
+        for (let index = 0; index < ids.length; index++)
+          out[cursor + index] = offset + (ids[index] as number);
+        cursor += ids.length;
+      }
     }
   }
   return out;

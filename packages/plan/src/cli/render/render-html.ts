@@ -68,14 +68,14 @@ explore(JSON.parse(document.getElementById("report").textContent));</script>`,
   );
 }
 
-/** A page that may load nothing. `scripts`: what its scripts may do beside running inline, in the words of a Content Security Policy. */
-export function htmlPage(title: string, body: string, scripts = ""): string {
+/** A page that may load nothing. */
+export function htmlPage(title: string, body: string): string {
   return `<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'${scripts}">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
 <title>${escapeXml(title)}</title>
 <style>${PAGE_STYLE}</style>
 </head>
