@@ -17,7 +17,7 @@ const WHOLE_SYSTEMS = [
   "tools/docs/how-to.test.ts",
   "tools/docs/vllm-documents.test.ts",
   "tools/site/**",
-  "bench/push-vs-pull-links/links.test.ts",
+  "bench/push-vs-pull/links/links.test.ts",
 ];
 const [, , command, ...args] = process.argv;
 const named = args.some((arg) => !arg.startsWith("-"));

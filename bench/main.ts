@@ -13,7 +13,6 @@ import { proxy } from "./proxy.js";
 import { proxyWorkers } from "./proxy-workers.js";
 import { pullHops } from "./pull-hops/index.js";
 import { pushVsPull } from "./push-vs-pull/index.js";
-import { pushVsPullLinks } from "./push-vs-pull-links/index.js";
 import { read } from "./read.js";
 import type { Row } from "./report.js";
 import { printRows } from "./report.js";
@@ -35,7 +34,6 @@ const BENCHMARKS: Readonly<Record<string, (only: readonly string[] | undefined) 
     "pull-hops": pullHops,
     trace,
     "push-vs-pull": pushVsPull,
-    "push-vs-pull-links": pushVsPullLinks,
     disaggregation,
     growth,
   };

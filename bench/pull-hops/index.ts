@@ -4,7 +4,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { readSpans, type TraceSpan } from "@kv/protocol";
-import { openBandwidth } from "../push-vs-pull/bandwidth.js";
+import { openBandwidth } from "../push-vs-pull/processes/bandwidth.js";
 import { FORWARD_MS_PER_512, KV_BYTES_PER_TOKEN } from "../push-vs-pull/workload.js";
 import { median, type Row, spread } from "../report.js";
 import { openTree, type TreeDeployment } from "./tree.js";

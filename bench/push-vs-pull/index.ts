@@ -1,179 +1,27 @@
-// Measures TTFT of pull and push through the whole demo, in turn in one run. The bound is the forward pass + bytes ÷ measured bandwidth.
+// TTFT of pull and push. `processes`: through the whole demo on this machine, in turn in one run. `links`: on links that this machine lacks: the proxy, the
+// connectors and the engines' schedulers as they are, over the embedded transport, on a virtual clock. `validate`: that simulation against the processes.
 import { mkdir, writeFile } from "node:fs/promises";
-import { loadavg } from "node:os";
-import { median, type Row, spread } from "../report.js";
-import { openBandwidth } from "./bandwidth.js";
-import {
-  type Deployment,
-  gainOf,
-  openDeployment,
-  type PointRun,
-  type ProcessTimes,
-  type ThreadTimes,
-  timesOf,
-  WAYS,
-  type Way,
-} from "./deployments.js";
-import { document } from "./document.js";
-import { hopMs } from "./hop.js";
-import { plot } from "./plot.js";
-import {
-  cachedTokens,
-  FORWARD_MS_PER_512,
-  KV_BYTES_PER_TOKEN,
-  nameOf,
-  type Point,
-  SAMPLE,
-} from "./workload.js";
+import type { Row } from "../report.js";
+import { document, linkRows } from "./links/document.js";
+import { sweep } from "./links/sweep.js";
+import { validate } from "./links/validate.js";
+import { measureProcesses } from "./processes/measure.js";
 
-const ROUNDS = Math.max(3, Number(process.env["KV_BENCH_ROUNDS"] ?? 5));
-/** Tokens of the shorter output, by which the costs of a request and of a token are told apart. */
-const SHORT_OUTPUT = 2;
 const DOCS = new URL("../../docs/bench/", import.meta.url);
 
-/** Processor time that a request takes of each process's threads: for itself with one token, and for each further token. */
-export interface ProcessorCosts {
-  readonly requestMs: ThreadTimes;
-  readonly tokenMs: ThreadTimes;
-}
-
-export interface Measured {
-  readonly point: Point;
-  readonly ttftMs: Readonly<Record<Way, readonly number[]>>;
-  readonly costs: Readonly<Record<Way, ProcessorCosts>>;
-  readonly boundMs: number;
-  /** D's own time to the first token; only for a full prefix hit. */
-  readonly localMs: number | undefined;
-}
-
-export async function pushVsPull(): Promise<readonly Row[]> {
-  const loadBefore = loadavg()[0] ?? 0;
-  const measured: Measured[] = [];
-  let failed = 0;
-  const hop = await hopMs();
-  const bandwidth = await openBandwidth();
-  try {
-    for (const pool of ["contiguous", "fragmented"] as const) {
-      const deployments = new Map<Way, Deployment>();
-      try {
-        for (const way of WAYS) deployments.set(way, await openDeployment(way, pool));
-        for (const point of SAMPLE.filter((each) => each.pool === pool)) {
-          process.stderr.write(`  ${nameOf(point)}\n`);
-          const missing = point.hitPercent === 100 ? 0 : point.inputTokens - cachedTokens(point);
-          const transferMs =
-            missing === 0 ? 0 : await bandwidth.transferMs(missing * KV_BYTES_PER_TOKEN, pool);
-          measured.push(await measure(point, deployments, transferMs));
-        }
-      } finally {
-        for (const deployment of deployments.values()) {
-          failed += deployment.failed;
-          await deployment.close();
-        }
-      }
-      // Written after each pool, so that a later failure loses nothing.
-      if (!process.argv.includes("--no-docs"))
-        await publish(measured, {
-          load: { before: loadBefore, after: loadavg()[0] ?? 0 },
-          failed,
-          hopMs: hop,
-        });
-    }
-  } finally {
-    await bandwidth.close();
-  }
-  return rowsOf(measured);
-}
-
-async function publish(
-  measured: readonly Measured[],
-  run: { load: { before: number; after: number }; failed: number; hopMs: number },
-): Promise<void> {
-  await mkdir(DOCS, { recursive: true });
-  await writeFile(new URL("push-vs-pull.svg", DOCS), plot(measured));
-  await writeFile(new URL("push-vs-pull.md", DOCS), document(measured, { rounds: ROUNDS, ...run }));
-}
-
-async function measure(
-  point: Point,
-  deployments: ReadonlyMap<Way, Deployment>,
-  transferMs: number,
-): Promise<Measured> {
-  const runs: Record<Way, PointRun[]> = { pull: [], push: [], "push, layer-wise": [] };
-  const shortRuns: Record<Way, PointRun[]> = { pull: [], push: [], "push, layer-wise": [] };
-  const local: number[] = [];
-  for (let round = 0; round < ROUNDS; round++) {
-    // In turn, starting with another way in each round.
-    for (let i = 0; i < WAYS.length; i++) {
-      const way = WAYS[(round + i) % WAYS.length] as Way;
-      const deployment = deployments.get(way);
-      if (deployment === undefined) continue;
-      runs[way].push(await deployment.run(point));
-      shortRuns[way].push(await deployment.run({ ...point, outputTokens: SHORT_OUTPUT }));
-    }
-    if (point.hitPercent === 100)
-      local.push((await deployments.get("pull")?.localTtftMs(point.inputTokens)) ?? Number.NaN);
-  }
-  const perWay = <T>(of: (way: Way) => T) =>
-    Object.fromEntries(WAYS.map((way) => [way, of(way)])) as Record<Way, T>;
-  const ttftMs = perWay((way) => runs[way].map((run) => run.ttftMs));
-  const costs = perWay((way) => costsOf(runs[way], shortRuns[way], point.outputTokens));
-  const passMs = (FORWARD_MS_PER_512 * point.inputTokens) / 512;
-  // P computes one prompt at a time, so the median of n requests waits for half of them.
-  const passes = (point.atOnce + 1) / 2;
-  const boundMs = point.hitPercent === 100 ? 0 : passMs * passes + transferMs;
-  return { point, ttftMs, costs, boundMs, localMs: local.length === 0 ? undefined : median(local) };
-}
-
-/** A token's cost is the difference between long and short outputs. */
-function costsOf(
-  runs: readonly PointRun[],
-  shortRuns: readonly PointRun[],
-  outputTokens: number,
-): ProcessorCosts {
-  const costs = (threads: keyof ThreadTimes) => {
-    const of = (some: readonly PointRun[], name: keyof ProcessTimes) =>
-      median(some.map(({ processorMs }) => processorMs[threads][name]));
-    const tokenMs = timesOf((name) =>
-      Math.max(0, (of(runs, name) - of(shortRuns, name)) / (outputTokens - SHORT_OUTPUT)),
-    );
-    const requestMs = timesOf((name) => of(shortRuns, name) - tokenMs[name] * (SHORT_OUTPUT - 1));
-    return { requestMs, tokenMs };
+/** Runs the parts `processes`, `links` and `validate`, or those of `only`. Writes docs/bench/push-vs-pull.md, and push-vs-pull-links.md from the last two. Only `processes` needs NIXL and a quiet machine. */
+export async function pushVsPull(
+  only: readonly string[] = ["processes", "links", "validate"],
+): Promise<readonly Row[]> {
+  const publish = async (name: string, text: string) => {
+    if (process.argv.includes("--no-docs")) return;
+    await mkdir(DOCS, { recursive: true });
+    await writeFile(new URL(name, DOCS), text);
   };
-  const [main, beside] = [costs("main"), costs("beside")];
-  return {
-    requestMs: { main: main.requestMs, beside: beside.requestMs },
-    tokenMs: { main: main.tokenMs, beside: beside.tokenMs },
-  };
-}
-
-function rowsOf(measured: readonly Measured[]): Row[] {
-  return measured.flatMap(({ point, ttftMs, boundMs, localMs }): Row[] => {
-    const what = nameOf(point);
-    const ways = (["push", "push, layer-wise"] as const).map((way): Row => {
-      const gain = gainOf(ttftMs, way);
-      const wanted = point.atOnce === 16 && way === "push" ? 1.2 : undefined;
-      return {
-        what: `TTFT ${what}: pull / ${way}`,
-        ours: spread(ttftMs[way], "ms"),
-        theirs: spread(ttftMs.pull, "ms"),
-        ratio: gain,
-        wanted: wanted === undefined ? "reported" : `>= ${wanted}`,
-        met: wanted === undefined ? undefined : gain >= wanted,
-      };
-    });
-    if (point.atOnce !== 1) return ways;
-    const floor = localMs ?? boundMs;
-    const over = (["pull", "push"] as const).map((way): Row => {
-      const overMs = median(ttftMs[way]) - floor;
-      return {
-        what: `${what}: ${way} over ${localMs === undefined ? "the bound" : "a local hit"}`,
-        ours: `${overMs.toFixed(1)} ms`,
-        theirs: `${floor.toFixed(1)} ms`,
-        ratio: undefined,
-        wanted: "<= 3 ms",
-        met: overMs <= 3,
-      };
-    });
-    return [...ways, ...over];
-  });
+  const rows = only.includes("processes") ? await measureProcesses(publish) : [];
+  const swept = only.includes("links") ? await sweep() : [];
+  const compared = only.includes("validate") ? await validate() : [];
+  if (swept.length > 0 && compared.length > 0)
+    await publish("push-vs-pull-links.md", document(swept, compared));
+  return [...rows, ...linkRows(swept, compared)];
 }

@@ -1,7 +1,7 @@
 import { virtualClock } from "@kv/transport-memory";
 import { expect, test } from "vitest";
-import { WAYS } from "../push-vs-pull/deployments.js";
-import type { Point } from "../push-vs-pull/workload.js";
+import { WAYS } from "../ways.js";
+import type { Point } from "../workload.js";
 import { Processors } from "./processors.js";
 import { MODEL, worldOf } from "./sweep.js";
 import { openVirtualDeployment, type World } from "./virtual-deployment.js";

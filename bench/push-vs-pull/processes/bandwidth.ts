@@ -1,8 +1,8 @@
 import { nixlTransport } from "@kv/nixl";
-import { inOrder, shuffled } from "../nixl/fixture.js";
-import { nodeTarget } from "../python-peer.js";
-import { median } from "../report.js";
-import { BLOCK_BYTES } from "./workload.js";
+import { inOrder, shuffled } from "../../nixl/fixture.js";
+import { nodeTarget } from "../../python-peer.js";
+import { median } from "../../report.js";
+import { BLOCK_BYTES } from "../workload.js";
 
 /** Measures how long one transfer takes between two processes on this machine, in ms, with the caches' block size. */
 export interface Bandwidth {
@@ -14,7 +14,7 @@ const LENGTH_BYTES = 32 * 2 ** 20;
 const ROUNDS = 7;
 
 export async function openBandwidth(): Promise<Bandwidth> {
-  const far = nodeTarget(new URL("../nixl/target.ts", import.meta.url));
+  const far = nodeTarget(new URL("../../nixl/target.ts", import.meta.url));
   const transport = nixlTransport();
   const opened = await far.ask<{ metadata: string; address: number; name: string }>({
     do: "open",

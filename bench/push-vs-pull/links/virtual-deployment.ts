@@ -7,16 +7,14 @@ import {
   seededRandom,
   virtualClock,
 } from "@kv/transport-memory";
-import { planInstances, planProxy } from "../../apps/demo/src/cluster/cluster-plan.js";
-import { startInstance } from "../../apps/demo/src/instance/instance.js";
-import { readInstanceConfig } from "../../apps/demo/src/instance/instance-config.js";
-import type { ProcessTimes, ThreadTimes, Way } from "../push-vs-pull/deployments.js";
-import type { ProcessorCosts } from "../push-vs-pull/index.js";
-import { BLOCK_TOKENS, cachedTokens, type Point, promptMaker } from "../push-vs-pull/workload.js";
-import { median } from "../report.js";
+import { planInstances, planProxy } from "../../../apps/demo/src/cluster/cluster-plan.js";
+import { startInstance } from "../../../apps/demo/src/instance/instance.js";
+import { readInstanceConfig } from "../../../apps/demo/src/instance/instance-config.js";
+import { median } from "../../report.js";
+import { clusterOf, type ProcessorCosts, type ProcessTimes, type ThreadTimes, type Way } from "../ways.js";
+import { cachedTokens, type Point, promptMaker } from "../workload.js";
 import { delayedLink, type Message } from "./delayed-link.js";
 import { Processors } from "./processors.js";
-import { settledIo } from "./settled-io.js";
 
 /** The hardware that a virtual deployment runs on, and its model. */
 export interface World {
@@ -55,17 +53,25 @@ export interface VirtualDeployment {
 export interface VirtualDeploymentOptions {
   /** The instance that has the part `hitPercent` of each prompt in its prefix cache. Default: decode. */
   readonly hitsAt?: "prefill" | "decode" | undefined;
-  /** As `settledIo`. */
+  /** Turns of the event loop that the clock waits before it advances: more than any chain of readers, promises and immediates between two timers. Default: 24. */
   readonly turns?: number | undefined;
+}
+
+/**
+ * Resolves when everything that was ready in this process has run, also what passes through its own TCP connections: the kernel delivers loopback
+ * data as it is written, so each turn of the event loop moves a message by one reader.
+ */
+async function settledIo(turns: number): Promise<void> {
+  for (let left = turns; left > 0; left--) await new Promise((resolve) => setImmediate(resolve));
 }
 
 export async function openVirtualDeployment(
   way: Way,
   pool: Point["pool"],
   world: World,
-  { hitsAt = "decode", turns }: VirtualDeploymentOptions = {},
+  { hitsAt = "decode", turns = 24 }: VirtualDeploymentOptions = {},
 ): Promise<VirtualDeployment> {
-  const clock = virtualClock({ turn: settledIo(turns) });
+  const clock = virtualClock({ turn: () => settledIo(turns) });
   const scale = world.kvBytesPerToken / SIMULATED_BYTES_PER_TOKEN;
   const network = memoryNetwork({
     clock,
@@ -84,16 +90,9 @@ export async function openVirtualDeployment(
     error: (event: string, fields?: LogFields) => void failures.push(`${event} ${JSON.stringify(fields)}`),
   };
   const options = {
+    ...clusterOf(way, pool, { ...SIMULATED, forwardMsPer512Tokens: world.forwardMsPer512Tokens }),
     transport: "memory",
-    connector: way === "pull" ? "NixlConnector" : "push",
-    pushLayerwise: way === "push, layer-wise",
-    ...{ prefills: 1, decodes: 1, prefillTp: 1, decodeTp: 1 },
-    ...{ prefillBlockSize: BLOCK_TOKENS, decodeBlockSize: BLOCK_TOKENS, cacheTokens: CACHE_TOKENS },
-    instance: {
-      simulate: { ...SIMULATED, forwardMsPer512Tokens: world.forwardMsPer512Tokens },
-      fragmented: pool === "fragmented",
-      digests: false,
-    },
+    cacheTokens: CACHE_TOKENS,
     // Without hits at P, it computes every prompt.
     prefillInstance: { prefixCaching: hitsAt === "prefill" },
   } as const;

@@ -1,5 +1,5 @@
-import { WAYS, type Way } from "../push-vs-pull/deployments.js";
-import type { Point } from "../push-vs-pull/workload.js";
+import { WAYS, type Way } from "../ways.js";
+import type { Point } from "../workload.js";
 import { openVirtualDeployment, type World } from "./virtual-deployment.js";
 
 /** A model of 8 billion parameters in bfloat16 (32 layers, 8 KV heads of 128) on one GPU that computes 20,000 prompt tokens a second. */

@@ -3,7 +3,7 @@ import { once } from "node:events";
 import { connect } from "node:net";
 import { performance } from "node:perf_hooks";
 import { setTimeout as sleep } from "node:timers/promises";
-import { median } from "../report.js";
+import { median } from "../../report.js";
 
 const ECHO = `require("net").createServer((socket) => { socket.setNoDelay(); socket.pipe(socket); })
   .listen(0, "127.0.0.1", function () { console.log(this.address().port); });`;

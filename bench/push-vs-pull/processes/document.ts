@@ -1,8 +1,7 @@
 import { availableParallelism } from "node:os";
-import { median } from "../report.js";
-import { gainOf, PROCESSES, type ThreadTimes, WAYS } from "./deployments.js";
-import type { Measured } from "./index.js";
-import { BLOCK_TOKENS, FORWARD_MS_PER_512, KV_BYTES_PER_TOKEN, nameOf } from "./workload.js";
+import { gainOf, PROCESSES, type ThreadTimes, WAYS } from "../ways.js";
+import { BLOCK_TOKENS, FORWARD_MS_PER_512, KV_BYTES_PER_TOKEN, nameOf } from "../workload.js";
+import type { Measured } from "./measure.js";
 
 /** The first cells of the two tables of processor time. */
 export const MAIN_THREADS = "JavaScript threads";
@@ -17,10 +16,11 @@ export function document(
   run: { rounds: number; load: { before: number; after: number }; failed: number; hopMs: number },
 ): string {
   const { rounds, load, failed } = run;
-  const rows = measured.map(({ point, ttftMs, boundMs, localMs }) => {
-    const [pull = 0, push = 0, layers = 0] = WAYS.map((way) => median(ttftMs[way]));
+  const rows = measured.map((each) => {
+    const { point, ttftMs, boundMs, localMs } = each;
+    const { pull, push, "push, layer-wise": layers } = ttftMs;
     const floor = localMs ?? boundMs;
-    const gains = [gainOf(ttftMs, "push"), gainOf(ttftMs, "push, layer-wise")];
+    const gains = [gainOf(each, "push"), gainOf(each, "push, layer-wise")];
     const cells = [pull, push, layers, floor, ...gains, pull - floor, push - floor];
     return `| ${nameOf(point)} | ${cells.map((cell, i) => cell.toFixed(i === 4 || i === 5 ? 2 : 1)).join(" | ")} |`;
   });

@@ -1,31 +1,18 @@
 import { readdirSync, readFileSync } from "node:fs";
-import { type Cluster, startCluster } from "../../apps/demo/src/cluster/cluster.js";
-import type { ClusterMember } from "../../apps/demo/src/cluster/members.js";
-import { jsonLog } from "../../apps/demo/src/processes/json-log.js";
-import { complete } from "../../apps/demo/src/run/completion-client.js";
-import { median } from "../report.js";
+import { type Cluster, startCluster } from "../../../apps/demo/src/cluster/cluster.js";
+import type { ClusterMember } from "../../../apps/demo/src/cluster/members.js";
+import { jsonLog } from "../../../apps/demo/src/processes/json-log.js";
+import { complete } from "../../../apps/demo/src/run/completion-client.js";
+import { median } from "../../report.js";
+import { clusterOf, type ThreadTimes, timesOf, type Way } from "../ways.js";
 import {
-  BLOCK_TOKENS,
   cachedTokens,
   FORWARD_MS_PER_512,
   KEEP_FREED_MEMORY,
   type Point,
   promptMaker,
   SIMULATED,
-} from "./workload.js";
-
-export const WAYS = ["pull", "push", "push, layer-wise"] as const;
-export type Way = (typeof WAYS)[number];
-
-/** The processes that a request passes; the client is this one. */
-export const PROCESSES = ["client", "proxy", "prefill", "decode"] as const;
-export type ProcessTimes = Readonly<Record<(typeof PROCESSES)[number], number>>;
-
-/** Processor time in each process: of its JavaScript thread, on which a request waits, and of its other threads, which work beside it. */
-export interface ThreadTimes {
-  readonly main: ProcessTimes;
-  readonly beside: ProcessTimes;
-}
+} from "../workload.js";
 
 /** One run of a point. */
 export interface PointRun {
@@ -57,21 +44,9 @@ export async function openDeployment(way: Way, pool: Point["pool"]): Promise<Dep
   Object.assign(process.env, KEEP_FREED_MEMORY);
   const cluster: Cluster = await startCluster(
     {
+      ...clusterOf(way, pool, { ...SIMULATED, forwardMsPer512Tokens: FORWARD_MS_PER_512 }),
       transport: "nixl",
-      connector: way === "pull" ? "NixlConnector" : "push",
-      pushLayerwise: way === "push, layer-wise",
-      prefills: 1,
-      decodes: 1,
-      prefillTp: 1,
-      decodeTp: 1,
-      prefillBlockSize: BLOCK_TOKENS,
-      decodeBlockSize: BLOCK_TOKENS,
       cacheTokens: CACHE_TOKENS,
-      instance: {
-        simulate: { ...SIMULATED, forwardMsPer512Tokens: FORWARD_MS_PER_512 },
-        fragmented: pool === "fragmented",
-        digests: false,
-      },
       // P must compute every prompt: it has no prefix cache.
       prefillInstance: { prefixCaching: false },
     },
@@ -119,15 +94,6 @@ export async function openDeployment(way: Way, pool: Point["pool"]): Promise<Dep
     },
     close: () => cluster.close(),
   };
-}
-
-/** How many times longer pull takes: the ratio of the medians. */
-export function gainOf(ttftMs: Readonly<Record<Way, readonly number[]>>, way: Way): number {
-  return median(ttftMs.pull) / median(ttftMs[way]);
-}
-
-export function timesOf(of: (name: keyof ProcessTimes) => number): ProcessTimes {
-  return Object.fromEntries(PROCESSES.map((name) => [name, of(name)])) as Record<keyof ProcessTimes, number>;
 }
 
 /** Processor time that each process has had so far. */

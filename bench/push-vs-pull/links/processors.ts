@@ -1,5 +1,5 @@
 import type { Clock } from "@kv/interface";
-import type { ProcessTimes } from "../push-vs-pull/deployments.js";
+import type { ProcessTimes } from "../ways.js";
 
 type Process = keyof ProcessTimes;
 

@@ -1,17 +1,13 @@
-import type { Way } from "../push-vs-pull/deployments.js";
-import { nameOf } from "../push-vs-pull/workload.js";
+import type { Row } from "../../report.js";
+import { gainOf } from "../ways.js";
+import { nameOf } from "../workload.js";
 import { AT_ONCE, HOPS_MS, LINKS_GBITS, MODEL, type Swept } from "./sweep.js";
 import type { Compared } from "./validate.js";
 
 const PUSHES = ["push", "push, layer-wise"] as const;
 
-/** How many times longer pull takes. */
-export function gain({ ttftMs }: Swept, way: Way): number {
-  return ttftMs.pull / ttftMs[way];
-}
-
 const twice = (each: Swept | undefined): string =>
-  each === undefined ? "-" : PUSHES.map((way) => gain(each, way).toFixed(2)).join(", ");
+  each === undefined ? "-" : PUSHES.map((way) => gainOf(each, way).toFixed(2)).join(", ");
 
 /** The text of docs/bench/push-vs-pull-links.md. */
 export function document(swept: readonly Swept[], compared: readonly Compared[]): string {
@@ -22,7 +18,7 @@ export function document(swept: readonly Swept[], compared: readonly Compared[])
   };
   return `# Push and pull on other links
 
-Written by \`npm run bench -- push-vs-pull-links\`. Time to the first token on hardware that was simulated: the proxy, the pull and push connectors and the engines' schedulers are the production code, in one process, over the embedded transport, on a
+Written by \`npm run bench -- push-vs-pull --only links,validate\`. Time to the first token on hardware that was simulated: the proxy, the pull and push connectors and the engines' schedulers are the production code, in one process, over the embedded transport, on a
 virtual clock. Every message between two processes (HTTP, notification, question on the side channel, begin of a transfer) takes one hop; transfers share the link; each byte range costs 0.2 us. P computes one prompt
 at a time, with ${MODEL.forwardMsPer512Tokens} ms per 512 tokens and ${MODEL.kvBytesPerToken / 1024} KiB of KV per token, as a model of 8 billion parameters on one GPU. D's own steps take no time. The figures repeat exactly.
 
@@ -110,6 +106,32 @@ ${compared.map((one) => `| ${nameOf(one.point)} | ${one.way} | ${one.realMs.toFi
 `;
 }
 
+/** The rows of the report: each point of the sweep, and each of the simulation against the processes. */
+export function linkRows(swept: readonly Swept[], compared: readonly Compared[]): readonly Row[] {
+  const rows = swept.map((each): Row => {
+    const { linkGbits, hopMs, hitsAt, point, ttftMs } = each;
+    return {
+      what: `${linkGbits} Gb/s, ${hopMs} ms: ${nameOf(point)} at ${hitsAt}: pull / push, pull / layer-wise`,
+      ours: `${ttftMs.push.toFixed(2)}, ${ttftMs["push, layer-wise"].toFixed(2)} ms`,
+      theirs: `${ttftMs.pull.toFixed(2)} ms`,
+      ratio: Math.max(...PUSHES.map((way) => gainOf(each, way))),
+      wanted: "reported",
+      met: undefined,
+    };
+  });
+  return [
+    ...rows,
+    ...compared.map(({ way, point, realMs, virtualMs }) => ({
+      what: `${way}, ${nameOf(point)}: virtual / real`,
+      ours: `${virtualMs.toFixed(1)} ms`,
+      theirs: `${realMs.toFixed(1)} ms`,
+      ratio: virtualMs / realMs,
+      wanted: "0.85 to 1.15",
+      met: Math.abs(virtualMs / realMs - 1) <= 0.15,
+    })),
+  ];
+}
+
 function plain({ point, hitsAt }: Pick<Swept, "point" | "hitsAt">): boolean {
   return point.hitPercent === 0 && point.pool === "contiguous" && hitsAt === "decode";
 }
@@ -156,7 +178,7 @@ function hitTable(swept: readonly Swept[]): string {
 function thresholds(swept: readonly Swept[]): string {
   const rows = [1.2, 2, 3].flatMap((wanted) =>
     PUSHES.map((way) => {
-      const having = swept.filter((each) => gain(each, way) >= wanted);
+      const having = swept.filter((each) => gainOf(each, way) >= wanted);
       const groups = new Map<string, { count: number; links: Set<number>; hops: Set<number> }>();
       for (const { point, hitsAt, linkGbits, hopMs } of having) {
         const hit =

@@ -1,8 +1,7 @@
 import { readFile } from "node:fs/promises";
 import { availableParallelism } from "node:os";
-import { PROCESSES, timesOf, WAYS, type Way } from "../push-vs-pull/deployments.js";
-import { HOP, MAIN_THREADS, OTHER_THREADS } from "../push-vs-pull/document.js";
-import type { ProcessorCosts } from "../push-vs-pull/index.js";
+import { HOP, MAIN_THREADS, OTHER_THREADS } from "../processes/document.js";
+import { PROCESSES, type ProcessorCosts, perWay, timesOf, WAYS, type Way } from "../ways.js";
 import {
   FORWARD_MS_PER_512,
   KV_BYTES_PER_TOKEN,
@@ -10,11 +9,11 @@ import {
   type Point,
   SAMPLE,
   SIMULATED,
-} from "../push-vs-pull/workload.js";
+} from "../workload.js";
 import { openVirtualDeployment, type World } from "./virtual-deployment.js";
 
-/** Written by `npm run bench -- push-vs-pull`. */
-const MEASURED = new URL("../../docs/bench/push-vs-pull.md", import.meta.url);
+/** Written by the part `processes`. */
+const MEASURED = new URL("../../../docs/bench/push-vs-pull.md", import.meta.url);
 
 /** One point as measured between processes and as simulated with this machine's parameters. */
 export interface Compared {
@@ -80,11 +79,10 @@ function measuredPoints(lines: readonly string[]): readonly MeasuredPoint[] {
       throw new Error(
         `docs/bench/push-vs-pull.md has no row for ${nameOf(point)}: run the benchmark push-vs-pull`,
       );
-    const costs = Object.fromEntries(WAYS.map((way) => [way, costsIn(lines, `${nameOf(point)}, ${way}`)]));
     return {
       point,
       ttftMs: { pull, push, "push, layer-wise": layers },
-      costs: costs as Record<Way, ProcessorCosts>,
+      costs: perWay((way) => costsIn(lines, `${nameOf(point)}, ${way}`)),
       boundMs,
     };
   });

@@ -1,7 +1,6 @@
-import { median } from "../report.js";
-import { WAYS } from "./deployments.js";
-import type { Measured } from "./index.js";
-import { nameOf } from "./workload.js";
+import { WAYS } from "../ways.js";
+import { nameOf } from "../workload.js";
+import type { Measured } from "./measure.js";
 
 const COLOURS = ["#4477aa", "#ee6677", "#228833"] as const;
 const WIDTH = 900;
@@ -10,13 +9,13 @@ const ROW = 54;
 
 /** An SVG with a bar for each way of transfer at each point, and a line at the bound. */
 export function plot(measured: readonly Measured[]): string {
-  const largest = Math.max(...measured.flatMap(({ ttftMs }) => WAYS.map((way) => median(ttftMs[way]))));
+  const largest = Math.max(...measured.flatMap(({ ttftMs }) => WAYS.map((way) => ttftMs[way])));
   const x = (ms: number) => LABEL + (ms / largest) * (WIDTH - LABEL - 70);
   const height = measured.length * ROW + 50;
   const rows = measured.flatMap(({ point, ttftMs, boundMs, localMs }, index) => {
     const top = 40 + index * ROW;
     const bars = WAYS.map((way, i) => {
-      const ms = median(ttftMs[way]);
+      const ms = ttftMs[way];
       const y = top + i * 14;
       return `<rect x="${LABEL}" y="${y}" width="${(x(ms) - LABEL).toFixed(1)}" height="12" fill="${COLOURS[i]}"/><text x="${(x(ms) + 4).toFixed(1)}" y="${y + 10}">${ms.toFixed(1)}</text>`;
     });
