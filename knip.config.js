@@ -15,8 +15,8 @@ const packages = Object.fromEntries(
 export default {
   workspaces: {
     ...packages,
-    "packages/plan": {
-      entry: [...packages["packages/plan"].entry, "page/page.ts", "page/build.ts", "page/*.test.ts"],
+    "packages/kv-plan": {
+      entry: [...packages["packages/kv-plan"].entry, "page/{planner,report,build}.ts", "page/*.test.ts"],
       project: ["src/**/*.ts", "test/**/*.ts", "page/*.ts"],
     },
     "apps/demo": {

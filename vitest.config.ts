@@ -30,7 +30,7 @@ export default defineConfig({
         find: /^@kv\/(conformance|connector|fleet|interface|testing)\/(.+)$/,
         replacement: `${packages}/$1/src/$2.ts`,
       },
-      { find: /^@kv\/plan\/(.+)$/, replacement: `${packages}/plan/src/$1/index.ts` },
+      { find: /^@kv\/(kv-plan|plan)\/(.+)$/, replacement: `${packages}/$1/src/$2/index.ts` },
       { find: /^@kv\/([a-z-]+)$/, replacement: `${packages}/$1/src/index.ts` },
     ],
   },

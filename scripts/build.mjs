@@ -19,9 +19,7 @@ export function entryPoints(folder) {
   if (exports === undefined) return [];
   const built = Object.values(exports).map((target) => target.default ?? target);
   const names = built.flatMap((file) => /^\.\/dist\/(.+)\.js$/.exec(file)?.[1] ?? []);
-  return [...names, "cli", "cli/cli"]
-    .map((name) => `src/${name}.ts`)
-    .filter((path) => existsSync(join(folder, path)));
+  return [...names, "cli"].map((name) => `src/${name}.ts`).filter((path) => existsSync(join(folder, path)));
 }
 
 /** Bundles one package. What it depends on stays outside of the bundle. */
@@ -37,7 +35,9 @@ async function bundle(folder) {
       outbase: join(folder, "src"),
       tsconfig: join(root, "tsconfig.base.json"),
     },
-    ...{ bundle: true, splitting: true, packages: "external", sourcemap: true },
+    ...{ bundle: true, splitting: true, packages: "external" },
+    // A package has the sources beside its bundles.
+    ...{ sourcemap: true, sourcesContent: false },
     ...{ format: "esm", platform: "node", target: "node20.19", logLevel: "warning" },
   });
   const page = join(folder, "page/build.ts");

@@ -6,7 +6,14 @@ import { selftest } from "./nixl-selftest.mjs";
 import { root, setup } from "./setup.mjs";
 
 /** The native code that each program needs. */
-const NATIVE = { epp: "none", neuron: "addon", nixl: "addon", peer: "nixl", plan: "none", proxy: "none" };
+const NATIVE = {
+  epp: "none",
+  "kv-plan": "none",
+  neuron: "addon",
+  nixl: "addon",
+  peer: "nixl",
+  proxy: "none",
+};
 
 const [name] = process.argv.splice(2, 1);
 // What a program says of itself needs the dependencies and the build, and no native code.
@@ -31,4 +38,4 @@ if (name === "nixl" && process.argv[2] === "selftest") {
 process.chdir(process.env.INIT_CWD ?? process.cwd());
 const folder = join(root, "packages", name);
 const { bin } = JSON.parse(readFileSync(join(folder, "package.json"), "utf8"));
-await import(pathToFileURL(join(folder, bin[`kv-${name}`])).href);
+await import(pathToFileURL(join(folder, Object.values(bin)[0])).href);

@@ -10,7 +10,14 @@ if (!(Number(values.factor) > 0)) {
   console.error(`--factor must be a number above 0, not ${JSON.stringify(values.factor)}`);
   process.exit(2);
 }
-const args = ["run", "--config", "tools/long/vitest.config.ts", "packages/plan", "packages/topology"];
+const args = [
+  "run",
+  "--config",
+  "tools/long/vitest.config.ts",
+  "packages/plan",
+  "packages/kv-plan/src/data",
+  "packages/topology",
+];
 spawn(join(root, "node_modules/.bin/vitest"), args, {
   cwd: root,
   stdio: "inherit",

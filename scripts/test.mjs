@@ -81,7 +81,7 @@ if (only.length === 0) {
   await check("types (tsc)", async () => {
     await run(process.execPath, [tsc, "--noEmit", "-p", "tsconfig.json"]);
     // The page runs in a browser: it has other globals.
-    await run(process.execPath, [tsc, "--noEmit", "-p", "packages/plan/page"]);
+    await run(process.execPath, [tsc, "--noEmit", "-p", "packages/kv-plan/page"]);
   });
   await check("directions of dependencies", () =>
     run(bin("depcruise"), ["--config", ".dependency-cruiser.cjs", "packages", "apps"]),

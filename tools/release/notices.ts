@@ -9,7 +9,8 @@ const BUNDLED: Readonly<Record<string, readonly string[]>> = {
   "native/npm/linux-x64-gnu": [NODE_API],
   "native/npm/linux-arm64-gnu": [NODE_API],
   "packages/neuron": [NODE_API],
-  "packages/plan": ["packages/plan/node_modules/commander", "packages/plan/node_modules/@bomb.sh/tab"],
+  // In the page.
+  "packages/kv-plan": ["packages/kv-plan/node_modules/zod"],
 };
 
 /** MPL-2.0 is that of a library of vitest, which is a peer of @kv/conformance. */

@@ -22,7 +22,7 @@ const NODE_24 = "24.21.0";
 const LIGHT: Readonly<Record<string, readonly string[]>> = {
   "@kv/interface": [],
   "@kv/topology": [],
-  "@kv/plan": ["zod"],
+  "@kv/plan": [],
 };
 
 const { values } = parseArgs({ options: { out: { type: "string" } } });

@@ -22,7 +22,7 @@ interface Program {
 const PROGRAMS: readonly Program[] = [
   {
     name: "kv-plan",
-    folder: "plan",
+    folder: "kv-plan",
     wrong: ["--config", "/nowhere"],
     completed: { typed: ["--poo"], found: "--pool" },
   },
@@ -160,7 +160,7 @@ it("the demo prints its version, its help before any set-up, and exits with 2 fo
 
 it("a reader that goes away ends kv-plan quietly", async () => {
   const call = `node ${builtProgram("kv-plan")} --tp 8 --tp 8 --html --config`;
-  const pipe = `set -o pipefail; ${call} packages/plan/fixtures/models/llama-3.1-70b.json | head -1`;
+  const pipe = `set -o pipefail; ${call} packages/kv-plan/models/llama-3.1-70b.json | head -1`;
   const { code, stdout, stderr } = await output("bash", ["-c", pipe]);
   expect(stdout).not.toBe("");
   expect({ code, stderr }).toEqual({ code: 0, stderr: "" });

@@ -10,7 +10,7 @@ import {
 import { dirname, join } from "node:path";
 import { Application } from "typedoc";
 import { build } from "vitepress";
-import { buildPage } from "../../packages/plan/page/build.js";
+import { buildPlanner } from "../../packages/kv-plan/page/build.js";
 import { linked, readPages, root, slugOf } from "./pages.js";
 
 // npm run docs [-- FOLDER]: builds the documentation site: the pages of docs/ and the READMEs, with search; the reference of all packages; kv-plan.
@@ -118,7 +118,7 @@ export async function buildSite(out: string): Promise<readonly string[]> {
   );
   await build(work);
   await reference(join(out, "reference"));
-  writeFileSync(join(out, "planner.html"), await buildPage());
+  writeFileSync(join(out, "planner.html"), await buildPlanner());
   rmSync(work, { recursive: true, force: true });
   return dead;
 }

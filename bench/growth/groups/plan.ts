@@ -1,15 +1,13 @@
 import { fileURLToPath } from "node:url";
 import { buildEngineTransferPlan, type EngineTransferPlan, planRequest, type RankGeometry } from "@kv/plan";
 import { proveEnginePlans } from "@kv/plan/prove";
-import { runKvPlan } from "../../../packages/plan/src/cli/run.js";
+import { runKvPlan } from "../../../packages/kv-plan/src/run.js";
 import { BLOCK_SIZE, type RanksOptions, ranksOf } from "../../ranks.js";
 import { processorTime } from "../costs.js";
 import type { Group, Quantity } from "../quantity.js";
 
 const KV_HEADS = 64;
-const MODEL = fileURLToPath(
-  new URL("../../../packages/plan/fixtures/models/llama-3.1-70b.json", import.meta.url),
-);
+const MODEL = fileURLToPath(new URL("../../../packages/kv-plan/models/llama-3.1-70b.json", import.meta.url));
 /** A proof is part of a deployment's check, not of a request. */
 const PROOF_SECONDS = 5;
 

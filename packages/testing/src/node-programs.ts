@@ -9,7 +9,7 @@ const root = fileURLToPath(new URL("../../..", import.meta.url));
 /** Path of a program as it is built: `kv-proxy`, or `demo`. The set-up of every test run builds it from the sources. */
 export function builtProgram(name: string): string {
   if (name === "demo") return join(root, "apps/demo/dist/main.js");
-  const folder = join(root, "packages", name.replace(/^kv-/, ""));
+  const folder = join(root, "packages", name === "kv-plan" ? name : name.replace(/^kv-/, ""));
   const { bin } = JSON.parse(readFileSync(join(folder, "package.json"), "utf8")) as {
     readonly bin: Readonly<Record<string, string>>;
   };

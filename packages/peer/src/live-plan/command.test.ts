@@ -1,6 +1,6 @@
 import { zmqSideChannel } from "@kv/connector";
 import { KvError, type SideChannel } from "@kv/interface";
-import type { PairReport } from "@kv/plan/cli";
+import type { PairReport } from "@kv/kv-plan";
 import {
   decodeHandshakeRequest,
   encodeAgentMetadata,

@@ -1,7 +1,7 @@
 import { rankGeometry } from "@kv/fleet";
 import type { KvCacheKind, SideChannel } from "@kv/interface";
+import type { Pair } from "@kv/kv-plan";
 import type { RankGeometry } from "@kv/plan";
-import type { Pair } from "@kv/plan/cli";
 import {
   type AgentMetadata,
   decodeAgentMetadata,

@@ -1,5 +1,14 @@
-/** `@kv/plan/prove`: proofs that plans are right, and the faults that they find. */
-export { type CacheSemantics, registerCacheSemantics } from "./contents/cache-semantics.js";
+/** `@kv/plan/prove`: proofs that plans are right, the faults that they find, and what a proof and a report ask of a plan. */
+export {
+  type CacheSemantics,
+  type HeadRange,
+  headsInRegion,
+  registerCacheSemantics,
+} from "./contents/cache-semantics.js";
+export { type DescriptorLookup, descriptorLookup, type MemoryPlace } from "./descriptor-lookup.js";
+export { mergedDescriptorCount } from "./merged-descriptors.js";
+export { type BlockTokens, type NeededTokens, neededTokens } from "./needed-tokens.js";
+export { type BlockPass, passByBlock } from "./pass-effect.js";
 export {
   PLAN_FAULT_KINDS,
   type PlanFault,

@@ -7,19 +7,23 @@ import { fail } from "./proof-result.js";
 export interface BlockTokens {
   /** Kernel blocks, or logical ones for a state. */
   readonly blocks: readonly number[];
+  /** The token with which each block begins. */
   readonly tokens: readonly number[];
+  /** The place of each block in `blocks`. */
   readonly position: ReadonlyMap<number, number>;
 }
 
 /** The tokens that one group of a request needs, and their blocks on both sides, from the request alone. */
 export interface NeededTokens {
+  /** KV cache group. */
   readonly group: number;
   /** Blocks to fill. */
   readonly local: BlockTokens;
   /** The remote's blocks, by source: the ranks of a DCP group have different ones. */
   readonly remotes: readonly BlockTokens[];
-  /** Tokens that the request needs, from the first to one past the last. */
+  /** The first token that the request needs. */
   readonly fromToken: number;
+  /** One past the last. */
   readonly endToken: number;
 }
 

@@ -4,6 +4,7 @@ import { fail } from "./proof-result.js";
 
 /** The effect of the receive pass on one block, seen from the finished block. */
 export interface BlockPass {
+  /** Its heads and tokens are put in order. */
   readonly permuted: boolean;
   /** Tokens of the block before this one are zeroed; 0: none. */
   readonly zeroUntilToken: number;

@@ -3,7 +3,6 @@ import { handshakeTargetRanks } from "@kv/topology";
 import fc from "fast-check";
 import { expect, test } from "vitest";
 import { computeDescriptorIds } from "../../../../tools/conformance/vllm-descriptor-ids.js";
-import { mergedDescriptorCount } from "../../src/cli/report/merged-descriptors.js";
 import {
   buildEngineTransferPlan,
   type EngineTransferPlan,
@@ -11,6 +10,7 @@ import {
   type RankGeometry,
   type TransferList,
 } from "../../src/index.js";
+import { mergedDescriptorCount } from "../../src/prove/merged-descriptors.js";
 import { PROPERTY_TIMEOUT_MS } from "../property-timeout.js";
 import { type CacheSpec, type KindEngine, kindEngine } from "./kind-memory.js";
 

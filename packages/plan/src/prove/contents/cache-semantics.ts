@@ -43,7 +43,9 @@ export function cacheSemantics(kind: KvCacheKind): CacheSemantics | undefined {
 
 /** Consecutive KV heads of the model. */
 export interface HeadRange {
+  /** The first head. */
   readonly begin: number;
+  /** The number of heads. */
   readonly size: number;
 }
 

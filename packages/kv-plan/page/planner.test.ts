@@ -1,0 +1,200 @@
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath, pathToFileURL } from "node:url";
+import type { Browser, Page } from "puppeteer-core";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { renderText } from "../src/render/render-text.js";
+import type { PairReport } from "../src/report/report.js";
+import { captured } from "../test/captured-run.js";
+import { chromium, openBrowser, openPage } from "../test/chromium.js";
+import { buildPlanner } from "./build.js";
+
+// The planner as a page: opened from a file, without a server. KV_SCREENSHOTS=FOLDER keeps pictures of it.
+const fixture = (name: string) => fileURLToPath(new URL(`../models/${name}.json`, import.meta.url));
+
+describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
+  const folder = mkdtempSync(join(tmpdir(), "kv-planner-"));
+  const file = join(folder, "kv-plan.html");
+  const complaints: string[] = [];
+  let browser: Browser;
+  let page: Page;
+
+  const open = async (fragment = "") => {
+    await page.goto("about:blank");
+    await page.goto(`${pathToFileURL(file).href}#${fragment}`);
+    await page.waitForSelector('body[data-ready="true"]');
+  };
+  const textOf = (selector: string) => page.$eval(selector, (found) => found.textContent ?? "");
+  const fill = async (name: string, value: string) => {
+    await page.$eval(
+      `[name="${name}"]`,
+      (found, text) => {
+        (found as HTMLInputElement).value = text;
+        found.dispatchEvent(new Event("change", { bubbles: true }));
+      },
+      value,
+    );
+  };
+  const told = async (...args: string[]) => {
+    const { stdout } = await captured(...args, "--json");
+    return renderText(JSON.parse(stdout) as PairReport);
+  };
+
+  beforeAll(async () => {
+    writeFileSync(file, await buildPlanner());
+    browser = await openBrowser();
+    page = await openPage(browser, complaints);
+  }, 180_000);
+  afterAll(async () => {
+    await browser?.close();
+    rmSync(folder, { recursive: true });
+  }, 60_000);
+
+  test("the report of a known model is that of kv-plan", async () => {
+    await open("model=qwen3-0.6b&tp=4,2&block=16,32&tokens=100");
+    expect(await textOf("#text")).toBe(
+      await told(
+        ...["--config", fixture("qwen3-0.6b"), "--tp", "4,2", "--block-size", "16,32", "--tokens", "100"],
+      ),
+    );
+    expect(await textOf("#verdict")).toMatch(/^Proven/);
+  });
+
+  test("a config.json that is pasted is planned, and the link carries it", async () => {
+    await open();
+    await page.select("#model", "");
+    expect(await textOf("#problem")).toMatch(/config\.json: .*KV_CONFIG_INVALID/);
+    await fill("config", readFileSync(fixture("deepseek-v3"), "utf8"));
+    await fill("tp", "8,16");
+    const text = await textOf("#text");
+    expect(text).toContain("prefill TP 8 → decode TP 16");
+    const link = page.url();
+    await page.goto("about:blank");
+    await page.goto(link);
+    expect(await textOf("#text")).toBe(text);
+    expect(await page.$eval("[name=tp]", (found) => (found as HTMLInputElement).value)).toBe("8,16");
+  });
+
+  test("a refused pair shows the reason and the changes that help", async () => {
+    await open("model=llama-3.1-70b&tp=8,4&layout=LHBNC");
+    expect(await textOf("#result h2:nth-of-type(2)")).toBe("Refused");
+    expect(await textOf("#changes")).toContain("decode with TP 8");
+  });
+
+  test.each([
+    ["tp=x", /TP: x is not a whole number from 1 to 1024/],
+    ["layout=XYZ", /Layout: XYZ is not HND, NHD or one of/],
+    ["model=none", /Model: none is none of /],
+    ["bandwidth=-1", /Bandwidth: -1 is not a number above 0/],
+    ["tp=1,2,4", /--tp is given 3 times/],
+    ["model=&config=%3C/script%3E%3Cimg%20src%3Dx%3E", /config\.json: /],
+  ])("a wrong value (%s) is told, with its field", async (fragment, message) => {
+    await open(fragment);
+    expect(await textOf("#problem")).toMatch(message);
+    expect(await page.$$("img")).toEqual([]);
+  });
+
+  test("the picture and the kvbench matrix are saved as files, as kv-plan prints them", async () => {
+    await open("model=llama-3.1-70b&tp=4,2&tokens=64");
+    const session = await browser.target().createCDPSession();
+    await session.send("Browser.setDownloadBehavior", { behavior: "allow", downloadPath: folder });
+    const args = ["--config", fixture("llama-3.1-70b"), "--tp", "4,2", "--tokens", "64"];
+    for (const [button, name, flag] of [
+      ["save-svg", "kv-plan.svg", "--svg"],
+      ["save-kvbench", "matrix.txt", "--kvbench"],
+    ] as const) {
+      await page.click(`#${button}`);
+      const { stdout } = await captured(...args, flag);
+      await expect.poll(() => readOrNothing(join(folder, name))).toBe(stdout);
+    }
+  });
+
+  test("the keyboard reaches every part, in order", async () => {
+    await open("model=llama-3.1-70b&tp=2,1&tokens=32");
+    const reached: string[] = [];
+    for (let i = 0; i < 40; i++) {
+      await page.keyboard.press("Tab");
+      reached.push(
+        await page.evaluate(() => {
+          const found = document.activeElement as HTMLElement;
+          return found.getAttribute("name") ?? (found.id || (found.textContent ?? ""));
+        }),
+      );
+      if (reached.at(-1) === "text") break;
+    }
+    const fields = [
+      "model",
+      "tp",
+      "block",
+      "layout",
+      "pp",
+      "backend",
+      "dtype",
+      "tokens",
+      "computed",
+      "bandwidth",
+    ];
+    const rest = ["permute", "copy-link", "save-svg", "save-kvbench", "P0", "P1", "D0", "text"];
+    expect(reached).toEqual([...fields, ...rest]);
+  });
+
+  test.each([
+    [390, "light"],
+    [390, "dark"],
+    [1280, "light"],
+    [1280, "dark"],
+  ] as const)(
+    "%i px wide, %s: nothing is wider than the page, and text stands out",
+    async (width, scheme) => {
+      await page.setViewport({ width, height: 900 });
+      await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
+      await open("model=llama-3.1-70b&tp=8,4&block=16,32");
+      await page.click('button[data-decode-rank="1"]');
+      await page.click("#blocks button");
+      const [scrolled, ...contrasts] = await page.evaluate(() => {
+        const light = (colour: string) => {
+          const [r = 0, g = 0, b = 0] = (colour.match(/[\d.]+/g) ?? []).map((part) => {
+            const value = Number(part) / 255;
+            return value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+          });
+          return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+        };
+        const contrast = (one: string, other: string) => {
+          const [high, low] = [light(one), light(other)].sort((a, b) => b - a) as [number, number];
+          return (high + 0.05) / (low + 0.05);
+        };
+        const paper = getComputedStyle(document.body).backgroundColor;
+        const shown = [...document.querySelectorAll(".kv-plan")].filter((each) => each.clientWidth > 0);
+        const drawn = shown.flatMap((each) => [...each.querySelectorAll("text")]);
+        const curves = shown.flatMap((each) => [...each.querySelectorAll(".edge")]);
+        return [
+          document.documentElement.scrollWidth,
+          contrast(getComputedStyle(document.body).color, paper),
+          ...drawn.map((each) => contrast(getComputedStyle(each).fill, paper)),
+          // Lines need less than letters (WCAG 1.4.11).
+          ...curves.map((each) => 1.5 * contrast(getComputedStyle(each).stroke, paper)),
+        ];
+      });
+      expect(scrolled).toBeLessThanOrEqual(width);
+      expect(contrasts.length).toBeGreaterThan(30);
+      expect(Math.min(...contrasts)).toBeGreaterThanOrEqual(4.5);
+      const keep = process.env["KV_SCREENSHOTS"];
+      if (keep === undefined) return;
+      mkdirSync(keep, { recursive: true });
+      await page.screenshot({ path: join(keep, `planner-${width}-${scheme}.png`), fullPage: true });
+    },
+  );
+
+  test("the page asks nothing of a network and logs no error", () => {
+    expect(complaints).toEqual([]);
+  });
+});
+
+function readOrNothing(path: string): string | undefined {
+  try {
+    return readFileSync(path, "utf8");
+  } catch {
+    return undefined;
+  }
+}

@@ -1,0 +1,96 @@
+import { KvError } from "@kv/interface";
+import { escapeXml } from "../src/render/format.js";
+import { reportBody } from "../src/render/render-html.js";
+import { renderKvbench } from "../src/render/render-kvbench.js";
+import { renderSvg } from "../src/render/render-svg.js";
+import type { PairReport } from "../src/report/report.js";
+import { explore } from "./explore.js";
+import { DEFAULTS, fromFragment, type PageOptions, reportOf, toFragment } from "./planner-options.js";
+
+// The script of the page: reads the form, plans and proves in the browser, and shows the report.
+
+declare global {
+  /** The known models: their config.json by name. The build puts them here. */
+  const KNOWN_MODELS: Readonly<Record<string, unknown>>;
+}
+
+const element = <T extends HTMLElement>(id: string) => document.getElementById(id) as T;
+const form = element<HTMLFormElement>("form");
+const fields = Object.keys(DEFAULTS) as (keyof PageOptions)[];
+const field = (name: keyof PageOptions) => form.elements.namedItem(name) as HTMLInputElement;
+let shown: PairReport | undefined;
+
+for (const name of Object.keys(KNOWN_MODELS)) element<HTMLSelectElement>("model").add(new Option(name, name));
+
+function read(): PageOptions {
+  const entries = fields.map((name) => [
+    name,
+    name === "permute" ? (field(name).checked ? "on" : "") : field(name).value,
+  ]);
+  return Object.fromEntries(entries) as unknown as PageOptions;
+}
+
+function fill(options: PageOptions): void {
+  for (const name of fields) {
+    if (name === "permute") field(name).checked = options[name] === "on";
+    else field(name).value = options[name];
+  }
+}
+
+function show(options: PageOptions): void {
+  element("paste").hidden = options.model !== "";
+  document.body.dataset["ready"] = "false";
+  const result = element("result");
+  for (const id of ["save-svg", "save-kvbench"]) element<HTMLButtonElement>(id).disabled = true;
+  try {
+    shown = reportOf(options, KNOWN_MODELS);
+    result.innerHTML = `<h2 id="title">${escapeXml(shown.title)}</h2>${reportBody(shown)}`;
+    explore(shown);
+    element<HTMLButtonElement>("save-svg").disabled = false;
+    element<HTMLButtonElement>("save-kvbench").disabled = shown.outcome === "refused";
+  } catch (thrown) {
+    const { code, message, hint } = KvError.from(thrown, "KV_INTERNAL", "the pair could not be planned");
+    const advice = hint === undefined ? "" : `<p>${escapeXml(hint)}</p>`;
+    result.innerHTML = `<p id="problem" role="alert"><strong>${escapeXml(message)}</strong> [${code}]</p>${advice}`;
+    document.body.dataset["ready"] = "true";
+  }
+}
+
+function save(name: string, type: string, text: string): void {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.download = name;
+  link.click();
+  // The browser reads it after this event.
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+form.addEventListener("submit", (event) => event.preventDefault());
+form.addEventListener("change", () => {
+  const options = read();
+  history.replaceState(undefined, "", `#${toFragment(options)}`);
+  show(options);
+});
+element("copy-link").addEventListener("click", async () => {
+  const told = element("told");
+  try {
+    await navigator.clipboard.writeText(location.href);
+    told.textContent = "The link is copied.";
+  } catch {
+    told.textContent = location.href;
+  }
+});
+element("save-svg").addEventListener("click", () => {
+  if (shown !== undefined) save("kv-plan.svg", "image/svg+xml", renderSvg(shown));
+});
+element("save-kvbench").addEventListener("click", () => {
+  if (shown?.outcome === "planned") save("matrix.txt", "text/plain", renderKvbench(shown));
+});
+addEventListener("hashchange", start);
+
+function start(): void {
+  const options = fromFragment(location.hash);
+  fill(options);
+  show(options);
+}
+start();

@@ -1,0 +1,49 @@
+import type { EngineTransferPlan } from "@kv/plan";
+import { planToDocument } from "./plan-document.js";
+import type { PlanDocument } from "./plan-schema.js";
+import { sha256Hex } from "./sha256.js";
+
+/**
+ * SHA-256 in hex over the canonical JSON of a plan: equal for equal plans, on any machine. With `addresses: false`, base addresses, device numbers and tables
+ * are left out, so plans of two runs of one deployment have equal hashes. Default: true. Errors: those of `planToDocument`.
+ */
+export function hashPlan(plan: EngineTransferPlan, options: { readonly addresses?: boolean } = {}): string {
+  const document = planToDocument(plan);
+  return sha256Hex(canonicalJson(options.addresses === false ? withoutAddresses(document) : document));
+}
+
+function withoutAddresses(document: PlanDocument): unknown {
+  const rank = (one: PlanDocument["local"]) => ({
+    ...one,
+    deviceId: 0,
+    regions: one.regions.map(({ deviceId: _device, ...region }) => ({ ...region, baseAddress: 0 })),
+  });
+  return {
+    ...document,
+    local: rank(document.local),
+    remote: rank(document.remote),
+    sources: document.sources.map(({ lists, ...source }) => ({
+      ...source,
+      lists: lists.map(({ localListKey }) => localListKey),
+    })),
+  };
+}
+
+/**
+ * The canonical JSON of plain data: keys sorted by code unit, no spaces, numbers as JavaScript writes them, undefined members left out. Throws a TypeError for
+ * values without JSON.
+ */
+export function canonicalJson(value: unknown): string {
+  if (value === null || typeof value === "string" || typeof value === "boolean") return JSON.stringify(value);
+  if (typeof value === "number") {
+    if (!Number.isFinite(value)) throw new TypeError(`${value} has no JSON`);
+    return JSON.stringify(value);
+  }
+  if (Array.isArray(value)) return `[${value.map(canonicalJson).join(",")}]`;
+  if (typeof value !== "object") throw new TypeError(`a ${typeof value} has no JSON`);
+  const members = Object.entries(value)
+    .filter(([, member]) => member !== undefined)
+    .sort(([one], [other]) => (one < other ? -1 : 1))
+    .map(([key, member]) => `${JSON.stringify(key)}:${canonicalJson(member)}`);
+  return `{${members.join(",")}}`;
+}

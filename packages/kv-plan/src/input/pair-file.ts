@@ -1,0 +1,122 @@
+import { KV_CACHE_KINDS, KV_CACHE_LAYOUTS, KvError } from "@kv/interface";
+import type { RankGeometry } from "@kv/plan";
+import { z } from "zod";
+import { describeIssues, regionSchema } from "../data/plan-schema.js";
+import { MAX_RANKS, type Pair, placeRegions, type UnplacedRank } from "./pair.js";
+
+type UnplacedRegion = UnplacedRank["regions"][number];
+
+/** A region. One without an address gets a free one. */
+const region = regionSchema
+  .partial({
+    baseAddress: true,
+    blockStrideBytes: true,
+    groupId: true,
+    memoryType: true,
+  })
+  .extend({
+    stage: z
+      .int()
+      .min(0)
+      .max(MAX_RANKS - 1)
+      .default(0),
+  });
+const engine = z
+  .strictObject({
+    tpSize: z.int().min(1).max(MAX_RANKS),
+    ppSize: z.int().min(1).max(MAX_RANKS).default(1),
+    dcpSize: z.int().min(1).max(MAX_RANKS).optional(),
+    kernelBlockSize: z
+      .int()
+      .min(1)
+      .max(2 ** 20),
+    physicalBlocksPerLogical: z
+      .int()
+      .min(1)
+      .max(2 ** 20)
+      .default(1),
+    layout: z.enum(KV_CACHE_LAYOUTS).default("LBHNC"),
+    attentionBackend: z.string().min(1).max(200),
+    regions: z.array(region).min(1).max(65_536),
+  })
+  .superRefine(({ tpSize, ppSize, regions }, context) => {
+    if (tpSize * ppSize > MAX_RANKS)
+      context.addIssue({
+        code: "custom",
+        path: ["tpSize"],
+        message: `${tpSize} × ${ppSize} stages (ppSize) are ${tpSize * ppSize} ranks, more than ${MAX_RANKS}`,
+      });
+    const held = new Set(regions.map(({ stage }) => stage));
+    for (const [index, { stage }] of regions.entries())
+      if (stage >= ppSize)
+        context.addIssue({
+          code: "custom",
+          path: ["regions", index, "stage"],
+          message: `stage ${stage} of ${ppSize} (ppSize), counted from 0`,
+        });
+    for (let stage = 0; stage < ppSize; stage++)
+      if (!held.has(stage))
+        context.addIssue({
+          code: "custom",
+          path: ["regions"],
+          message: `stage ${stage} of ${ppSize} has none`,
+        });
+  });
+const schema = z.strictObject({
+  version: z.literal(1),
+  title: z.string().max(200).default("pair"),
+  numKvHeads: z
+    .int()
+    .min(1)
+    .max(2 ** 20),
+  groups: z.array(z.enum(KV_CACHE_KINDS)).min(1).max(1024),
+  cacheDtype: z.string().min(1).max(100).optional(),
+  windowTokens: z.array(z.int().min(1).nullable()).max(1024).default([]),
+  prefill: engine,
+  decode: engine,
+});
+
+/** Reads the file of `kv-plan --file`. Errors: `KV_CONFIG_INVALID` with the field. */
+export function pairFromFile(name: string, value: unknown): Pair {
+  const parsed = schema.safeParse(value);
+  if (!parsed.success) {
+    throw new KvError("KV_CONFIG_INVALID", `${name}: ${describeIssues(parsed.error)}`, {
+      hint: "docs/kv-plan.md describes the file",
+    });
+  }
+  const { title, numKvHeads, groups, cacheDtype, windowTokens, prefill, decode } = parsed.data;
+  return {
+    title,
+    numKvHeads,
+    groups,
+    cacheDtype,
+    windowTokens: groups.map((_, index) => windowTokens[index] ?? undefined),
+    prefill: ranksOf(prefill),
+    decode: ranksOf(decode),
+    assumed: [],
+  };
+}
+
+function ranksOf({ tpSize, ppSize, dcpSize, regions, ...facts }: z.infer<typeof engine>): RankGeometry[] {
+  return Array.from({ length: ppSize * tpSize }, (_, index) => {
+    const [ppRank, tpRank] = [Math.floor(index / tpSize), index % tpSize];
+    return placeRegions({
+      ...facts,
+      tpRank,
+      tpSize,
+      ...(ppSize === 1 ? {} : { ppRank, ppSize }),
+      dcpSize,
+      deviceId: tpRank,
+      regions: regions.filter(({ stage }) => stage === ppRank).map(regionOf),
+    });
+  });
+}
+
+function regionOf({ stage: _, ...given }: z.infer<typeof region>): UnplacedRegion {
+  return {
+    ...(given as UnplacedRegion),
+    blockStrideBytes: given.blockStrideBytes ?? given.blockLengthBytes,
+    groupId: given.groupId ?? 0,
+    memoryType: given.memoryType ?? "VRAM",
+  };
+}

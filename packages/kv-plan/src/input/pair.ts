@@ -1,0 +1,66 @@
+import type { KvCacheKind, KvCacheLayout, MemoryType } from "@kv/interface";
+import type { RankGeometry, RegionGeometry } from "@kv/plan";
+
+/** Two engines, rank by rank. Every input of the command becomes a pair. */
+export interface Pair {
+  /** Title of the report. */
+  readonly title: string;
+  /** KV heads of the whole model; 1 for MLA. */
+  readonly numKvHeads: number;
+  /** Kind of each KV cache group. */
+  readonly groups: readonly KvCacheKind[];
+  /** Type of the cache, as `ModelGeometry.cacheDtype`. */
+  readonly cacheDtype?: string | undefined;
+  /** By group: tokens of its sliding window; undefined for a group without one. */
+  readonly windowTokens: readonly (number | undefined)[];
+  /** Ranks of the prefill engine, stage after stage. */
+  readonly prefill: readonly RankGeometry[];
+  /** Ranks of the decode engine. */
+  readonly decode: readonly RankGeometry[];
+  /** Assumptions that no input states; the report prints them. */
+  readonly assumed: readonly string[];
+  /** The pair with another TP size on one side, where the input gives the layout for it. Errors: `KV_PLAN_INVALID`, `KV_PLAN_UNSUPPORTED`. */
+  readonly withTp?: ((side: "prefill" | "decode", tpSize: number) => Pair) | undefined;
+}
+
+/** The most ranks of one engine over all stages: more than any engine has, and few enough to plan and prove in minutes. */
+export const MAX_RANKS = 1024;
+
+/** The settings that an engine is started with. */
+export interface EngineSettings {
+  readonly tpSize: number;
+  /** Pipeline stages. */
+  readonly ppSize: number;
+  /** Tokens in a logical block (vLLM: `--block-size`). */
+  readonly blockSize: number;
+  /** Tokens in a kernel block; a divisor of `blockSize`. */
+  readonly kernelBlockSize: number;
+  readonly layout: KvCacheLayout;
+  readonly attentionBackend: string;
+  /** Logical blocks of a rank. */
+  readonly numBlocks: number;
+  readonly memoryType: MemoryType;
+}
+
+const ALIGNMENT_BYTES = 2 ** 21;
+
+/** A rank whose regions may lack an address. */
+export type UnplacedRank = Omit<RankGeometry, "regions"> & {
+  readonly regions: readonly (Omit<RegionGeometry, "baseAddress"> & {
+    readonly baseAddress?: number | undefined;
+  })[];
+};
+
+/** Gives each region without an address one of its own: one after another, as an engine would allocate them. */
+export function placeRegions(rank: UnplacedRank): RankGeometry {
+  let next = ALIGNMENT_BYTES;
+  return {
+    ...rank,
+    regions: rank.regions.map((region) => {
+      const baseAddress = region.baseAddress ?? next;
+      const end = baseAddress + region.numBlocks * region.blockStrideBytes;
+      next = Math.ceil(Math.max(next, end) / ALIGNMENT_BYTES) * ALIGNMENT_BYTES;
+      return { ...region, baseAddress };
+    }),
+  };
+}

@@ -1,0 +1,86 @@
+import { KvError } from "@kv/interface";
+import type { RankGeometry } from "@kv/plan";
+import type { Pair } from "./pair.js";
+import { placeRegions } from "./pair.js";
+
+/**
+ * The pipeline stage of each layer, divided as vLLM does (0.33, `get_pp_indices`): evenly, with the remaining layers on the stages before the last. Errors:
+ * `KV_CONFIG_INVALID` for more stages than layers.
+ */
+export function stagesOfLayers(numLayers: number, ppSize: number): readonly number[] {
+  if (ppSize > numLayers) {
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `--pp ${ppSize} is more than the ${numLayers} layers of the model`,
+      {
+        details: { ppSize, numLayers },
+      },
+    );
+  }
+  const [least, over] = [Math.floor(numLayers / ppSize), numLayers % ppSize];
+  return Array.from({ length: ppSize }, (_, stage) => {
+    const beforeLast = ppSize - 1 - stage;
+    const more = beforeLast >= 1 && beforeLast <= over ? 1 : 0;
+    return Array.from({ length: least + more }, () => stage);
+  }).flat();
+}
+
+/** The pipeline stage of a rank, and the number of stages of its engine. */
+export function placeOf({ ppRank = 0, ppSize = 1 }: RankGeometry): { ppRank: number; ppSize: number } {
+  return { ppRank, ppSize };
+}
+
+/** The ranks of an engine by pipeline stage. */
+export function byStage(ranks: readonly RankGeometry[]): readonly (readonly RankGeometry[])[] {
+  const stages: RankGeometry[][] = [];
+  for (const rank of ranks) {
+    const { ppRank } = placeOf(rank);
+    stages[ppRank] = [...(stages[ppRank] ?? []), rank];
+  }
+  return stages;
+}
+
+/** Ranks without stages, divided into the given stages. */
+export function inStagesOf(
+  stages: readonly (readonly RankGeometry[])[],
+  ranks: readonly RankGeometry[],
+): readonly RankGeometry[] {
+  if (stages.length === 1) return ranks;
+  return stages.flatMap(([first], ppRank) => {
+    const held = new Set(first?.regions.map(({ name }) => name));
+    return ranks.map(
+      (rank): RankGeometry => ({
+        ...rank,
+        ppRank,
+        ppSize: stages.length,
+        regions: rank.regions.filter(({ name }) => held.has(name)),
+      }),
+    );
+  });
+}
+
+/** Refuses a decode engine with pipeline stages. Errors: `KV_PLAN_UNSUPPORTED`. */
+export function refuseStagesOfDecode(decode: readonly RankGeometry[]): void {
+  const [rank] = decode;
+  if (rank === undefined || placeOf(rank).ppSize === 1) return;
+  throw new KvError(
+    "KV_PLAN_UNSUPPORTED",
+    `decode has ${rank.ppSize} pipeline stages: prefill counts one notification of each tensor-parallel rank, not of each stage`,
+    { hint: "run decode with one pipeline stage", details: { ppSize: rank.ppSize } },
+  );
+}
+
+/** The pair without pipeline stages on one side: each rank has the caches of all stages. Undefined for a side without stages. */
+export function withoutStages(pair: Pair, side: "prefill" | "decode"): Pair | undefined {
+  const [first, ...more] = byStage(pair[side]);
+  if (first === undefined || more.length === 0) return undefined;
+  // Engines without stages are matched by the order of their regions.
+  const other = byStage(pair[side === "prefill" ? "decode" : "prefill"]).map(([rank]) => rank);
+  const order = other.flatMap((rank) => rank?.regions.map(({ name }) => name) ?? []);
+  const ranks = first.map(({ ppRank: _, ppSize: __, ...rank }, index): RankGeometry => {
+    const regions = [rank, ...more.flatMap((stage) => stage[index] ?? [])].flatMap((each) => each.regions);
+    const sorted = regions.sort((a, b) => order.indexOf(a.name) - order.indexOf(b.name));
+    return placeRegions({ ...rank, regions: sorted.map(({ baseAddress: ___, ...region }) => region) });
+  });
+  return { ...pair, [side]: ranks };
+}

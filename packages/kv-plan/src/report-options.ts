@@ -1,0 +1,94 @@
+import { type Command, InvalidArgumentError, Option } from "commander";
+import type { PoolState } from "./report/sample-request.js";
+
+/** The sample request, what the engines may do for it, and the form of the report. `addReportOptions` defines the flags. */
+export interface ReportOptions {
+  /** `--tokens`: length of the sample request. */
+  readonly tokens: number;
+  /** `--computed`: logical decode blocks that a prefix hit supplies. */
+  readonly computed: number;
+  /** `--pool`: whether the block tables of the request are consecutive. */
+  readonly pool: PoolState;
+  /** `--bandwidth`: of one rank's link, in GB/s. */
+  readonly bandwidth: number;
+  /** `--permute`: allows the conversion `hnd-to-nhd`. */
+  readonly permute: boolean;
+  /** `--repack`: allows the conversion `attention-order`. */
+  readonly repack: boolean;
+  /** `--masked`: the engine masks tokens beyond a request's last. */
+  readonly masked: boolean;
+  /** `--form`: the form where blocks must be put in another order. Default: the one with fewer descriptors. */
+  readonly form?: "permute" | "direct" | undefined;
+  /** `--json`: print the report as JSON. One form at most may be given. */
+  readonly json: boolean;
+  /** `--mermaid`: print a Mermaid flow chart. */
+  readonly mermaid: boolean;
+  /** `--svg`: print an SVG. */
+  readonly svg: boolean;
+  /** `--html`: print one self-contained page. */
+  readonly html: boolean;
+  /** `--kvbench`: print the traffic matrix of NIXL's kvbench. */
+  readonly kvbench: boolean;
+  /** `--plans`: print the plans of all decode ranks as JSON, one a line. */
+  readonly plans: boolean;
+  /** `--out`: the file to write to instead of the terminal. */
+  readonly out?: string | undefined;
+}
+
+const MAX_COUNT = 999_999_999;
+
+/** Adds the flags of `ReportOptions` to a command, and returns the command. */
+export function addReportOptions(program: Command): Command {
+  return program
+    .option("--tokens <count>", "length of the sample request", integer, 2048)
+    .option("--computed <blocks>", "decode blocks that a prefix hit supplies", natural, 0)
+    .addOption(
+      new Option("--pool <state>", "how block tables look")
+        .choices(["consecutive", "fragmented"])
+        .default("consecutive"),
+    )
+    .option("--bandwidth <GB/s>", "of one rank's link", positive, 25)
+    .option("--permute", "allow the conversion of HND to NHD (vLLM: enable_permute_local_kv)", false)
+    .option(
+      "--repack",
+      "allow attention backends that differ: the engine repacks the inside of a head",
+      false,
+    )
+    .option("--masked", "the engine masks tokens beyond the last, nothing is zeroed", false)
+    .addOption(
+      new Option(
+        "--form <form>",
+        "where blocks must be put in another order (default: fewer descriptors)",
+      ).choices(["permute", "direct"]),
+    )
+    .option("--json", "print the report as JSON", false)
+    .option("--mermaid", "print a Mermaid flow chart", false)
+    .option("--svg", "print an SVG", false)
+    .option("--html", "print one self-contained page", false)
+    .option("--kvbench", "print the bytes as a traffic matrix for NIXL's kvbench", false)
+    .option("--plans", "print the plans of all decode ranks as JSON, one a line", false)
+    .option("--out <file>", "write to a file instead of the terminal");
+}
+
+/** A whole number above 0. */
+export function integer(value: string): number {
+  return within(1, MAX_COUNT, value);
+}
+
+function natural(value: string): number {
+  return within(0, MAX_COUNT, value);
+}
+
+/** A whole number of a range. Errors: commander's `InvalidArgumentError`. */
+export function within(minimum: number, maximum: number, value: string): number {
+  const number = Number(value);
+  if (!/^\d{1,9}$/.test(value) || number < minimum || number > maximum)
+    throw new InvalidArgumentError(`a whole number from ${minimum} to ${maximum}`);
+  return number;
+}
+
+function positive(value: string): number {
+  const number = Number(value);
+  if (!(number > 0 && Number.isFinite(number))) throw new InvalidArgumentError("a number above 0");
+  return number;
+}

@@ -1,0 +1,241 @@
+import { KvError } from "@kv/interface";
+import {
+  buildEngineTransferPlan,
+  type EngineTransferPlan,
+  planRequest,
+  type RankGeometry,
+  type ReceiveConversion,
+  type RemoteRankId,
+  type RequestPlan,
+} from "@kv/plan";
+import { headsInRegion, mergedDescriptorCount, proveEnginePlans } from "@kv/plan/prove";
+import { handshakeTargetRanks } from "@kv/topology";
+import { hashPlan } from "../data/plan-hash.js";
+import type { Pair } from "../input/pair.js";
+import { byStage, placeOf, refuseStagesOfDecode } from "../input/pipeline-stages.js";
+import { blockReports } from "./block-reports.js";
+import {
+  type EngineReport,
+  type PairReport,
+  type RankReport,
+  REPORT_VERSION,
+  type ReadReport,
+} from "./report.js";
+import { type RequestSettings, sampleRequest } from "./sample-request.js";
+import { prefillRank, refusedByVllm, stageReports } from "./stage-reports.js";
+import { suggestChanges } from "./suggestions.js";
+
+/** Options of `analysePair`. */
+export interface AnalyseOptions extends RequestSettings {
+  readonly bandwidthGBps: number;
+  readonly conversions: readonly ReceiveConversion[];
+  readonly masksUncovered: boolean;
+  readonly form: "permute" | "direct" | undefined;
+}
+
+/** A sample request with more descriptors is planned, and smaller samples are proven in its place. */
+const MAX_PROVEN_DESCRIPTORS = 250_000;
+
+/** The plans of all decode ranks of a pair. Errors: those of `buildEngineTransferPlan`. */
+export function plansOf(
+  pair: Pair,
+  options: Pick<AnalyseOptions, "conversions" | "masksUncovered" | "form" | "computedBlocks">,
+): EngineTransferPlan[] {
+  refuseStagesOfDecode(pair.decode);
+  const stages = byStage(pair.prefill);
+  return pair.decode.map((local) => {
+    const [remote] = pair.prefill;
+    const asked = handshakeTargetRanks({
+      tpRank: local.tpRank,
+      tpSize: local.tpSize,
+      remoteTpSize: remote?.tpSize ?? 1,
+      dcpSize: local.dcpSize ?? 1,
+      remoteDcpSize: remote?.dcpSize ?? 1,
+    });
+    return buildEngineTransferPlan({
+      local,
+      remotes: stages.flatMap((ranks) => asked.flatMap((rank) => ranks[rank] ?? [])),
+      numKvHeads: pair.numKvHeads,
+      groups: pair.groups,
+      cacheDtype: pair.cacheDtype,
+      conversions: options.conversions,
+      masksUncovered: options.masksUncovered,
+      prefixCaching: options.computedBlocks > 0,
+      form: options.form,
+    });
+  });
+}
+
+/** Plans and proves a pair with a sample request. A refusal of the planner is a report too. Errors: `KV_INTERNAL`. */
+export function analysePair(pair: Pair, options: AnalyseOptions): PairReport {
+  try {
+    return planned(pair, options);
+  } catch (error) {
+    if (!KvError.is(error) || error.code === "KV_INTERNAL") throw error;
+    return {
+      version: REPORT_VERSION,
+      outcome: "refused",
+      title: pair.title,
+      code: error.code,
+      reason: error.message,
+      hint: error.hint ?? null,
+      details: error.details,
+      wouldWork: suggestChanges(pair, (other) => {
+        plansOf(other, options);
+      }),
+      assumed: pair.assumed,
+    };
+  }
+}
+
+function planned(pair: Pair, options: AnalyseOptions): PairReport {
+  const plans = plansOf(pair, options);
+  const [first] = plans;
+  const blocks = sampleRequest(pair, options);
+  if (first === undefined || blocks === undefined) {
+    throw new KvError(
+      "KV_BLOCKS_OUT_OF_RANGE",
+      `the pools are too small for a request of ${options.numTokens} tokens`,
+      {
+        hint: "give fewer --tokens, or more --num-blocks",
+      },
+    );
+  }
+  const requests = plans.map((plan) => planRequest(plan, blocks));
+  const ranks = plans.map((plan, index) => rankReport(pair, plan, requests[index] as RequestPlan));
+  const sum = (of: (read: ReadReport) => number) =>
+    ranks.reduce((all, rank) => all + rank.reads.reduce((one, read) => one + of(read), 0), 0);
+  const largest = Math.max(0, ...ranks.map((rank) => rank.lengthBytes));
+  const shown = plans.map((plan, index) =>
+    blockReports(plan, pair.prefill, blocks, requests[index] as RequestPlan, pair),
+  );
+  return {
+    version: REPORT_VERSION,
+    outcome: "planned",
+    title: pair.title,
+    groups: pair.groups,
+    numKvHeads: pair.numKvHeads,
+    prefill: engineReport(pair.prefill),
+    decode: engineReport(pair.decode),
+    form: first.form,
+    formReason: first.formReason,
+    blockSizeRatio: first.local.kernelBlockSize / first.remote.kernelBlockSize,
+    blockOrder: first.blockOrder,
+    uncovered: first.uncovered,
+    conversions: first.conversions,
+    request: {
+      numTokens: options.numTokens,
+      computedBlocks: options.computedBlocks,
+      pool: options.pool,
+      lengthBytes: sum((read) => read.lengthBytes),
+      descriptors: sum((read) => read.descriptors),
+      merged: sum((read) => read.merged),
+      transferMs: largest / (options.bandwidthGBps * 1e6),
+      bandwidthGBps: options.bandwidthGBps,
+    },
+    stages: stageReports(pair, plans, ranks),
+    ranks,
+    notifications: pair.prefill.map((rank) => {
+      const { tpRank, ppRank } = { ...rank, ...placeOf(rank) };
+      const from = plans.flatMap((plan, index) =>
+        notified(requests[index] as RequestPlan).some((one) => one.tpRank === tpRank && one.ppRank === ppRank)
+          ? [plan]
+          : [],
+      );
+      return {
+        prefillRank: tpRank,
+        prefillStage: ppRank,
+        heads: headsOf(pair, rank),
+        awaits: from[0]?.localConsumers ?? 0,
+        from: from.map((plan) => plan.local.tpRank),
+      };
+    }),
+    blocks: shown.flatMap((rank) => rank.reports),
+    blocksLeftOut: shown.reduce((all, rank) => all + rank.leftOut, 0),
+    proof: proveEnginePlans(plans, {
+      remotes: pair.prefill,
+      numKvHeads: pair.numKvHeads,
+      ...(sum((read) => read.descriptors) > MAX_PROVEN_DESCRIPTORS
+        ? {}
+        : { requests: [{ blocks, plans: requests }] }),
+    }),
+    refusedByVllm: refusedByVllm(pair),
+    assumed: pair.assumed,
+  };
+}
+
+function notified(request: RequestPlan): readonly RemoteRankId[] {
+  const read = request.reads.map(({ remoteRank, remotePpRank }) => ({
+    tpRank: remoteRank,
+    ppRank: remotePpRank,
+  }));
+  return [...read, ...request.notify];
+}
+
+function rankReport(pair: Pair, plan: EngineTransferPlan, request: RequestPlan): RankReport {
+  const passes = request.receivePass?.groups ?? [];
+  const mine = headsOf(pair, plan.local);
+  return {
+    decodeRank: plan.local.tpRank,
+    heads: mine,
+    reads: request.reads.map((read): ReadReport => {
+      const remote = prefillRank(pair, read);
+      const theirs = headsOf(pair, remote);
+      const source = plan.sources[read.sourceIndex];
+      const list = source?.lists[read.listIndex];
+      const regions = new Set(source?.segments.map((segment) => plan.segments[segment]?.region));
+      return {
+        prefillRank: read.remoteRank,
+        prefillStage: read.remotePpRank,
+        groups: source?.groups ?? [],
+        heads: [Math.max(mine[0], theirs[0]), Math.min(mine[1], theirs[1])],
+        layers: regions.size,
+        lengthBytes: read.lengthBytes,
+        descriptors: read.descriptorCount,
+        merged: list === undefined ? read.descriptorCount : mergedDescriptorCount(read, list),
+      };
+    }),
+    notifyOnly: request.notify.map(({ tpRank, ppRank }) => ({ prefillRank: tpRank, prefillStage: ppRank })),
+    lengthBytes: request.lengthBytes,
+    permutedBlocks: passes.reduce((sum, group) => sum + group.permuteBlockIds.length, 0),
+    zeroedBlocks: passes.reduce(
+      (sum, { zeroBlockIds, leadingBlock, partialBlock }) =>
+        sum + zeroBlockIds.length + [leadingBlock, partialBlock].filter((one) => one !== undefined).length,
+      0,
+    ),
+    planHash: hashPlan(plan),
+  };
+}
+
+/** KV heads in the first region that is split by heads; 0 to 1 where there is none. */
+function headsOf(pair: Pair, rank: RankGeometry): readonly [number, number] {
+  const [region] = rank.regions;
+  const group = Math.max(
+    0,
+    pair.groups.findIndex((kind) => kind === "full" || kind === "swa"),
+  );
+  if (region === undefined) return [0, 1];
+  const { begin, size } = headsInRegion(rank, region, group, pair);
+  return [begin, begin + size];
+}
+
+function engineReport(ranks: readonly RankGeometry[]): EngineReport {
+  const [rank] = ranks;
+  if (rank === undefined) throw new KvError("KV_PLAN_INVALID", "an engine has at least one rank");
+  return {
+    tpSize: rank.tpSize,
+    ppSize: placeOf(rank).ppSize,
+    kernelBlockSize: rank.kernelBlockSize,
+    blockSize: rank.kernelBlockSize * rank.physicalBlocksPerLogical,
+    groupBlockTokens: rank.groupBlockTokens ?? null,
+    layout: rank.layout,
+    attentionBackend: rank.attentionBackend,
+    regions: byStage(ranks).reduce((sum, [first]) => sum + (first?.regions.length ?? 0), 0),
+    numBlocks: Math.min(...ranks.flatMap(({ regions }) => regions.map(({ numBlocks }) => numBlocks))),
+    bytesPerRank: Math.max(
+      ...ranks.map(({ regions }) =>
+        regions.reduce((sum, region) => sum + region.numBlocks * region.blockStrideBytes, 0),
+      ),
+    ),
+  };
+}

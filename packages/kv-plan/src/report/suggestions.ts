@@ -1,0 +1,151 @@
+import type { RankGeometry } from "@kv/plan";
+import type { Pair } from "../input/pair.js";
+import { byStage, inStagesOf, placeOf, withoutStages } from "../input/pipeline-stages.js";
+
+interface Change {
+  readonly what: string;
+  readonly apply: (pair: Pair) => Pair | undefined;
+}
+
+const TP_SIZES = [1, 2, 4, 8, 16];
+
+/**
+ * The single changes with which a refused pair has a plan. Where there is none: the TP sizes with which the pair has a plan when both engines use them. `plan`
+ * throws when it refuses a pair.
+ */
+export function suggestChanges(pair: Pair, plan: (pair: Pair) => void): readonly string[] {
+  const single = tried(changesOf(pair), pair, plan);
+  return single.length > 0 ? single : tried(sizesOfBoth(), pair, plan);
+}
+
+function tried(changes: readonly Change[], pair: Pair, plan: (pair: Pair) => void): readonly string[] {
+  return changes.flatMap(({ what, apply }) => {
+    try {
+      const changed = apply(pair);
+      if (changed === undefined) return [];
+      plan(changed);
+      return [what];
+    } catch {
+      return [];
+    }
+  });
+}
+
+function changesOf({ prefill, decode }: Pair): readonly Change[] {
+  const [p, d] = [prefill[0], decode[0]];
+  if (p === undefined || d === undefined) return [];
+  const changes: Change[] = [];
+  if (p.kernelBlockSize !== d.kernelBlockSize) {
+    changes.push(
+      both(`decode with the block size of prefill, ${p.kernelBlockSize}`, { decode: p.kernelBlockSize }),
+      both(`prefill with the block size of decode, ${d.kernelBlockSize}`, { prefill: d.kernelBlockSize }),
+    );
+  }
+  if (p.layout !== d.layout || p.layout !== "LBHNC") {
+    changes.push({
+      what: "the layout LBHNC (HND) on both sides",
+      apply: (pair) => withFacts(pair, { layout: "LBHNC" }),
+    });
+  }
+  if (p.attentionBackend !== d.attentionBackend) {
+    const { attentionBackend } = p;
+    changes.push({
+      what: `the attention backend of prefill, ${attentionBackend}, on decode too`,
+      apply: (pair) => withFacts(pair, { attentionBackend }),
+    });
+  }
+  if (placeOf(d).ppSize > 1) {
+    changes.push({ what: "decode with one pipeline stage", apply: (pair) => withoutStages(pair, "decode") });
+  }
+  for (const tpSize of new Set([p.tpSize, ...TP_SIZES].filter((size) => size !== d.tpSize))) {
+    changes.push({ what: `decode with TP ${tpSize}`, apply: (pair) => withTp(pair, "decode", tpSize) });
+  }
+  for (const tpSize of new Set([d.tpSize, ...TP_SIZES].filter((size) => size !== p.tpSize))) {
+    changes.push({ what: `prefill with TP ${tpSize}`, apply: (pair) => withTp(pair, "prefill", tpSize) });
+  }
+  return changes;
+}
+
+function sizesOfBoth(): readonly Change[] {
+  return TP_SIZES.map((tpSize) => ({
+    what: `TP ${tpSize} on both sides`,
+    apply: (pair) => {
+      const changed = withTp(pair, "prefill", tpSize);
+      return changed === undefined ? undefined : withTp(changed, "decode", tpSize);
+    },
+  }));
+}
+
+function both(what: string, sizes: { readonly prefill?: number; readonly decode?: number }): Change {
+  const resized = (ranks: readonly RankGeometry[], size: number | undefined) =>
+    size === undefined ? ranks : ranks.map((rank) => withBlockSize(rank, size));
+  return {
+    what,
+    apply: (pair) => ({
+      ...pair,
+      prefill: resized(pair.prefill, sizes.prefill),
+      decode: resized(pair.decode, sizes.decode),
+    }),
+  };
+}
+
+/** The same memory in smaller or larger kernel blocks. */
+function withBlockSize(rank: RankGeometry, kernelBlockSize: number): RankGeometry {
+  const factor = kernelBlockSize / rank.kernelBlockSize;
+  return {
+    ...rank,
+    kernelBlockSize,
+    regions: rank.regions.map((region) => ({
+      ...region,
+      numBlocks: Math.max(1, Math.floor(region.numBlocks / factor)),
+      blockLengthBytes: region.blockLengthBytes * factor,
+      blockStrideBytes: region.blockStrideBytes * factor,
+    })),
+  };
+}
+
+function withFacts(pair: Pair, facts: Partial<Pick<RankGeometry, "layout" | "attentionBackend">>): Pair {
+  const change = (rank: RankGeometry): RankGeometry => ({ ...rank, ...facts });
+  return { ...pair, prefill: pair.prefill.map(change), decode: pair.decode.map(change) };
+}
+
+/** The same cache over another number of ranks; undefined where a block does not divide. */
+function withTp(pair: Pair, side: "prefill" | "decode", tpSize: number): Pair | undefined {
+  if (pair.withTp !== undefined) return pair.withTp(side, tpSize);
+  const stages = byStage(pair[side]);
+  const [rank] = pair[side];
+  if (rank === undefined) return undefined;
+  // Groups with shapes of their own, and states, have another layout for each TP size. Only that of the other engine is known.
+  if (isShapedByTp(rank)) {
+    const from = side === "prefill" ? "decode" : "prefill";
+    const other = (withoutStages(pair, from) ?? pair)[from];
+    return tpSize === other.length ? { ...pair, [side]: inStagesOf(stages, other) } : undefined;
+  }
+  const heads = (size: number) => (pair.groups.includes("mla") ? 1 : Math.max(1, pair.numKvHeads / size));
+  const factor = heads(tpSize) / heads(rank.tpSize);
+  const resized = stages.flatMap(([first]) => {
+    if (first === undefined) return [];
+    const regions = first.regions.map((region) => ({
+      ...region,
+      blockLengthBytes: region.blockLengthBytes * factor,
+      blockStrideBytes: region.blockStrideBytes * factor,
+    }));
+    return Array.from({ length: tpSize }, (_, tpRank) => ({
+      ...first,
+      regions,
+      tpRank,
+      tpSize,
+      deviceId: tpRank,
+    }));
+  });
+  const lengths = resized.flatMap(({ regions }) => regions.map(({ blockLengthBytes }) => blockLengthBytes));
+  return lengths.every(Number.isInteger) ? { ...pair, [side]: resized } : undefined;
+}
+
+function isShapedByTp({ stateSpace, groupBlockTokens, regions }: RankGeometry): boolean {
+  return (
+    stateSpace !== undefined ||
+    groupBlockTokens !== undefined ||
+    regions.some(({ numKvHeads }) => numKvHeads !== undefined)
+  );
+}

@@ -1,0 +1,123 @@
+import { readFile, writeFile } from "node:fs/promises";
+import tab from "@bomb.sh/tab/commander";
+import { KvError } from "@kv/interface";
+import { commanderOutput, EXIT_CODES, reportFailure } from "@kv/interface/program";
+import { planToDocument } from "./data/plan-document.js";
+import type { Pair } from "./input/pair.js";
+import { readPair } from "./input/read-pair.js";
+import { type CliOptions, command } from "./options.js";
+import { renderHtml } from "./render/render-html.js";
+import { renderKvbench } from "./render/render-kvbench.js";
+import { renderMermaid } from "./render/render-mermaid.js";
+import { renderSvg } from "./render/render-svg.js";
+import { renderText } from "./render/render-text.js";
+import { analysePair, plansOf } from "./report/analyse-pair.js";
+import type { PairReport } from "./report/report.js";
+import type { ReportOptions } from "./report-options.js";
+
+/** The output of a command. */
+export interface Output {
+  /** Writes a part of the report. */
+  stdout(text: string): void;
+  /** Writes a part of an error message. */
+  stderr(text: string): void;
+}
+
+/** Runs `kv-plan` with arguments, without those of node and the script. Returns the exit code, one of `EXIT_CODES` of `@kv/interface/program`. */
+export async function runKvPlan(args: readonly string[], output: Output): Promise<number> {
+  if (args.some((arg) => arg === "--from" || arg.startsWith("--from="))) {
+    output.stderr(
+      "kv-plan: --from is not a flag of kv-plan: kv-peer plan asks running engines [KV_CONFIG_INVALID]\n",
+    );
+    output.stderr("  kv-peer plan --from PREFILL:5600 --tp 8 --from DECODE:5600 --tp 4 --kv-heads 8\n");
+    return EXIT_CODES.couldNotRun;
+  }
+  const program = command()
+    .exitOverride()
+    .configureOutput({
+      writeOut: (text) => output.stdout(text),
+      writeErr: (text) => output.stderr(text),
+      ...commanderOutput("kv-plan"),
+    });
+  try {
+    // The completion of a shell. It is no subcommand otherwise, because commander would ask for one.
+    if (args[0] === "complete") {
+      tab(program);
+      program.parse(args, { from: "user" });
+      return EXIT_CODES.ok;
+    }
+    program.parse(args, { from: "user" });
+    const options = program.opts<CliOptions>();
+    formOf(options);
+    return await printReport(await readPair(options), options, output);
+  } catch (error) {
+    return reportFailure("kv-plan", error, (text) => output.stderr(text));
+  }
+}
+
+/**
+ * Plans and proves a pair with a sample request, and prints the report in the form that the options name. Returns an exit code:
+ * `failed` for a pair that has no plan, and for a plan in which the proof found a fault. Errors: `KV_CONFIG_INVALID` for two forms, or for a file that cannot be written.
+ */
+export async function printReport(
+  pair: Pair,
+  options: ReportOptions,
+  output: Pick<Output, "stdout">,
+): Promise<number> {
+  const form = formOf(options);
+  const settings = {
+    numTokens: options.tokens,
+    computedBlocks: options.computed,
+    pool: options.pool,
+    bandwidthGBps: options.bandwidth,
+    conversions: [
+      ...(options.permute ? (["hnd-to-nhd"] as const) : []),
+      ...(options.repack ? (["attention-order"] as const) : []),
+    ],
+    masksUncovered: options.masked,
+    form: options.form,
+  };
+  const report = analysePair(pair, settings);
+  const text =
+    form === "plans" && report.outcome === "planned"
+      ? plansOf(pair, settings)
+          .map((plan) => `${JSON.stringify(planToDocument(plan))}\n`)
+          .join("")
+      : await rendered(report, form === "plans" ? undefined : form);
+  if (options.out === undefined) output.stdout(text);
+  else await write(options.out, text);
+  return report.outcome === "planned" && report.proof.proven ? EXIT_CODES.ok : EXIT_CODES.failed;
+}
+
+/** The script of the page that `--html` prints. The build writes it. */
+const REPORT_PAGE = new URL("../dist/report-page.js", import.meta.url);
+
+const FORMS = ["json", "mermaid", "svg", "html", "kvbench", "plans"] as const;
+type Form = (typeof FORMS)[number];
+
+/** The form that is asked for; undefined for text. Errors: `KV_CONFIG_INVALID` when there are several. */
+function formOf(options: ReportOptions): Form | undefined {
+  const [form, ...more] = FORMS.filter((one) => options[one]);
+  if (more.length === 0) return form;
+  throw new KvError(
+    "KV_CONFIG_INVALID",
+    `--${[form, ...more].join(" and --")} are given; the report has one form`,
+  );
+}
+
+async function rendered(report: PairReport, form: Exclude<Form, "plans"> | undefined): Promise<string> {
+  if (form === "json") return `${JSON.stringify(report, null, 2)}\n`;
+  if (form === "mermaid") return renderMermaid(report);
+  if (form === "svg") return renderSvg(report);
+  if (form === "kvbench" && report.outcome === "planned") return renderKvbench(report);
+  if (form === "html") return renderHtml(report, await readFile(REPORT_PAGE, "utf8"));
+  return renderText(report);
+}
+
+async function write(file: string, text: string): Promise<void> {
+  try {
+    await writeFile(file, text);
+  } catch (error) {
+    throw KvError.from(error, "KV_CONFIG_INVALID", `${file} cannot be written`);
+  }
+}

@@ -1,0 +1,142 @@
+import { expect, test } from "vitest";
+import { buildEngineTransferPlan } from "../engine/engine-plan.js";
+import type { EngineTransferPlan, TransferList } from "../engine/engine-plan-types.js";
+import { planRequest } from "../request/request-plan.js";
+import type { RequestPlan } from "../request/request-plan-types.js";
+import { samplePair, sampleRank } from "../sample-pair.test-support.js";
+import { mergedDescriptorCount } from "./merged-descriptors.js";
+
+const blocks = { localBlockIds: [[3, 4, 5, 8]], remoteBlockIds: [[1, 2, 3, 7]] };
+
+function merged({ sources }: EngineTransferPlan, { reads }: RequestPlan): number {
+  return reads.reduce((sum, read) => {
+    const list = sources[read.sourceIndex]?.lists[read.listIndex] as TransferList;
+    return sum + mergedDescriptorCount(read, list);
+  }, 0);
+}
+
+function counts(pair: ReturnType<typeof samplePair>) {
+  const plan = buildEngineTransferPlan(pair);
+  const request = planRequest(plan, blocks);
+  return [request.descriptorCount, request.runCount, merged(plan, request)];
+}
+
+test("each run of whole unpadded blocks merges into one descriptor", () => {
+  expect(counts(samplePair())).toEqual([8, 4, 4]);
+});
+
+test("parts of blocks and padded blocks do not merge, even with consecutive ids", () => {
+  const share = samplePair(sampleRank({ tpSize: 2 }), sampleRank());
+  expect(counts(share)).toEqual([8, 4, 8]);
+  const rank = sampleRank();
+  const regions = rank.regions.map((region) => ({
+    ...region,
+    blockStrideBytes: region.blockLengthBytes + 64,
+  }));
+  expect(counts(samplePair(rank, { ...rank, regions }))).toEqual([8, 4, 8]);
+});
+
+test("a run merges across regions that are adjacent on both sides", () => {
+  const rank = sampleRank();
+  const [first] = rank.regions;
+  const bytes = 10 * (first?.blockLengthBytes ?? 0);
+  const regions = rank.regions.map((region, index) => ({ ...region, baseAddress: 4096 + index * bytes }));
+  const plan = buildEngineTransferPlan(samplePair({ ...rank, regions }, { ...rank, regions }));
+  const request = planRequest(plan, { localBlockIds: [[0, 9]], remoteBlockIds: [[0, 9]] });
+  expect([request.runCount, merged(plan, request)]).toEqual([4, 3]);
+});
+
+/** A list with rows of 16-byte descriptors on both sides; each row is [address, stride, count]. */
+const list = (local: readonly (readonly number[])[], remote: readonly (readonly number[])[]) => {
+  const table = (rows: readonly (readonly number[])[]) => ({
+    memoryType: "DRAM" as const,
+    rows: Float64Array.from(
+      rows.flatMap(([address = 0, stride = 0, count = 0]) => [address, 16, 0, stride, count]),
+    ),
+  });
+  return { localTable: table(local), remoteTable: table(remote) } as unknown as TransferList;
+};
+
+test.each([
+  [
+    "adjacent local rows",
+    [
+      [1000, 16, 4],
+      [1064, 16, 4],
+    ],
+    [[0, 16, 8]],
+    [0, 0, 8],
+    1,
+  ],
+  [
+    "adjacent remote rows",
+    [[0, 16, 8]],
+    [
+      [1000, 16, 4],
+      [1064, 16, 4],
+    ],
+    [0, 0, 8],
+    1,
+  ],
+  [
+    "separate local rows",
+    [
+      [1000, 16, 4],
+      [5000, 16, 4],
+    ],
+    [[0, 16, 8]],
+    [0, 0, 8],
+    2,
+  ],
+  [
+    "separate remote rows",
+    [[0, 16, 8]],
+    [
+      [1000, 16, 4],
+      [5000, 16, 4],
+    ],
+    [0, 0, 8],
+    2,
+  ],
+  [
+    "separate rows that end at different descriptors on each side",
+    [
+      [1000, 16, 2],
+      [5000, 16, 6],
+    ],
+    [
+      [0, 16, 5],
+      [9000, 16, 3],
+    ],
+    [0, 0, 8],
+    3,
+  ],
+  [
+    "separate rows, starting inside the first",
+    [
+      [1000, 16, 4],
+      [5000, 16, 4],
+    ],
+    [[0, 16, 8]],
+    [2, 1, 4],
+    2,
+  ],
+  ["local gaps", [[0, 32, 8]], [[0, 16, 8]], [0, 0, 8], 8],
+  ["remote gaps", [[0, 16, 8]], [[0, 32, 8]], [0, 0, 8], 8],
+  [
+    "gaps and separate rows",
+    [
+      [0, 32, 3],
+      [5000, 16, 5],
+    ],
+    [[0, 16, 8]],
+    [0, 0, 8],
+    4,
+  ],
+  ["adjacent runs", [[0, 16, 8]], [[0, 16, 8]], [0, 0, 2, 2, 2, 3], 1],
+  ["locally adjacent runs", [[0, 16, 8]], [[0, 16, 8]], [0, 0, 2, 2, 4, 2], 2],
+  ["remotely adjacent runs", [[0, 16, 8]], [[0, 16, 8]], [0, 0, 2, 4, 2, 2], 2],
+  ["no run", [[0, 16, 8]], [[0, 16, 8]], [], 0],
+])("merges a request's descriptors: %s", (_, local, remote, runs, pieces) => {
+  expect(mergedDescriptorCount({ runs: Int32Array.from(runs) }, list(local, remote))).toBe(pieces);
+});
