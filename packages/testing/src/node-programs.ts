@@ -16,18 +16,22 @@ export function builtProgram(name: string): string {
   return join(folder, bin[name] ?? "");
 }
 
-/** Keeps the place of each source, relative to which it finds files. */
-const SOURCE_URLS: Plugin = {
+/** Keeps the place of each source but the first, relative to which it finds files. The first one may start itself again. */
+const sourceUrls = (entry: string): Plugin => ({
   name: "source-urls",
   setup({ onLoad }) {
-    onLoad({ filter: /\.ts$/ }, ({ path }) => ({
-      loader: "ts",
-      contents: readFileSync(path, "utf8")
-        .replaceAll("import.meta.url", JSON.stringify(pathToFileURL(path).href))
-        .replaceAll("import.meta.dirname", JSON.stringify(dirname(path))),
-    }));
+    onLoad({ filter: /\.ts$/ }, ({ path }) =>
+      path === entry
+        ? undefined
+        : {
+            loader: "ts",
+            contents: readFileSync(path, "utf8")
+              .replaceAll("import.meta.url", JSON.stringify(pathToFileURL(path).href))
+              .replaceAll("import.meta.dirname", JSON.stringify(dirname(path))),
+          },
+    );
   },
-};
+});
 
 const bundles = new Map<string, Promise<string>>();
 
@@ -49,7 +53,7 @@ async function bundle(file: string, code: string | undefined): Promise<string> {
       : { stdin: { contents: code, resolveDir: dirname(file), sourcefile: file, loader: "ts" as const } };
   const { outputFiles } = await build({
     ...{ ...input, bundle: true, write: false, format: "esm", platform: "node", target: "node20.19" },
-    ...{ logLevel: "error", plugins: [SOURCE_URLS], tsconfig: join(root, "tsconfig.json") },
+    ...{ logLevel: "error", plugins: [sourceUrls(file)], tsconfig: join(root, "tsconfig.json") },
     external: ["onnxruntime-node", "typescript", "esbuild", "zeromq"],
     // Some dependencies are CommonJS.
     banner: { js: 'import { createRequire as r } from "node:module"; const require = r(import.meta.url);' },

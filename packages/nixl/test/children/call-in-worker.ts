@@ -17,7 +17,7 @@ async function sendOn() {
 }
 
 async function endWithin(ending: string) {
-  const worker = new Worker(process.argv[1] ?? "");
+  const worker = new Worker(new URL(import.meta.url));
   await new Promise((resolve) => worker.once("message", resolve));
   const before = visits();
   while (visits() === before) await delay(1);

@@ -35,7 +35,7 @@ function copiesUnderWay(): void {
 }
 
 /** Runs this file, bundled to JavaScript, in a worker thread. */
-const worker = (ending: string) => new Worker(process.argv[1] ?? "", { workerData: { ending } });
+const worker = (ending: string) => new Worker(new URL(import.meta.url), { workerData: { ending } });
 
 const heard = (thread: Worker, event: string) => new Promise((resolve) => thread.once(event, resolve));
 

@@ -6,7 +6,7 @@ import { nixlTransport } from "@kv/nixl";
 const MILLION = 1_000_000;
 
 if (isMainThread) {
-  const worker = new Worker(process.argv[1] ?? "");
+  const worker = new Worker(new URL(import.meta.url));
   await new Promise((resolve) => worker.once("message", resolve));
   await worker.terminate();
   // Meanwhile the thread continues, and its tables are gone.

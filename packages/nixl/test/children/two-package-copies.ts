@@ -2,12 +2,12 @@
 import { copyFile, mkdir, mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { fileURLToPath, pathToFileURL } from "node:url";
+import { pathToFileURL } from "node:url";
 import { build } from "esbuild";
 
 type Copy = typeof import("@kv/nixl");
 const LENGTH = 1 << 20;
-const root = fileURLToPath(new URL("../../../..", import.meta.url));
+const root = process.cwd();
 const folder = await mkdtemp(join(tmpdir(), "kv-nixl-copies-"));
 
 async function copy(name: string): Promise<Copy> {
