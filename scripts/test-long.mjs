@@ -1,6 +1,6 @@
 // npm run test:long: the runs that take too long for npm test. The last line counts runs and processes.
 //   npm run test:long -- --requests 200000 --connectors pull,push --exits 200 --property-factor 50 --mutations 1000000 --seed WORD
-//     --addon-requests 5000 --only faults,addon,exits,properties,isolation-property,mutations,stream-cuts,growth,attacks --attacks WORD,WORD --jobs 2
+//     --addon-requests 5000 --only whole,faults,addon,exits,properties,isolation-property,mutations,stream-cuts,growth,attacks --attacks WORD,WORD --jobs 2
 import { spawn } from "node:child_process";
 import { readdirSync } from "node:fs";
 import { availableParallelism } from "node:os";
@@ -10,6 +10,7 @@ import { root, run, setup } from "./setup.mjs";
 
 const REQUESTS_PER_SEED = 10_000;
 const KINDS = [
+  "whole",
   "faults",
   "addon",
   "properties",
@@ -102,6 +103,11 @@ async function faults() {
     }
   };
   await Promise.all(Array.from({ length: jobs }, runNext));
+}
+
+/** All suites in their long form: every pair of a matrix, and all rounds of what repeats. */
+async function whole() {
+  await check("all suites in their long form", { KV_LONG: "1" }, vitest, ["run"]);
 }
 
 /** The fault runs over the addon, with pull and push: on the stand-in for NIXL in one process, and on UCX between processes. */
@@ -254,6 +260,7 @@ function endGroup(pid) {
 
 const { nixl } = await setup();
 console.log(`seed ${values.seed}`);
+if (only.includes("whole")) await whole();
 if (only.includes("faults")) await faults();
 if (only.includes("addon")) await addon();
 if (only.includes("properties")) await properties();

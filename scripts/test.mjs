@@ -1,7 +1,8 @@
 // npm test [-- FILE…]: set-up, then every check of the repository, then every suite. With FILE only set-up and those tests. The last line counts
-// all of them.
+// all of them. When all of it passed and no file has changed since, the slow suites are not run again, except with CI=true.
 import { spawn, spawnSync } from "node:child_process";
-import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { createHash } from "node:crypto";
+import { existsSync, lstatSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { pages, vale } from "./go-linters.mjs";
@@ -12,6 +13,9 @@ import { checkCommands } from "./vllm-documents.mjs";
 
 const bin = (name) => join(root, "node_modules", ".bin", name);
 const tsc = join(root, "node_modules/typescript-7/bin/tsc");
+const stamp = join(root, "node_modules/.cache/kv-tests-passed");
+/** They install, build or start more than one package, and take long. */
+const SLOW = ["tools/deploy", "tools/pack", "tools/release", "tools/site", "tools/docs/how-to.test.ts"];
 let passed = 0;
 let failed = 0;
 
@@ -28,12 +32,12 @@ async function check(name, work) {
 }
 
 /** Runs vitest with its report on the terminal, and adds its counts. */
-async function suites(args) {
+async function suites(args, excluded = []) {
   const folder = mkdtempSync(join(tmpdir(), "kv-test-"));
   const report = join(folder, "report.json");
   const reporters = ["--reporter=default", "--reporter=json", `--outputFile.json=${report}`];
   const code = await new Promise((resolve) => {
-    spawn(bin("vitest"), ["run", ...reporters, ...args], {
+    spawn(bin("vitest"), ["run", ...reporters, ...excluded.flatMap((path) => ["--exclude", path]), ...args], {
       cwd: root,
       stdio: ["ignore", "inherit", "inherit"],
     }).on("close", resolve);
@@ -61,12 +65,26 @@ async function suites(args) {
   );
   // With CI=true a test that needs NIXL fails instead of being skipped. The rest are optional capabilities, each listed by name.
   for (const test of skipped) console.log(`SKIPPED  ${test.fullName}`);
-  if (args.length === 0)
+  if (args.length === 0 && excluded.length === 0)
     await check("the vitest commands of docs/vllm-documents.md", async () => checkCommands(result));
+}
+
+/** A digest of all files but those that git ignores; undefined without git. */
+function digestOfFiles() {
+  const list = spawnSync("git", ["ls-files", "-coz", "--exclude-standard"], { cwd: root, encoding: "utf8" });
+  if (list.status !== 0) return undefined;
+  const hash = createHash("sha256").update(process.version);
+  for (const path of list.stdout
+    .split("\0")
+    .filter((each) => lstatSync(join(root, each), { throwIfNoEntry: false })?.isFile()))
+    hash.update(`\0${path}\0`).update(readFileSync(join(root, path)));
+  return hash.digest("hex");
 }
 
 const only = process.argv.slice(2);
 const inCi = process.env.CI === "true";
+const digest = digestOfFiles();
+const isUnchanged = !inCi && only.length === 0 && existsSync(stamp) && readFileSync(stamp, "utf8") === digest;
 await check("set-up", async () => {
   const { nixl } = await setup({ types: true });
   if (!nixl.ready && inCi) throw new Error(`CI needs NIXL: ${nixl.why}`);
@@ -100,14 +118,18 @@ if (only.length === 0) {
   if (proseLinter === undefined)
     console.log("SKIPPED  prose (vale): it is missing: npm run lint:prose fetches it");
   else await check("prose (vale)", () => run(proseLinter, ["--output=line", ...pages()]));
-  await check("packed packages (publint, attw)", () =>
-    run(process.execPath, [join(root, "scripts/check-packages.mjs")]),
-  );
+  if (isUnchanged) console.log("UNCHANGED  packed packages (publint, attw)");
+  else
+    await check("packed packages (publint, attw)", () =>
+      run(process.execPath, [join(root, "scripts/check-packages.mjs")]),
+    );
   const sanitized = "the addon with ASan and UBSan";
   const script = join(root, "scripts/test-sanitize.mjs");
   if (inCi) await check(sanitized, () => run(process.execPath, [script, "--short"], { show: true }));
   else console.log(`SKIPPED  ${sanitized}: npm run test:sanitize`);
 }
-await suites(only);
+if (isUnchanged) console.log(`UNCHANGED  ${SLOW.join(", ")}: they passed on these files`);
+await suites(only, isUnchanged ? SLOW.map((path) => (path.endsWith(".ts") ? path : `${path}/**`)) : []);
+if (only.length === 0 && failed === 0 && digest !== undefined) writeFileSync(stamp, digest);
 console.log(`${passed} passed, ${failed} failed`);
 process.exitCode = failed === 0 ? 0 : 1;

@@ -1,3 +1,4 @@
+import { isLongRun } from "@kv/testing/long-run";
 import { describe, expect, it, vi } from "vitest";
 import { expectEqual, PAIRS, PUSH_PAIRS } from "./support/matrix.js";
 
@@ -5,9 +6,13 @@ import { expectEqual, PAIRS, PUSH_PAIRS } from "./support/matrix.js";
 vi.setConfig({ testTimeout: 180_000 });
 
 describe("tokens and KV over the embedded transport", () => {
-  it.each(PAIRS)("TP $prefillTp→$decodeTp, block $prefillBlockSize→$decodeBlockSize", async (pair) => {
-    await expectEqual({ transport: "memory", ...pair });
-  });
+  // Each TP and block size of either side at least once.
+  it.each(isLongRun ? PAIRS : [PAIRS[0], PAIRS[3], PAIRS[5], PAIRS[6], PAIRS[7], PAIRS[8]])(
+    "TP $prefillTp→$decodeTp, block $prefillBlockSize→$decodeBlockSize",
+    async (pair) => {
+      await expectEqual({ transport: "memory", ...pair });
+    },
+  );
 
   it.each([
     { prefillTp: 4, decodeTp: 8 },

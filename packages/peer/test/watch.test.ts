@@ -3,6 +3,7 @@ import { createServer, type Server } from "node:http";
 import { type AddressInfo, createServer as createSocket } from "node:net";
 import { METRICS } from "@kv/connector";
 import { systemClock, systemRandom } from "@kv/interface";
+import { isLongRun } from "@kv/testing/long-run";
 import { afterEach, expect, test } from "vitest";
 import { rawClient } from "../../proxy/test/support/raw-client.js";
 import { WATCH_METRICS_LIMITS } from "../src/cli/watch-command.js";
@@ -17,9 +18,9 @@ import { runKvPeer, spawnKvPeer } from "./run-kv-peer.js";
 import { METADATA, tokensOf } from "./sample-recording.js";
 import { type Served, serveSample } from "./served.js";
 
-const TRIES = 100;
-/** `KV_WATCH_ROUNDS=10000 npx vitest run packages/peer/test/watch.test.ts` is the long form. */
-const ROUNDS = Number(process.env["KV_WATCH_ROUNDS"] ?? 100);
+const TRIES = isLongRun ? 100 : 20;
+/** `KV_WATCH_ROUNDS=10000 npx vitest run packages/peer/test/watch.test.ts` runs more. */
+const ROUNDS = Number(process.env["KV_WATCH_ROUNDS"] ?? (isLongRun ? 100 : 10));
 /** Three blocks of 32 tokens, all of them full. */
 const LENGTH = 96;
 const BLOCKS = LENGTH / METADATA.blockSize;

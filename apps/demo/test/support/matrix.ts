@@ -1,4 +1,5 @@
 import { randomUUID } from "node:crypto";
+import { isLongRun } from "@kv/testing/long-run";
 import { expect } from "vitest";
 import { startCluster } from "../../src/cluster/cluster.js";
 import type { ClusterOptions } from "../../src/cluster/cluster-plan.js";
@@ -21,16 +22,15 @@ export const PAIRS = [
   { prefillTp: 1, decodeTp: 2, prefillBlockSize: 24, decodeBlockSize: 16 },
 ] as const;
 
-/** Push uses the same plans as pull, so a few pairs are tested; all of them with KV_MATRIX=all. */
-export const PUSH_PAIRS =
-  process.env.KV_MATRIX === "all"
-    ? PAIRS
-    : PAIRS.filter(
-        ({ prefillTp, decodeTp, prefillBlockSize, decodeBlockSize }) =>
-          prefillTp > 2 || decodeTp > prefillTp || decodeBlockSize % prefillBlockSize > 0,
-      );
+/** Push uses the same plans as pull, so a few pairs are tested, and all of them in the long run. */
+export const PUSH_PAIRS = isLongRun
+  ? PAIRS
+  : PAIRS.filter(
+      ({ prefillTp, decodeTp, prefillBlockSize, decodeBlockSize }) =>
+        prefillTp > 2 || decodeTp > prefillTp || decodeBlockSize % prefillBlockSize > 0,
+    );
 
-const REQUESTS = 16;
+const REQUESTS = isLongRun ? 16 : 6;
 const MAX_TOKENS = 16;
 
 /** One prefill and one decode instance over the memory transport. */
@@ -57,7 +57,7 @@ export function preparedRun(tinyKvHeads = 4): Promise<PreparedRun> {
   return known;
 }
 
-/** Sends 16 requests at once through a pair and expects the reference tokens and equal KV. */
+/** Sends all prompts at once through a pair and expects the reference tokens and equal KV. */
 export async function expectEqual(options: Partial<ClusterOptions>): Promise<void> {
   const run = await preparedRun(options.tinyKvHeads);
   const log = jsonLog("error");
