@@ -52,7 +52,7 @@ export {
   promptPrefix,
 } from "./scheduler/decode-requests.js";
 export { type Generation, Generations, type GenerationsOptions } from "./scheduler/generations.js";
-export { OldestFirst } from "./scheduler/oldest-first.js";
+export { ExpiringSet, type ExpiringSetOptions, OldestFirst } from "./scheduler/oldest-first.js";
 export {
   PrefillScheduler,
   type PrefillSchedulerOptions,

@@ -1,11 +1,11 @@
 import { type ConnectorLoader, registerConnector } from "@kv/connector";
 import type { ConnectorModule } from "@kv/interface";
-import { createPullScheduler } from "./pull-scheduler.js";
-import { createPullWorker } from "./pull-worker.js";
+import { createPullScheduler } from "./scheduler.js";
+import { createPullWorker } from "./worker.js";
 
-export { createPullScheduler, type PullScheduler } from "./pull-scheduler.js";
-export { createPullWorker } from "./pull-worker.js";
+export { createPullScheduler, type PullScheduler } from "./scheduler.js";
 export type { PullStepMetadata } from "./step-metadata.js";
+export { createPullWorker } from "./worker.js";
 
 /** The names of this connector in `kv_connector`: vLLM's and its own. */
 export const PULL_CONNECTOR_NAMES = ["NixlConnector", "NixlPullConnector", "pull"] as const;

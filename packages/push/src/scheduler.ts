@@ -1,8 +1,11 @@
+import { createHmac, randomBytes } from "node:crypto";
 import {
   addressToNotify,
   ConnectorScheduler,
   type DecodeOrders,
   type DecodeOrdersContext,
+  type EngineAddress,
+  engineKey,
   type FetchOrder,
   Generations,
   OldestFirst,
@@ -18,7 +21,6 @@ import {
   type KvTransferParams,
   type SchedulerOptions,
 } from "@kv/interface";
-import { RegistrationSecrets } from "./registration-secrets.js";
 import { PUSH, type PushStepMetadata, type RegistrationOrder } from "./step-metadata.js";
 
 /** The scheduler side of push. */
@@ -171,4 +173,21 @@ function readRemotePrefill(
     );
   }
   return { remote, numTokens, blockIds: blockIds.length === 0 ? undefined : blockIds };
+}
+
+/**
+ * The secrets of D's registrations, one per P. A P learns only its own, so it cannot act on D's registrations at another P. All ranks of D
+ * send the same one.
+ */
+class RegistrationSecrets {
+  readonly #key = randomBytes(32);
+
+  /** The secret for a P, in the form of a capability. Throws nothing. */
+  of(producer: EngineAddress): string {
+    return createHmac("sha256", this.#key)
+      .update(engineKey(producer))
+      .digest()
+      .subarray(0, 16)
+      .toString("base64url");
+  }
 }

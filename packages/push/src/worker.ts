@@ -15,9 +15,9 @@ import {
   PUSH_CONTROL,
   REQUEST_CONTROL,
 } from "@kv/protocol";
-import { DecodeWorker } from "./decode/decode-worker.js";
-import { ConsumerLinks } from "./prefill/consumer-link.js";
-import { PushWriter } from "./prefill/push-writer.js";
+import { ConsumerLinks } from "./consumer-link.js";
+import { DecodeWorker } from "./decode-worker.js";
+import { PrefillWorker } from "./prefill-worker.js";
 import { PUSH, pushStepMetadata } from "./step-metadata.js";
 
 /** How long ended requests and registrations are remembered. Messages about them that are still in flight arrive within this time. */
@@ -41,7 +41,7 @@ export function createPushWorker(options: WorkerOptions): WorkerConnector & Asyn
 class PushWorkerHalves implements WorkerHalves {
   readonly peers: WorkerHalves["peers"];
   readonly #context: WorkerContext;
-  readonly #writer: PushWriter;
+  readonly #writer: PrefillWorker;
   readonly #decode: DecodeWorker;
 
   constructor(context: WorkerContext) {
@@ -61,7 +61,7 @@ class PushWorkerHalves implements WorkerHalves {
       open: (address) => links.open(address),
       close: (link) => links.close(link),
     });
-    this.#writer = new PushWriter({
+    this.#writer = new PrefillWorker({
       agent,
       clock,
       log,

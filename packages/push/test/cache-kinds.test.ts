@@ -4,10 +4,10 @@ import { exchangedBlocks, type RankGeometry } from "@kv/plan";
 import { PUSH_CONTROL, type Registration } from "@kv/protocol";
 import { memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { planReceive } from "../src/decode/plan-receive.js";
-import { ConsumerLinks } from "../src/prefill/consumer-link.js";
-import { writeBlocks } from "../src/prefill/write-blocks.js";
+import { ConsumerLinks } from "../src/consumer-link.js";
+import { planReceive } from "../src/receive.js";
 import type { RegistrationOrder } from "../src/step-metadata.js";
+import { writeBlocks } from "../src/write-blocks.js";
 
 const BLOCK_TOKENS = 16;
 const NUM_BLOCKS = 32;

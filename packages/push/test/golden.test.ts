@@ -20,10 +20,10 @@ import { engineIdentity } from "@kv/testing/engine-identity";
 import { manualClock } from "@kv/testing/manual-clock";
 import { memoryNetwork, memorySideChannel } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { ConsumerLinks } from "../src/prefill/consumer-link.js";
-import { writeBlocks } from "../src/prefill/write-blocks.js";
+import { ConsumerLinks } from "../src/consumer-link.js";
 import { createPushScheduler } from "../src/scheduler.js";
 import { pushStepMetadata } from "../src/step-metadata.js";
+import { writeBlocks } from "../src/write-blocks.js";
 
 // Recordings of vLLM servers (0.32 and 0.33). Their source: packages/protocol/fixtures/README.md.
 const folder = fileURLToPath(new URL("../../protocol/fixtures/wire/", import.meta.url));

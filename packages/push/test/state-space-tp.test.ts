@@ -5,8 +5,8 @@ import { PUSH_CONTROL, type Registration } from "@kv/protocol";
 import { handshakeTargetRanks } from "@kv/topology";
 import { memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { ConsumerLinks } from "../src/prefill/consumer-link.js";
-import { writeBlocks } from "../src/prefill/write-blocks.js";
+import { ConsumerLinks } from "../src/consumer-link.js";
+import { writeBlocks } from "../src/write-blocks.js";
 
 /** The whole model: the number of heads, the bytes of K and V of one token and head, and the parts of the state. */
 const HEADS = 4;

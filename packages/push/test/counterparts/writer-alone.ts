@@ -25,8 +25,8 @@ import {
   type Registration,
 } from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
-import { ConsumerLinks } from "../../src/prefill/consumer-link.js";
-import { PushWriter } from "../../src/prefill/push-writer.js";
+import { ConsumerLinks } from "../../src/consumer-link.js";
+import { PrefillWorker } from "../../src/prefill-worker.js";
 
 const NUM_BLOCKS = 64;
 /** The prompt of every request. */
@@ -96,7 +96,7 @@ export function writerOn() {
       }),
     },
   });
-  const writer = new PushWriter({
+  const writer = new PrefillWorker({
     agent,
     clock,
     log: silentLog,

@@ -9,18 +9,17 @@ import {
 } from "@kv/connector/building-blocks";
 import { type Agent, type Clock, type ComputedLayer, KvError, type Log, type Tracer } from "@kv/interface";
 import type { Registration } from "@kv/protocol";
-import type { PushStepMetadata } from "../step-metadata.js";
 import type { ConsumerLink } from "./consumer-link.js";
-import { EndedNotices } from "./ended-notices.js";
-import { EndedRegistrations } from "./ended-registrations.js";
+import { EndedNotices, EndedRegistrations } from "./ended-registrations.js";
 import { FinishedRequests, type NamedRequest } from "./finished-requests.js";
 import { LayerwiseWrites } from "./layerwise-writes.js";
 import { type ProducedRequest, ProducedRequests } from "./produced-requests.js";
 import { RegistrationMatcher, registrationKey } from "./registration-matcher.js";
+import type { PushStepMetadata } from "./step-metadata.js";
 import { WriteDispatcher } from "./write-dispatch.js";
 
 /** The parts of a push writer, and its time limits. */
-export interface PushWriterOptions {
+export interface PrefillWorkerOptions {
   readonly agent: Agent;
   readonly clock: Clock;
   readonly log: Log;
@@ -50,7 +49,7 @@ export interface PushWriterOptions {
 }
 
 /** The part of a step that concerns the producer. */
-export type PushWriterStep = Pick<
+export type PrefillWorkerStep = Pick<
   PushStepMetadata,
   "schedulerClockMs" | "incarnation" | "inBatch" | "notSent" | "leases"
 >;
@@ -62,8 +61,8 @@ const MAX_WAITING_REGISTRATIONS = 65_536;
  * events only (a step, a computed layer, a notification, the end of a handshake or a transfer, the end of a lease) and never polls. No
  * event waits for a handshake or for a slow consumer.
  */
-export class PushWriter {
-  readonly #options: PushWriterOptions;
+export class PrefillWorker {
+  readonly #options: PrefillWorkerOptions;
   readonly #requests: ProducedRequests;
   readonly #endedRegistrations: EndedRegistrations;
   readonly #matcher: RegistrationMatcher;
@@ -75,7 +74,7 @@ export class PushWriter {
   #incarnation: string | undefined;
   #closed = false;
 
-  constructor(options: PushWriterOptions) {
+  constructor(options: PrefillWorkerOptions) {
     const { clock, registrationWaitMs, layerwiseRegions = [] } = options;
     this.#options = options;
     this.#requests = new ProducedRequests(options);
@@ -106,7 +105,7 @@ export class PushWriter {
   }
 
   /** Takes the requests that run, that ended without anything to send, and that finished. */
-  step({ incarnation, inBatch, notSent, leases, schedulerClockMs }: PushWriterStep): void {
+  step({ incarnation, inBatch, notSent, leases, schedulerClockMs }: PrefillWorkerStep): void {
     this.#incarnation = incarnation;
     for (const order of inBatch) this.#requests.admit(order);
     for (const requestId of notSent) this.#requestNotSent(requestId);

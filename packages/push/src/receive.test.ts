@@ -3,8 +3,8 @@ import type { BlockIds, KvCacheConfig, KvCacheKind } from "@kv/interface";
 import { buildEngineTransferPlan, exchangedBlocks, type RankGeometry } from "@kv/plan";
 import { PUSH_CONTROL } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
-import type { RegistrationOrder } from "../step-metadata.js";
-import { planReceive } from "./plan-receive.js";
+import { planReceive } from "./receive.js";
+import type { RegistrationOrder } from "./step-metadata.js";
 
 const CELL_BYTES = 16;
 const STATE = { convProjectionBytes: [64, 32, 32], convBytes: 128, recurrentBytes: 256 };

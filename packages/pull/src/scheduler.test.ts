@@ -11,7 +11,7 @@ import { manualClock } from "@kv/testing/manual-clock";
 import { simConfig } from "@kv/testing/simulator/sim-config";
 import { memoryNetwork, memorySideChannel } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { createPullScheduler } from "./pull-scheduler.js";
+import { createPullScheduler } from "./scheduler.js";
 import { pullStepMetadata } from "./step-metadata.js";
 
 const PARAMS: KvTransferParams = {

@@ -7,13 +7,26 @@ import {
   type RemoteEngines,
   unreachablePeer,
 } from "@kv/connector/building-blocks";
-import { type Clock, KvError, type Timer, type Tracer } from "@kv/interface";
+import {
+  type BlockIds,
+  type Clock,
+  type KvCacheConfig,
+  KvError,
+  type Timer,
+  type Tracer,
+} from "@kv/interface";
+import { exchangedBlocks, planRequest, type RequestPlan } from "@kv/plan";
 import { PUSH_CONTROL } from "@kv/protocol";
-import type { RegistrationOrder } from "../step-metadata.js";
-import { planReceive, type ReceivingEngine } from "./plan-receive.js";
 import type { ProducerLiveness } from "./producer-liveness.js";
 import type { RegistrationReplies } from "./push-replies.js";
 import type { RegistrationSender } from "./registration-sender.js";
+import type { RegistrationOrder } from "./step-metadata.js";
+
+/** The properties of the consumer's engine that the plan of a receive pass needs. */
+export interface ReceivingEngine {
+  readonly groups: KvCacheConfig["groups"];
+  readonly tpSize: number;
+}
 
 /** Options of `receivePush`, the same for every request. */
 export interface ReceivePushOptions extends ReceivingEngine {
@@ -202,4 +215,75 @@ class PushReceive {
   #error(error: unknown, type: FailureType): ReceiveError {
     return ReceiveError.from(error, "KV_TRANSFER_FAILED", type, this.#request.signal);
   }
+}
+
+/**
+ * Plans the receive pass of a request whose blocks a producer will write. An incompatible pair is refused here, before a block is
+ * registered. Errors: `ReceiveError` with `transfer_setup_failed` and `KV_PLAN_UNSUPPORTED`, `KV_BLOCKS_MISMATCH` or those of
+ * `planRequest`.
+ */
+export function planReceive(
+  engine: RemoteEngine,
+  order: RegistrationOrder,
+  { groups, tpSize }: ReceivingEngine,
+): RequestPlan {
+  try {
+    if (!engine.features.has(PUSH_CONTROL)) assertVllmCanWrite(engine, order);
+    return planRequest(engine.plan, {
+      localBlockIds: order.localBlockIds,
+      // Only the number of the producer's blocks matters here: it determines where ours begin.
+      remoteBlockIds: order.remoteBlockIds ?? placeholderBlocks(order, engine, groups),
+      numTokens: order.numTokens,
+      localComputedBlocks: order.localComputedBlocks,
+    });
+  } catch (error) {
+    throw new ReceiveError(
+      KvError.from(error, "KV_TRANSFER_INVALID", `request ${order.requestId} on ${tpSize} ranks`),
+      "transfer_setup_failed",
+    );
+  }
+}
+
+/** Refuses what a vLLM 0.33 producer would write wrongly. Errors: `KV_PLAN_UNSUPPORTED`, `KV_BLOCKS_MISMATCH`. */
+function assertVllmCanWrite({ plan, address }: RemoteEngine, order: RegistrationOrder): void {
+  if (plan.local.kernelBlockSize !== plan.remote.kernelBlockSize) {
+    throw new KvError(
+      "KV_PLAN_UNSUPPORTED",
+      `engine ${address.engineId} has kernel blocks of ${plan.remote.kernelBlockSize} tokens and this one of ${plan.local.kernelBlockSize}: a vLLM 0.33 prefill worker cannot push to such blocks`,
+      { hint: "use equal block sizes, or pull" },
+    );
+  }
+  const empty = order.localBlockIds.findIndex((ids) => ids.length === 0);
+  if (empty >= 0) {
+    throw new KvError(
+      "KV_BLOCKS_MISMATCH",
+      `request ${order.requestId} wants no block of KV cache group ${empty}: a vLLM 0.33 prefill worker reads an empty group as all of its blocks`,
+    );
+  }
+}
+
+/**
+ * Stands in for the producer's block ids before the producer has answered: as many for each group as it will transfer. It clips windows
+ * and states as this engine does, in blocks of its own size.
+ */
+function placeholderBlocks(
+  { numTokens, localBlockIds }: RegistrationOrder,
+  { plan }: RemoteEngine,
+  groups: KvCacheConfig["groups"],
+): BlockIds {
+  return localBlockIds.map((local, index) => {
+    const group = groups[index];
+    const { extent, remoteBlockTokens } = plan.groupPlans[index] ?? {};
+    // A group without tokens has as many blocks at the producer as are wanted here.
+    if (group === undefined || remoteBlockTokens === undefined || extent === "state" || extent === "whole") {
+      return local.map((_, i) => i);
+    }
+    const whole = Array.from({ length: Math.ceil(numTokens / remoteBlockTokens) }, (_, i) => i);
+    const clipped = exchangedBlocks(
+      [whole],
+      { groups: [{ ...group, blockSize: remoteBlockTokens }], blockSize: remoteBlockTokens },
+      { numTokens },
+    );
+    return (clipped[0] ?? []).map((_, i) => i);
+  });
 }

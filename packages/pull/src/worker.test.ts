@@ -2,7 +2,7 @@ import { cpuPlatform, readTransferConfig } from "@kv/connector";
 import { engineIdentity } from "@kv/testing/engine-identity";
 import { memoryNetwork, memorySideChannel, memoryTransport, virtualClock } from "@kv/transport-memory";
 import { expect, test } from "vitest";
-import { createPullWorker } from "./pull-worker.js";
+import { createPullWorker } from "./worker.js";
 
 const workerOn = (bufferDevice: string, { role = "kv_both", ppSize = 1 } = {}) => {
   const clock = virtualClock();

@@ -1,8 +1,6 @@
-import type { LeaseOrder, SendableRequest } from "@kv/connector/building-blocks";
+import { ExpiringSet, type LeaseOrder, type SendableRequest } from "@kv/connector/building-blocks";
 import type { Clock } from "@kv/interface";
 import { baseRequestId } from "@kv/protocol";
-import { ExpiringSet } from "./expiring-set.js";
-import { AliasIndex, requestAliases } from "./request-aliases.js";
 
 /** A request of this producer, from the step that runs it until its blocks are freed. */
 export interface ProducedRequest {
@@ -149,4 +147,44 @@ export class ProducedRequests {
 
 function aliasesOf({ requestId, wireId }: ProducedRequest): Set<string> {
   return new Set([wireId, ...requestAliases(requestId)]);
+}
+
+/**
+ * The names that a peer may use for a producer's request, besides its own id. The first is the id without the suffix of eight hex digits
+ * that vLLM appends to each request id, so both legs of a client's request share it. The second is the id that the proxy
+ * chose: vLLM turns an `X-Request-Id` into `cmpl-{id}-{index}-{suffix}`, and the heartbeats of a vLLM 0.33 push consumer carry the
+ * proxy's id.
+ */
+function requestAliases(requestId: string): readonly string[] {
+  const base = baseRequestId(requestId);
+  const proxy = /^(?:cmpl|chatcmpl)-(.+?)(?:-\d+)?$/.exec(base)?.[1];
+  return proxy === undefined ? [base] : [base, proxy];
+}
+
+/** Finds values by a name that several of them may share. */
+export class AliasIndex<T> {
+  readonly #byName = new Map<string, Set<T>>();
+
+  /** Adds a value under a name. */
+  add(name: string, value: T): void {
+    const values = this.#byName.get(name) ?? new Set();
+    this.#byName.set(name, values.add(value));
+  }
+
+  /** Removes a value from a name; other names keep it. */
+  delete(name: string, value: T): void {
+    const values = this.#byName.get(name);
+    values?.delete(value);
+    if (values?.size === 0) this.#byName.delete(name);
+  }
+
+  /** The values under a name, in the order in which they were added. */
+  get(name: string): Iterable<T> {
+    return this.#byName.get(name) ?? [];
+  }
+
+  /** Removes all values. */
+  clear(): void {
+    this.#byName.clear();
+  }
 }

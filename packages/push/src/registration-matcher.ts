@@ -10,8 +10,7 @@ import {
   type RemoteLease,
   sameCapability,
 } from "@kv/protocol";
-import type { ProducedRequest, ProducedRequests } from "./produced-requests.js";
-import { AliasIndex } from "./request-aliases.js";
+import { AliasIndex, type ProducedRequest, type ProducedRequests } from "./produced-requests.js";
 
 /** The result of a search for the request of a registration. */
 export type Match =

@@ -10,8 +10,7 @@ import {
 import { type Clock, KvError, type Log, type Tracer } from "@kv/interface";
 import type { Registration, RequestProof } from "@kv/protocol";
 import { ranksServed } from "./consumer-link.js";
-import type { EndedNotices } from "./ended-notices.js";
-import type { EndedRegistrations } from "./ended-registrations.js";
+import type { EndedNotices, EndedRegistrations } from "./ended-registrations.js";
 import type { LayerwiseWrites } from "./layerwise-writes.js";
 import type { ProducedRequest, ProducedRequests, WriteProgress } from "./produced-requests.js";
 import { consumerRequestKey } from "./registration-matcher.js";

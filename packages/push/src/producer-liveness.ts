@@ -5,7 +5,7 @@ import {
   type RemoteEngines,
 } from "@kv/connector/building-blocks";
 import { type Clock, KvError } from "@kv/interface";
-import type { RegistrationOrder } from "../step-metadata.js";
+import type { RegistrationOrder } from "./step-metadata.js";
 
 /** Options of `ProducerLiveness`. */
 export interface ProducerLivenessOptions {

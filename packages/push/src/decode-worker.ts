@@ -11,11 +11,11 @@ import {
 } from "@kv/connector/building-blocks";
 import { KvError } from "@kv/interface";
 import { type RegistrationEnded, type RegistrationWritten, sameCapability } from "@kv/protocol";
-import type { PushStepMetadata, RegistrationOrder } from "../step-metadata.js";
 import { ProducerLiveness } from "./producer-liveness.js";
 import { PushReplies } from "./push-replies.js";
-import { type ReceivePushOptions, receivePush } from "./receive-push.js";
+import { type ReceivePushOptions, receivePush } from "./receive.js";
 import { RegistrationSender } from "./registration-sender.js";
+import type { PushStepMetadata, RegistrationOrder } from "./step-metadata.js";
 
 /** The part of a step that concerns D. */
 export type DecodeWorkerStep = Pick<

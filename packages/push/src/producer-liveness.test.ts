@@ -2,8 +2,8 @@ import type { EngineAddress, PendingReceive, RemoteEngine } from "@kv/connector/
 import { KvError } from "@kv/interface";
 import { virtualClock } from "@kv/transport-memory";
 import { expect, test, vi } from "vitest";
-import type { RegistrationOrder } from "../step-metadata.js";
 import { ProducerLiveness } from "./producer-liveness.js";
+import type { RegistrationOrder } from "./step-metadata.js";
 
 const PREFILL: EngineAddress = { engineId: "prefill", host: "p", port: 1, tpSize: 1, dcpSize: 1, ppSize: 1 };
 

@@ -5,7 +5,7 @@ import {
   type WorkerContext,
 } from "@kv/connector/building-blocks";
 import { encodeRegistration, encodeWithdrawal, PUSH_CONTROL, type Registrant } from "@kv/protocol";
-import type { RegistrationOrder } from "../step-metadata.js";
+import type { RegistrationOrder } from "./step-metadata.js";
 
 /** Sends registrations and withdrawals to the ranks of producers. */
 export class RegistrationSender {
