@@ -16,10 +16,15 @@ export {
   type RankPlace,
   remoteGeometry,
 } from "./handshake/rank-geometry.js";
-export { type RankKey, rankKey } from "./handshake/rank-key.js";
 export { TransferMetrics } from "./metrics/transfer-metrics.js";
-export { describeEngine, type EngineAddress, engineKey } from "./peers/engine-address.js";
-export { HeartbeatSender, type HeartbeatSenderOptions } from "./peers/heartbeat-sender.js";
+export {
+  describeEngine,
+  type EngineAddress,
+  engineKey,
+  type RankKey,
+  rankKey,
+} from "./peers/engine-address.js";
+export { HeartbeatSender, type HeartbeatSenderOptions } from "./peers/heartbeats.js";
 export {
   type HeartbeatResult,
   NotificationSender,
@@ -29,7 +34,13 @@ export type { Peer, PeerRef, PeerTableOptions } from "./peers/peer.js";
 export { isPeerLost } from "./peers/peer-lost.js";
 export { PeerTable } from "./peers/peer-table.js";
 export {
+  type EnginePlan,
+  type EngineRequest,
   type ListPair,
+  type ListTables,
+  type OpenEngine,
+  type PrefillEnginesOptions,
+  prefillEngines,
   type RemoteEngine,
   type RemoteEngineSource,
   RemoteEngines,
@@ -68,7 +79,7 @@ export {
   type RemoteRequest,
   type SendableRequest,
 } from "./scheduler/step-types.js";
-export { acquireTraced, endWith, inSpan, type SpanPlace, transferTraced } from "./tracing/spans.js";
+export { endWith, inSpan } from "./tracing/spans.js";
 export {
   type ConnectorWorkerOptions,
   createConnectorWorker,
@@ -81,10 +92,11 @@ export {
   PendingReceives,
   type PendingReceivesOptions,
   type ReceiveOrderBase,
+  ReceivePass,
   type Receiver,
 } from "./worker/pending-receives.js";
 export { type FailureType, ReceiveError } from "./worker/receive-error.js";
-export { ReceivePass } from "./worker/receive-pass.js";
 export { CLOSE_GRACE_MS, idleWithinGrace, TaskTracker } from "./worker/task-tracker.js";
+export { type RequestTransfers, type TransferFailed, transferAll } from "./worker/transfer-all.js";
 export type { WorkerContext } from "./worker/worker-context.js";
 export { type ReceiveFailedOptions, WorkerOutputQueue } from "./worker/worker-output.js";

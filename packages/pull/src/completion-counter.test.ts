@@ -1,6 +1,6 @@
 import { silentLog } from "@kv/interface";
 import { describe, expect, it } from "vitest";
-import { CompletionCounter } from "./completion-counter.js";
+import { CompletionCounter } from "./prefill-worker.js";
 
 describe("CompletionCounter", () => {
   it("is complete after n distinct readers", () => {

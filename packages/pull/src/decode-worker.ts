@@ -3,8 +3,9 @@ import {
   idleWithinGrace,
   type PendingReceive,
   PendingReceives,
+  prefillEngines,
   type ReceiveError,
-  RemoteEngines,
+  type RemoteEngines,
   TaskTracker,
   type WorkerContext,
 } from "@kv/connector/building-blocks";
@@ -33,7 +34,7 @@ export class DecodeWorker {
   constructor(context: WorkerContext) {
     const { clock, log, notifications, output, settings, caches, tracer } = context;
     this.#context = context;
-    this.engines = new RemoteEngines(context, {
+    this.engines = prefillEngines(context, {
       failureType: "handshake_setup_failed",
       joinsGroups: true,
     });

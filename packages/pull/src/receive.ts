@@ -10,7 +10,7 @@ import {
   type RemoteEngine,
   type RemoteEngines,
   rankKey,
-  transferTraced,
+  transferAll,
   unreachablePeer,
   type WorkerContext,
 } from "@kv/connector/building-blocks";
@@ -79,54 +79,36 @@ export class PullReceiver {
     order: ReceiveOrder,
     signal: AbortSignal,
   ): Promise<void> {
-    const { agent, log, metrics, tracer } = this.#context;
-    const place = { tracer, parent: order.remote.traceparent };
-    // One failed READ makes the others useless: they are aborted, and still waited for.
-    const abort = new AbortController();
-    const onAbort = () => abort.abort(signal.reason);
-    signal.addEventListener("abort", onAbort);
-    let failure: ReceiveError | undefined;
-    const fail = (error: unknown, failureType: FailureType, rank: RankKey): void => {
-      if (failure === undefined) {
-        failure = ReceiveError.from(error, "KV_TRANSFER_FAILED", failureType, signal);
-        if (!signal.aborted) {
-          metrics.transferFailed();
-          log.warn("transfer_failed", {
-            requestId: order.requestId,
-            engineId: order.remote.engineId,
-            remoteRank: rank,
-            error: failure.error.message,
-          });
-          if (isPeerLost(failure.error)) this.#options.engines.table.drop(engine, failure.error.message);
-        }
-      }
-      abort.abort(failure.error);
+    const { log, metrics } = this.#context;
+    const failed = (error: unknown, failureType: FailureType, remoteRank: RankKey): ReceiveError => {
+      const failure = ReceiveError.from(error, "KV_TRANSFER_FAILED", failureType, signal);
+      if (signal.aborted) return failure;
+      const { message } = failure.error;
+      const { engineId } = order.remote;
+      metrics.transferFailed();
+      log.warn("transfer_failed", { requestId: order.requestId, engineId, remoteRank, error: message });
+      if (isPeerLost(failure.error)) this.#options.engines.table.drop(engine, message);
+      return failure;
     };
-    const ended: Promise<void>[] = [];
-    for (const { sourceIndex, listIndex, remoteRank, remotePpRank, descriptors } of plan.reads) {
-      if (failure !== undefined) break;
-      const rank = rankKey({ ppRank: remotePpRank, tpRank: remoteRank });
-      const lists = engine.sources[sourceIndex]?.lists[listIndex];
-      if (lists === undefined) {
-        const why = `the plan reads from list ${listIndex} of source ${sourceIndex}, which was not prepared`;
-        fail(new KvError("KV_INTERNAL", `request ${order.requestId}: ${why}`), "transfer_setup_failed", rank);
-        break;
-      }
-      try {
-        const read = { operation: "READ", local: lists.local, remote: lists.remote, ...descriptors } as const;
-        const transfer = transferTraced(agent, { ...read, signal: abort.signal }, place);
-        const done = transfer.done.then(
-          (result) => metrics.transferred(result),
-          (error: unknown) => fail(error, "transfer_failed", rank),
-        );
-        ended.push(done, transfer.released);
-      } catch (error) {
-        fail(error, "transfer_setup_failed", rank);
-      }
-    }
-    await Promise.all(ended);
-    signal.removeEventListener("abort", onAbort);
-    if (failure !== undefined) throw failure;
+    await transferAll(this.#context, { signal, parent: order.remote.traceparent }, async (transfers) => {
+      const reads = plan.reads.map(
+        async ({ sourceIndex, listIndex, remoteRank, remotePpRank, descriptors }) => {
+          if (transfers.hasFailed) return;
+          const rank = rankKey({ ppRank: remotePpRank, tpRank: remoteRank });
+          const lists = engine.sources[sourceIndex]?.lists[listIndex];
+          if (lists === undefined) {
+            const why = `the plan reads from list ${listIndex} of source ${sourceIndex}, which was not prepared`;
+            const error = new KvError("KV_INTERNAL", `request ${order.requestId}: ${why}`);
+            transfers.fail(failed(error, "transfer_setup_failed", rank));
+            return;
+          }
+          await transfers.start({ operation: "READ", ...lists, ...descriptors }, (error, isStarted) =>
+            failed(error, isStarted ? "transfer_failed" : "transfer_setup_failed", rank),
+          );
+        },
+      );
+      await Promise.all(reads);
+    });
   }
 
   /**

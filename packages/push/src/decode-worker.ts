@@ -3,9 +3,10 @@ import {
   idleWithinGrace,
   type PendingReceive,
   PendingReceives,
+  prefillEngines,
   type ReceiveError,
   ReceivePass,
-  RemoteEngines,
+  type RemoteEngines,
   TaskTracker,
   type WorkerContext,
 } from "@kv/connector/building-blocks";
@@ -52,7 +53,7 @@ export class DecodeWorker {
     const { groups } = caches.config;
     const { tpSize } = options.engine;
     this.#context = context;
-    this.engines = new RemoteEngines(context, {
+    this.engines = prefillEngines(context, {
       failureType: "push_reg_handshake_failed",
       preparesLists: false,
     });

@@ -1,12 +1,12 @@
 import {
   ExpiringSet,
-  type NotificationSender,
-  type PeerTable,
+  type RemoteEngines,
   TaskTracker,
+  type WorkerContext,
 } from "@kv/connector/building-blocks";
-import type { Clock, KvError, Log } from "@kv/interface";
+import type { Clock, KvError } from "@kv/interface";
 import { encodeRegistrationEnded, type Registration } from "@kv/protocol";
-import { acquireConsumer, type ConsumerLink } from "./consumer-link.js";
+import { type ConsumerEngine, consumerOf } from "./consumer-engine.js";
 import type { LayerwiseWrites } from "./layerwise-writes.js";
 
 const MAX_KEYS = 65_536;
@@ -54,10 +54,10 @@ export class EndedRegistrations {
 
 /** The parts that ended notices need. */
 export interface EndedNoticesOptions {
-  readonly consumers: PeerTable<ConsumerLink>;
-  readonly notifications: Pick<NotificationSender, "send">;
-  readonly log: Log;
-  readonly layerwise: Pick<LayerwiseWrites, "abort">;
+  readonly consumers: Pick<RemoteEngines<ConsumerEngine>, "acquire">;
+  readonly context: Pick<WorkerContext, "log" | "notifications">;
+  /** Undefined without layer-wise push. */
+  readonly layerwise: Pick<LayerwiseWrites, "abort"> | undefined;
 }
 
 /**
@@ -76,7 +76,7 @@ export class EndedNotices {
   /** Aborts the layer-wise writes for a registration, and sends the notice with this error when they have ended. */
   send(key: string, registration: Registration, error: KvError): void {
     if (this.#closed) return;
-    const ended = this.#options.layerwise.abort(key, error);
+    const ended = this.#options.layerwise?.abort(key, error) ?? Promise.resolve();
     if (registration.own === undefined) return;
     this.#sending.track(ended.then(() => this.#send(registration, error)));
   }
@@ -92,14 +92,15 @@ export class EndedNotices {
   }
 
   async #send(registration: Registration, error: KvError): Promise<void> {
-    const { consumers, notifications, log } = this.#options;
+    const { consumers, context } = this.#options;
+    const { notifications, log } = context;
     const { own, wireId } = registration;
     if (own === undefined) return;
     const { incarnation, generation, rank, secret } = own;
     const { code, message } = error;
     const failed = (reason: unknown) =>
       log.debug("push-ended-notice-failed", { request: wireId, rank, error: String(reason) });
-    await acquireConsumer(registration, consumers).then(async ({ peer, release }) => {
+    await consumers.acquire(consumerOf(registration), undefined, false).then(async ({ peer, release }) => {
       const agent = peer.targets.get(rank)?.agent;
       if (agent !== undefined) {
         const payload = encodeRegistrationEnded({

@@ -4,34 +4,28 @@ import {
   localLeaseTerms,
   type MessageGuard,
   TaskTracker,
-  type TransferMetrics,
-  type WorkerOutputQueue,
+  type WorkerContext,
 } from "@kv/connector/building-blocks";
-import { type Clock, KvError, type Log, type Tracer } from "@kv/interface";
+import { KvError } from "@kv/interface";
 import type { Registration, RequestProof } from "@kv/protocol";
-import { ranksServed } from "./consumer-link.js";
+import { ranksServed } from "./consumer-engine.js";
 import type { EndedNotices, EndedRegistrations } from "./ended-registrations.js";
 import type { LayerwiseWrites } from "./layerwise-writes.js";
 import type { ProducedRequest, ProducedRequests, WriteProgress } from "./produced-requests.js";
 import { consumerRequestKey } from "./registration-matcher.js";
 import type { DispatchedWrite, WriteDispatcher } from "./write-dispatch.js";
 
-/** The parts of the push writer that `FinishedRequests` needs. */
+/** The parts of P's worker that `FinishedRequests` needs. */
 export interface FinishedRequestsOptions {
-  readonly clock: Clock;
-  readonly log: Log;
-  readonly metrics: Pick<TransferMetrics, "leaseExpired">;
-  readonly tracer?: Tracer | undefined;
-  readonly output: WorkerOutputQueue;
-  /** This producer rank's tensor-parallel rank. */
-  readonly tpRank: number;
-  readonly tpSize: number;
-  /** How long a heartbeat extends a lease, in milliseconds. */
-  readonly extensionMs: number;
+  readonly context: Pick<
+    WorkerContext,
+    "clock" | "local" | "log" | "metrics" | "output" | "settings" | "tracer"
+  >;
   readonly requests: ProducedRequests;
   readonly endedRegistrations: EndedRegistrations;
   readonly dispatcher: WriteDispatcher;
-  readonly layerwise: LayerwiseWrites;
+  /** Undefined without layer-wise push. */
+  readonly layerwise: LayerwiseWrites | undefined;
   readonly endedNotices: EndedNotices;
   readonly guard: MessageGuard;
 }
@@ -53,7 +47,8 @@ export class FinishedRequests {
   readonly #releasing = new TaskTracker();
 
   constructor(options: FinishedRequestsOptions) {
-    const { clock, extensionMs, tracer } = options;
+    const { clock, settings, tracer } = options.context;
+    const { extensionMs } = settings;
     this.#options = options;
     const onExpired = (wireId: string) => this.#leaseExpired(wireId);
     this.#leases = new Leases({ clock, extensionMs, tracer, onExpired });
@@ -61,7 +56,7 @@ export class FinishedRequests {
 
   /** Starts the lease of a finished request. */
   grantLease(order: LeaseOrder, schedulerClockMs: number): void {
-    const nowMs = this.#options.clock.now();
+    const nowMs = this.#options.context.clock.now();
     this.#leases.grant(order.wireId, localLeaseTerms(order, schedulerClockMs, nowMs));
   }
 
@@ -146,9 +141,10 @@ export class FinishedRequests {
 
   /** Ends a request and reports it to the engine as sent, when no layer-wise write reads its blocks any more. */
   free(request: ProducedRequest): void {
-    const { requests, layerwise, output } = this.#options;
+    const { requests, layerwise, context } = this.#options;
+    const { output } = context;
     requests.end(request);
-    const released = layerwise.release(request);
+    const released = layerwise?.release(request);
     if (released === undefined) output.sent(request.requestId);
     else this.#releasing.track(released.then(() => output.sent(request.requestId)));
   }
@@ -177,14 +173,15 @@ export class FinishedRequests {
 
   /** Assigns the request to the consumer of the first registration that matches it. Errors: `KV_TOPOLOGY_INVALID`. */
   #progressTo(registration: Registration): WriteProgress {
-    const ranks = ranksServed(this.#options, registration.tpSize);
+    const ranks = ranksServed(this.#options.context.local, registration.tpSize);
     return { consumer: consumerRequestKey(registration), ranks, servedRanks: new Set(), writing: 0 };
   }
 
   /** Waits for the layer-wise writes, writes the regions that are not in `written`, and sends the ended notice after a failure. */
   async #serve(key: string, order: LeaseOrder, write: DispatchedWrite, written: Set<string>): Promise<void> {
     const { layerwise, dispatcher, endedNotices } = this.#options;
-    for (const region of await layerwise.finish(key, order, write.controller.signal)) written.add(region);
+    const early = await layerwise?.finish(key, order, write.controller.signal);
+    for (const region of early ?? []) written.add(region);
     const error = await dispatcher.write(write);
     if (error !== undefined) endedNotices.send(key, write.registration, error);
   }
@@ -198,7 +195,8 @@ export class FinishedRequests {
   }
 
   #leaseExpired(wireId: string): void {
-    const { requests, metrics, log } = this.#options;
+    const { requests, context } = this.#options;
+    const { metrics, log } = context;
     const request = requests.byWireId(wireId);
     if (request === undefined) return;
     // A running WRITE is awaited: its end frees the blocks.

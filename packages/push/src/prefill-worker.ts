@@ -2,14 +2,12 @@ import {
   idleWithinGrace,
   type LeaseOrder,
   MessageGuard,
-  type NotificationSender,
-  type PeerTable,
-  type TransferMetrics,
-  type WorkerOutputQueue,
+  type RemoteEngines,
+  type WorkerContext,
 } from "@kv/connector/building-blocks";
-import { type Agent, type Clock, type ComputedLayer, KvError, type Log, type Tracer } from "@kv/interface";
+import { type ComputedLayer, KvError } from "@kv/interface";
 import type { Registration } from "@kv/protocol";
-import type { ConsumerLink } from "./consumer-link.js";
+import { type ConsumerEngine, consumerEngines } from "./consumer-engine.js";
 import { EndedNotices, EndedRegistrations } from "./ended-registrations.js";
 import { FinishedRequests, type NamedRequest } from "./finished-requests.js";
 import { LayerwiseWrites } from "./layerwise-writes.js";
@@ -18,36 +16,6 @@ import { RegistrationMatcher, registrationKey } from "./registration-matcher.js"
 import type { PushStepMetadata } from "./step-metadata.js";
 import { WriteDispatcher } from "./write-dispatch.js";
 
-/** The parts of a push writer, and its time limits. */
-export interface PrefillWorkerOptions {
-  readonly agent: Agent;
-  readonly clock: Clock;
-  readonly log: Log;
-  readonly metrics: TransferMetrics;
-  /** Gets spans of leases and writes. */
-  readonly tracer?: Tracer | undefined;
-  readonly output: WorkerOutputQueue;
-  readonly notifications: NotificationSender;
-  /** The consumer engines that are open. */
-  readonly consumers: PeerTable<ConsumerLink>;
-  /** The id of this engine. */
-  readonly engineId: string;
-  readonly tpRank: number;
-  readonly tpSize: number;
-  /** How long a heartbeat extends a lease, in milliseconds. */
-  readonly extensionMs: number;
-  /** Time limit from the match to the last byte, including the handshake, in milliseconds. */
-  readonly writeTimeoutMs: number;
-  /** How long a registration waits for its prompt, in milliseconds. */
-  readonly registrationWaitMs: number;
-  /** How long ended requests and registrations are remembered, in milliseconds. */
-  readonly rememberMs: number;
-  /** As `MessageGuardOptions.requiresKvPeer`. */
-  readonly requiresKvPeer: boolean;
-  /** Names of all regions if layer-wise push is on; undefined if it is off. */
-  readonly layerwiseRegions?: readonly string[] | undefined;
-}
-
 /** The part of a step that concerns the producer. */
 export type PrefillWorkerStep = Pick<
   PushStepMetadata,
@@ -55,46 +23,54 @@ export type PrefillWorkerStep = Pick<
 >;
 
 const MAX_WAITING_REGISTRATIONS = 65_536;
+/** How long ended requests and registrations are remembered. Messages about them that are still in flight arrive within this time. */
+const REMEMBER_MS = 600_000;
 
 /**
- * The producer's half of a worker. It owns the registrations, the finished requests, their leases and the WRITEs of one rank. It acts on
+ * P's half of a worker. It owns the registrations, the finished requests, their leases and the WRITEs of one rank. It acts on
  * events only (a step, a computed layer, a notification, the end of a handshake or a transfer, the end of a lease) and never polls. No
  * event waits for a handshake or for a slow consumer.
  */
 export class PrefillWorker {
-  readonly #options: PrefillWorkerOptions;
+  /** The D's that this rank writes to. */
+  readonly engines: RemoteEngines<ConsumerEngine>;
+  readonly #context: WorkerContext;
   readonly #requests: ProducedRequests;
   readonly #endedRegistrations: EndedRegistrations;
   readonly #matcher: RegistrationMatcher;
   readonly #dispatcher: WriteDispatcher;
-  readonly #layerwise: LayerwiseWrites;
+  readonly #layerwise: LayerwiseWrites | undefined;
   readonly #endedNotices: EndedNotices;
   readonly #finished: FinishedRequests;
   /** This producer's process; undefined before the first step. */
   #incarnation: string | undefined;
   #closed = false;
 
-  constructor(options: PrefillWorkerOptions) {
-    const { clock, registrationWaitMs, layerwiseRegions = [] } = options;
-    this.#options = options;
-    this.#requests = new ProducedRequests(options);
-    this.#endedRegistrations = new EndedRegistrations(options);
-    this.#dispatcher = new WriteDispatcher(options);
-    this.#layerwise = new LayerwiseWrites({ dispatcher: this.#dispatcher, regions: layerwiseRegions });
-    this.#endedNotices = new EndedNotices({ ...options, layerwise: this.#layerwise });
+  constructor(context: WorkerContext) {
+    const { clock, local, log, settings } = context;
+    this.#context = context;
+    this.engines = consumerEngines(context);
+    this.#requests = new ProducedRequests({ clock, rememberMs: REMEMBER_MS });
+    this.#endedRegistrations = new EndedRegistrations({ clock, rememberMs: REMEMBER_MS });
+    this.#dispatcher = new WriteDispatcher(context, this.engines);
+    const regions = local.regions.map(({ name }) => name);
+    this.#layerwise = settings.isLayerwise
+      ? new LayerwiseWrites({ dispatcher: this.#dispatcher, regions })
+      : undefined;
+    this.#endedNotices = new EndedNotices({ context, consumers: this.engines, layerwise: this.#layerwise });
     this.#finished = new FinishedRequests({
-      ...options,
+      context,
       requests: this.#requests,
       endedRegistrations: this.#endedRegistrations,
       dispatcher: this.#dispatcher,
       layerwise: this.#layerwise,
       endedNotices: this.#endedNotices,
-      guard: new MessageGuard(options),
+      guard: new MessageGuard({ requiresKvPeer: settings.requiresKvPeer, log }),
     });
     this.#matcher = new RegistrationMatcher({
       clock,
       requests: this.#requests,
-      waitMs: registrationWaitMs,
+      waitMs: settings.registrationTimeoutMs,
       onExpired: (key, registration) =>
         this.#refuse(
           key,
@@ -114,7 +90,7 @@ export class PrefillWorker {
 
   /** Writes a layer that was computed to the registrations that wait for its requests. Does nothing if layer-wise push is off. */
   layerComputed({ regions, computedTokens }: ComputedLayer): void {
-    if (this.#closed || this.#options.layerwiseRegions === undefined) return;
+    if (this.#closed || this.#layerwise === undefined) return;
     for (const [requestId, tokens] of Object.entries(computedTokens)) {
       const request = this.#requests.byRequestId(requestId);
       if (request === undefined || request.finished !== undefined) continue;
@@ -129,10 +105,10 @@ export class PrefillWorker {
   register(registration: Registration, from: string): void {
     const key = registrationKey(registration);
     if (this.#closed || this.#isKnown(key)) return;
-    if (registration.own === undefined && this.#options.requiresKvPeer) {
+    if (registration.own === undefined && this.#context.settings.requiresKvPeer) {
       const { wireId: request, engineId } = registration;
       const setting = "require_kv_peer";
-      this.#options.log.debug("push-registration-of-plain-peer", { request, engineId, from, setting });
+      this.#context.log.debug("push-registration-of-plain-peer", { request, engineId, from, setting });
       return;
     }
     if (this.#isValid(key, registration)) this.#match(key, registration, from);
@@ -179,17 +155,17 @@ export class PrefillWorker {
       registrations: this.#matcher.size,
       writes: this.#dispatcher.size,
       endedNotices: this.#endedNotices.size,
-      layerwiseWrites: this.#layerwise.size + releasing,
+      layerwiseWrites: (this.#layerwise?.size ?? 0) + releasing,
     };
   }
 
   /** Aborts everything, and waits until no WRITE can touch memory any more, for `CLOSE_GRACE_MS` at most. */
   async close(): Promise<void> {
-    const { clock, log } = this.#options;
+    const { clock, log } = this.#context;
     this.#closed = true;
     this.#endedNotices.close();
     this.#matcher.close();
-    this.#layerwise.close();
+    this.#layerwise?.close();
     this.#finished.close();
     if (!(await idleWithinGrace(clock, [this.#dispatcher, this.#finished]))) {
       log.warn("close-did-not-wait", { writes: this.#dispatcher.size });
@@ -211,7 +187,7 @@ export class PrefillWorker {
     const request = this.#requests.byRequestId(requestId);
     if (request !== undefined) {
       // With layer-wise push the engine keeps the blocks until the worker reports the request: a WRITE may read them.
-      if (this.#options.layerwiseRegions === undefined) this.#requests.end(request);
+      if (this.#layerwise === undefined) this.#requests.end(request);
       else this.#finished.free(request);
     }
     for (const [key, registration] of this.#matcher.takeNaming(requestId)) {
@@ -228,7 +204,7 @@ export class PrefillWorker {
   /** Refuses a registration that is for another engine, or whose generation has ended. */
   #isValid(key: string, registration: Registration): boolean {
     const { producerEngineId, own } = registration;
-    const { engineId } = this.#options;
+    const { engineId } = this.#context.options.engine;
     if (producerEngineId !== engineId) {
       const message = `this is engine ${engineId}, the registration is for engine ${producerEngineId}`;
       this.#refuse(key, registration, new KvError("KV_HANDSHAKE_WRONG_ENGINE", message));
@@ -245,7 +221,7 @@ export class PrefillWorker {
     if (match.kind === "matched") this.#write(key, registration, match.request);
     else if (match.kind === "gone") this.#refuse(key, registration, match.error);
     else if (this.#matcher.size >= MAX_WAITING_REGISTRATIONS) {
-      this.#options.log.error("push-registrations-full", { from, registrations: this.#matcher.size });
+      this.#context.log.error("push-registrations-full", { from, registrations: this.#matcher.size });
       const message = `more than ${MAX_WAITING_REGISTRATIONS} registrations wait`;
       this.#refuse(key, registration, new KvError("KV_REQUEST_INVALID", message));
     } else this.#matcher.wait(key, registration);
@@ -266,7 +242,7 @@ export class PrefillWorker {
   #refuse(key: string, registration: Registration, error: KvError): void {
     const { wireId: request, engineId } = registration;
     this.#endedRegistrations.add(key);
-    this.#options.log.info("push-refused", { request, engineId, code: error.code, error: error.message });
+    this.#context.log.info("push-refused", { request, engineId, code: error.code, error: error.message });
     this.#endedNotices.send(key, registration, error);
   }
 }

@@ -1,15 +1,9 @@
-import { SharedLocalLists, SharedRemoteAgents } from "@kv/connector/building-blocks";
-import {
-  type Agent,
-  descriptorPairs,
-  type PreparedList,
-  silentLog,
-  type TransferRequest,
-} from "@kv/interface";
+import { descriptorPairs, type Transfer, type TransferRequest } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import { PUSH_CONTROL, type Registration } from "@kv/protocol";
+import { listAgent, testContext, testRank, testRanks } from "@kv/testing/worker-context";
 import { describe, expect, it } from "vitest";
-import { ConsumerLinks } from "./consumer-link.js";
+import { consumerEngines } from "./consumer-engine.js";
 import { type BlockWrite, writeBlocks } from "./write-blocks.js";
 
 const REGIONS = [
@@ -18,33 +12,24 @@ const REGIONS = [
   { name: "layers.2", memoryType: "DRAM" },
 ] as const;
 
-const geometry = (base: number): RankGeometry => ({
-  tpRank: 0,
-  tpSize: 1,
-  kernelBlockSize: 16,
-  physicalBlocksPerLogical: 1,
-  layout: "LBHNC",
-  attentionBackend: "SIM",
-  deviceId: 0,
-  regions: REGIONS.map(({ name, memoryType }, index) => ({
-    name,
-    baseAddress: base + index * 65_536,
-    numBlocks: 8,
-    blockLengthBytes: 1024,
-    blockStrideBytes: 1024,
-    groupId: 0,
-    memoryType,
-  })),
-});
+const geometry = (base: number): RankGeometry =>
+  testRank({
+    regions: REGIONS.map(({ name, memoryType }, index) => ({
+      name,
+      baseAddress: base + index * 65_536,
+      numBlocks: 8,
+      blockLengthBytes: 1024,
+      blockStrideBytes: 1024,
+      groupId: 0,
+      memoryType,
+    })),
+  });
 
 /** Transfers that end when the test ends them. */
 async function setUp() {
   const events: string[] = [];
   const pending: (() => void)[] = [];
-  const agent = {
-    addRemote: async () => "d agent",
-    prepareLocal: async () => ({}) as PreparedList,
-    prepareRemote: async () => ({}) as PreparedList,
+  const agent = listAgent({
     transfer(request: TransferRequest) {
       const { notification } = request;
       events.push(
@@ -53,27 +38,19 @@ async function setUp() {
       const done = new Promise<object>((resolve) => {
         pending.push(() => resolve({}));
       });
-      return { done, released: done.then(() => {}) };
+      return { done, released: done.then(() => {}) } as unknown as Transfer;
     },
-  } as unknown as Agent;
-  const links = new ConsumerLinks({
-    agent,
-    log: silentLog,
-    localLists: new SharedLocalLists(agent),
-    remoteAgents: new SharedRemoteAgents(agent),
-    local: geometry(2 ** 20),
-    model: { numKvHeads: 1, groups: ["full"] },
-    settings: { announcedBlockSize: undefined },
-    handshake: {
-      ask: async () => ({
-        ranks: [{ tpRank: 0, geometry: geometry(2 ** 30), agentMetadata: new Uint8Array([0]) }],
-        clock: undefined as never,
-        incarnation: "d",
-        features: new Set([PUSH_CONTROL]),
-      }),
+    async notify() {
+      events.push("notification");
     },
   });
-  const link = await links.open({ engineId: "d", host: "d", port: 1, tpSize: 1, dcpSize: 1, ppSize: 1 });
+  const context = testContext({
+    ...{ agent, local: geometry(2 ** 20), incarnation: "d", features: [PUSH_CONTROL] },
+    model: { numKvHeads: 1, groups: ["full"] },
+    remote: testRanks(() => geometry(2 ** 30)),
+  });
+  const address = { engineId: "d", host: "d", port: 1, tpSize: 1, dcpSize: 1, ppSize: 1 };
+  const { peer: consumer } = await consumerEngines(context).table.acquire(address);
   const order = {
     requestId: "p",
     wireId: "p",
@@ -84,19 +61,12 @@ async function setUp() {
   };
   const registration = { wireId: "d1", blockIds: [[5, 6]] } as unknown as Registration;
   const write = (part: Pick<BlockWrite, "includesRegion" | "last"> = {}) =>
-    writeBlocks(link, { registration, ranks: [0], order, ...part }, new AbortController().signal, {
-      agent,
-      notifications: {
-        async send() {
-          events.push("notification");
-          return true;
-        },
-      },
-      metrics: { transferred() {}, notificationFailed() {} },
-      log: silentLog,
-      tpRank: 0,
-      tpSize: 1,
-    });
+    writeBlocks(
+      consumer,
+      { registration, ranks: [0], order, ...part },
+      new AbortController().signal,
+      context,
+    );
   const turn = async () => {
     for (let i = 0; i < 10; i++) await Promise.resolve();
   };

@@ -2,36 +2,22 @@ import {
   endWith,
   inSpan,
   type LeaseOrder,
-  type NotificationSender,
-  type TransferMetrics,
-  transferTraced,
+  type ListPair,
+  type RequestTransfers,
+  transferAll,
+  type WorkerContext,
 } from "@kv/connector/building-blocks";
-import {
-  type Agent,
-  type DescriptorPairs,
-  type DescriptorRuns,
-  KvError,
-  type Log,
-  type Tracer,
-} from "@kv/interface";
+import { type DescriptorPairs, type DescriptorRuns, KvError } from "@kv/interface";
 import { type EngineTransferPlan, planRequest, type RequestRead, swapDirection } from "@kv/plan";
 import type { Registration } from "@kv/protocol";
 import { encodeNotification, encodeRegistrationWritten } from "@kv/protocol";
-import type { ConsumerLink, ConsumerLists, ConsumerTarget } from "./consumer-link.js";
+import type { ConsumerEngine, ConsumerTarget } from "./consumer-engine.js";
 
-/** Options of `writeBlocks`, the same for every request. */
-export interface WriteBlocksOptions {
-  readonly agent: Agent;
-  readonly notifications: Pick<NotificationSender, "send">;
-  readonly metrics: Pick<TransferMetrics, "transferred" | "notificationFailed">;
-  readonly log: Log;
-  /** Gets spans of the plan, the WRITEs and the notifications. */
-  readonly tracer?: Tracer | undefined;
-  /** This producer rank's tensor-parallel rank. */
-  readonly tpRank: number;
-  /** This engine's tensor-parallel size: the `n` of the done notification `"{id}:{n}"`. */
-  readonly tpSize: number;
-}
+/** The parts of a worker that write. `local` has the tensor-parallel size, the `n` of the done notification `"{id}:{n}"`. */
+export type WriteContext = Pick<WorkerContext, "agent" | "log" | "metrics" | "tracer"> & {
+  readonly notifications: Pick<WorkerContext["notifications"], "send">;
+  readonly local: Pick<WorkerContext["local"], "tpRank" | "tpSize">;
+};
 
 /** One WRITE of a request's blocks, or of a part of them. */
 export interface BlockWrite {
@@ -48,7 +34,7 @@ export interface BlockWrite {
 }
 
 interface PlannedWrite {
-  readonly lists: ConsumerLists;
+  readonly lists: ListPair;
   readonly descriptors: DescriptorPairs | DescriptorRuns;
 }
 
@@ -59,77 +45,52 @@ interface PlannedWrite {
  * Errors: the first failure; `KV_REQUEST_INVALID` for a rank that this one does not serve; those of the plan; the signal's reason.
  */
 export async function writeBlocks(
-  link: ConsumerLink,
+  consumer: ConsumerEngine,
   write: BlockWrite,
   signal: AbortSignal,
-  options: WriteBlocksOptions,
+  context: WriteContext,
 ): Promise<void> {
   const { registration, ranks, last = true } = write;
-  const notification = writtenNotification(registration, options.tpSize);
-  const targets = ranks.map((rank) => targetOf(link, rank));
+  const { tracer, local, log, metrics, notifications } = context;
+  const notification = writtenNotification(registration, local.tpSize);
+  const targets = ranks.map((rank) => targetOf(consumer, rank));
   // All ranks are planned before a byte is written: if one cannot be planned, none is written.
-  const { tracer } = options;
   const parent = write.order.traceparent;
   const planned = inSpan(tracer?.start("kv.plan", { parent }), () =>
-    targets.map((target) => planWrites(target, write, options.tpRank)),
+    targets.map((target) => ({ target, writes: planWrites(target, write, local.tpRank) })),
   );
   signal.throwIfAborted();
-  // One failed WRITE makes the others useless. They are aborted, but still awaited.
-  const abort = new AbortController();
-  const onAbort = () => abort.abort(signal.reason);
-  signal.addEventListener("abort", onAbort);
-  let failure: unknown;
-  let failed = false;
-  const fail = (error: unknown) => {
-    if (!failed) failure = error;
-    failed = true;
-    abort.abort(error);
-  };
 
-  async function notify({ agent }: ConsumerTarget): Promise<void> {
-    if (failed) return;
+  async function notify({ agent }: ConsumerTarget, transfers: RequestTransfers): Promise<void> {
+    if (transfers.hasFailed) return;
     const span = tracer?.start("kv.notify", { parent, attributes: { "kv.remote_agent": agent } });
-    const sent = options.notifications.send(agent, notification, (error) => {
-      options.metrics.notificationFailed();
+    const sent = notifications.send(agent, notification, (error) => {
+      metrics.notificationFailed();
       span?.end(error);
-      options.log.warn("notification_failed", { agent, error: String(error) });
-      fail(error);
+      log.warn("notification_failed", { agent, error: String(error) });
+      transfers.fail(error);
     });
     await endWith(span, sent);
   }
 
-  async function writeTo(target: ConsumerTarget, writes: readonly PlannedWrite[]): Promise<void> {
-    const rides = last && writes.length === 1;
-    const ended: Promise<unknown>[] = [];
-    for (const { lists, descriptors } of writes) {
-      if (failed) break;
-      try {
-        const order = {
-          operation: "WRITE",
-          local: lists.local,
-          remote: lists.remote,
-          ...descriptors,
-        } as const;
-        const transfer = transferTraced(
-          options.agent,
-          { ...order, signal: abort.signal, ...(rides ? { notification } : {}) },
-          { tracer, parent },
+  await transferAll(context, { signal, parent }, (transfers) =>
+    Promise.all(
+      planned.map(async ({ target, writes }) => {
+        const rides = last && writes.length === 1;
+        await Promise.all(
+          writes.map(({ lists, descriptors }) =>
+            transfers.start({
+              ...{ operation: "WRITE", ...lists, ...descriptors },
+              ...(rides ? { notification } : {}),
+            }),
+          ),
         );
-        ended.push(
-          transfer.done.then((result) => options.metrics.transferred(result), fail),
-          transfer.released,
-        );
-      } catch (error) {
-        fail(error);
-      }
-    }
-    await Promise.all(ended);
-    if (last && !rides) await notify(target);
-  }
-
-  await Promise.all(targets.map((target, index) => writeTo(target, planned[index] ?? [])));
-  signal.removeEventListener("abort", onAbort);
-  if (failed) throw signal.aborted ? signal.reason : failure;
+        if (last && !rides) await notify(target, transfers);
+      }),
+    ),
+  ).catch((error: unknown) => {
+    throw signal.aborted ? signal.reason : error;
+  });
 }
 
 /** `"{the consumer's id}:{our TP size}"`; with the registration's secret for one of our consumers. */
@@ -138,7 +99,7 @@ function writtenNotification({ wireId, own }: Registration, readers: number): Ui
   return encodeRegistrationWritten({ wireId, readers, secret: own.secret });
 }
 
-function targetOf({ targets, address }: ConsumerLink, rank: number): ConsumerTarget {
+function targetOf({ targets, address }: ConsumerEngine, rank: number): ConsumerTarget {
   const target = targets.get(rank);
   if (target !== undefined) return target;
   throw new KvError(

@@ -1,24 +1,13 @@
 import {
   isPeerLost,
   type PeerRef,
-  type PeerTable,
-  type TransferMetrics,
+  type RemoteEngines,
+  type WorkerContext,
 } from "@kv/connector/building-blocks";
-import { type Clock, KvError, type Log, type Span } from "@kv/interface";
+import { KvError, type Span } from "@kv/interface";
 import type { Registration } from "@kv/protocol";
-import { acquireConsumer, type ConsumerLink } from "./consumer-link.js";
-import { type BlockWrite, type WriteBlocksOptions, writeBlocks } from "./write-blocks.js";
-
-/** The parts and limits of the dispatcher. */
-export interface WriteDispatcherOptions extends WriteBlocksOptions {
-  readonly clock: Clock;
-  readonly log: Log;
-  readonly metrics: TransferMetrics;
-  /** The consumer engines that are open. */
-  readonly consumers: PeerTable<ConsumerLink>;
-  /** How long one write may take, the handshake included, in milliseconds. */
-  readonly writeTimeoutMs: number;
-}
+import { type ConsumerEngine, consumerOf } from "./consumer-engine.js";
+import { type BlockWrite, writeBlocks } from "./write-blocks.js";
 
 /** A write that the dispatcher runs or queues. */
 export interface DispatchedWrite extends BlockWrite {
@@ -39,16 +28,19 @@ interface ConsumerQueue {
 
 /**
  * Runs the writes of a producer rank. Each consumer engine has a queue and a number of slots of its own, so a slow or dead consumer
- * does not delay others. Each write has a deadline and uses the link to the process that registered.
+ * does not delay others. Each write has a deadline and goes to the process that registered.
  */
 export class WriteDispatcher {
-  readonly #options: WriteDispatcherOptions;
+  readonly #context: WorkerContext;
+  readonly #consumers: RemoteEngines<ConsumerEngine>;
   readonly #queues = new Map<string, ConsumerQueue>();
   readonly #running = new Set<Promise<void>>();
   #waiting = 0;
 
-  constructor(options: WriteDispatcherOptions) {
-    this.#options = options;
+  /** `consumers`: the consumer engines that are open. */
+  constructor(context: WorkerContext, consumers: RemoteEngines<ConsumerEngine>) {
+    this.#context = context;
+    this.#consumers = consumers;
   }
 
   /**
@@ -64,7 +56,7 @@ export class WriteDispatcher {
     this.#queues.set(consumer, queue);
     this.#waiting += 1;
     const { order } = write;
-    const span = this.#options.tracer?.start("kv.push", {
+    const span = this.#context.tracer?.start("kv.push", {
       parent: order.traceparent,
       attributes: { "kv.request_id": order.requestId, "kv.remote_engine_id": engineId },
     });
@@ -100,9 +92,10 @@ export class WriteDispatcher {
     if (queue.running === 0 && queue.waiting.length === 0) this.#queues.delete(consumer);
   }
 
-  /** Acquires the link to the process that registered, and writes within the deadline. */
+  /** Opens the process that registered, and writes within the deadline. */
   async #run(write: DispatchedWrite, span: Span | undefined): Promise<KvError | undefined> {
-    const { clock, consumers, writeTimeoutMs, tracer } = this.#options;
+    const { clock, settings } = this.#context;
+    const writeTimeoutMs = settings.requestTimeoutMs;
     const { registration, controller, order } = write;
     const parent = span?.traceparent;
     span?.event("started");
@@ -111,12 +104,12 @@ export class WriteDispatcher {
       () => controller.abort(timedOut(registration, writeTimeoutMs)),
       writeTimeoutMs,
     );
-    let reference: PeerRef<ConsumerLink> | undefined;
+    let reference: PeerRef<ConsumerEngine> | undefined;
     try {
       signal.throwIfAborted();
-      reference = await acquireConsumer(registration, consumers, signal, { tracer, parent });
+      reference = await this.#consumers.acquire(consumerOf(registration, parent), signal);
       const traced = { ...write, order: { ...order, traceparent: parent } };
-      await writeBlocks(reference.peer, traced, signal, this.#options);
+      await writeBlocks(reference.peer, traced, signal, this.#context);
       span?.end();
       return undefined;
     } catch (thrown) {
@@ -128,17 +121,17 @@ export class WriteDispatcher {
     }
   }
 
-  #failed(write: DispatchedWrite, link: ConsumerLink | undefined, thrown: unknown): KvError {
-    const { log, metrics, consumers } = this.#options;
+  #failed(write: DispatchedWrite, consumer: ConsumerEngine | undefined, thrown: unknown): KvError {
+    const { log, metrics } = this.#context;
     const { requestId } = write.order;
     const { engineId } = write.registration;
     const error = KvError.from(thrown, "KV_TRANSFER_FAILED", `the WRITE of request ${requestId}`);
-    const failureType = link === undefined ? "push_handshake_failed" : "transfer_failed";
+    const failureType = consumer === undefined ? "push_handshake_failed" : "transfer_failed";
     if (write.withdrawn !== true) {
-      if (link !== undefined) metrics.transferFailed();
+      if (consumer !== undefined) metrics.transferFailed();
       log.warn(failureType, { requestId, engineId, code: error.code, error: error.message });
     }
-    if (link !== undefined && isPeerLost(error)) consumers.drop(link, error.message);
+    if (consumer !== undefined && isPeerLost(error)) this.#consumers.table.drop(consumer, error.message);
     return error;
   }
 }

@@ -1,10 +1,11 @@
-import { blocksToFetch, SharedLocalLists, SharedRemoteAgents } from "@kv/connector/building-blocks";
-import { type BlockIds, type KvCacheConfig, type KvCacheKind, silentLog } from "@kv/interface";
+import { blocksToFetch } from "@kv/connector/building-blocks";
+import type { BlockIds, KvCacheConfig, KvCacheKind } from "@kv/interface";
 import { exchangedBlocks, type RankGeometry } from "@kv/plan";
 import { PUSH_CONTROL, type Registration } from "@kv/protocol";
+import { testContext } from "@kv/testing/worker-context";
 import { memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { ConsumerLinks } from "../src/consumer-link.js";
+import { consumerEngines } from "../src/consumer-engine.js";
 import { planReceive } from "../src/receive.js";
 import type { RegistrationOrder } from "../src/step-metadata.js";
 import { writeBlocks } from "../src/write-blocks.js";
@@ -98,24 +99,14 @@ describe.each(Object.entries(MODELS))("%s", (_, groups) => {
     const promptBlockIds = exchangedBlocks(table(2, 1), config, { numTokens: NUM_TOKENS });
     const { localBlockIds, localComputedBlocks } = blocksToFetch(table(3, 2), 0, NUM_TOKENS, config);
 
-    const links = new ConsumerLinks({
-      agent: p.agent,
-      log: silentLog,
-      localLists: new SharedLocalLists(p.agent),
-      remoteAgents: new SharedRemoteAgents(p.agent),
-      local: p.geometry,
+    const context = testContext({
+      ...{ agent: p.agent, local: p.geometry, incarnation: "d", features: [PUSH_CONTROL] },
       model: { numKvHeads: 2, groups: groups.map(({ kind }) => kind) },
-      settings: { announcedBlockSize: undefined },
-      handshake: {
-        ask: async () => ({
-          ranks: [{ tpRank: 0, geometry: d.geometry, agentMetadata: await d.agent.localMetadata() }],
-          clock: undefined as never,
-          incarnation: "d",
-          features: new Set([PUSH_CONTROL]),
-        }),
-      },
+      remote: async () => [{ tpRank: 0, geometry: d.geometry, agentMetadata: await d.agent.localMetadata() }],
     });
-    const link = await links.open({ engineId: "d", host: "d", port: 1, tpSize: 1, dcpSize: 1, ppSize: 1 });
+    const consumers = consumerEngines(context).table;
+    const address = { engineId: "d", host: "d", port: 1, tpSize: 1, dcpSize: 1, ppSize: 1 };
+    const { peer: consumer } = await consumers.acquire(address);
     const registration = {
       wireId: "d1",
       engineId: "d",
@@ -130,14 +121,8 @@ describe.each(Object.entries(MODELS))("%s", (_, groups) => {
       promptBlockIds,
       numTokens: NUM_TOKENS,
     };
-    await writeBlocks(link, { registration, ranks: [0], order }, new AbortController().signal, {
-      agent: p.agent,
-      notifications: { send: async () => true },
-      metrics: { transferred() {}, notificationFailed() {} },
-      log: silentLog,
-      tpRank: 0,
-      tpSize: 1,
-    });
+    const write = { registration, ranks: [0], order };
+    await writeBlocks(consumer, write, new AbortController().signal, context);
 
     for (const [group, ids] of localBlockIds.entries()) {
       for (const [i, id] of ids.entries()) {
@@ -149,10 +134,10 @@ describe.each(Object.entries(MODELS))("%s", (_, groups) => {
       }
     }
     // Before P has answered, D plans with placeholders for P's blocks: as many as P transfers.
-    const plan = link.targets.get(0)?.plan;
+    const plan = consumer.targets.get(0)?.plan;
     const pending = { requestId: "d1", localBlockIds, localComputedBlocks, numTokens: NUM_TOKENS };
     const received = planReceive(
-      { plan, features: new Set([PUSH_CONTROL]), address: link.address } as never,
+      { plan, features: new Set([PUSH_CONTROL]), address: address } as never,
       pending as unknown as RegistrationOrder,
       { groups: config.groups, tpSize: 1 },
     );
@@ -161,7 +146,6 @@ describe.each(Object.entries(MODELS))("%s", (_, groups) => {
       0,
     );
     expect(received.lengthBytes).toBe(moved);
-    await links.close(link);
     await p.transport.close();
     await d.transport.close();
   });

@@ -1,14 +1,14 @@
+import { PUSH_FAULT_RULES } from "@kv/testing/faults/fault-rules";
 import { faultRun } from "@kv/testing/faults/fault-run";
 import { describe, expect, it } from "vitest";
 import { pushConnector } from "../src/index.js";
-import { PUSH_FAULT_RULES } from "./fault-rules.js";
 import { sabotagedPush } from "./sabotage.js";
 
 // A fault run that detects nothing proves nothing. Each test breaks a rule of push from outside, and the run must report violations.
 describe("the fault run detects", () => {
   it.each([
     ["believe-itself", 600],
-    ["no-generations", 1500],
+    ["no-generations", 3000],
     ["release-early", 2000],
   ] as const)(
     "%s",

@@ -1,26 +1,16 @@
 import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 import { readTransferConfig } from "@kv/connector";
-import {
-  type LeaseOrder,
-  PrefillScheduler,
-  SharedLocalLists,
-  SharedRemoteAgents,
-} from "@kv/connector/building-blocks";
-import {
-  type Agent,
-  descriptorPairs,
-  type PreparedList,
-  silentLog,
-  type TransferRequest,
-} from "@kv/interface";
+import { type LeaseOrder, PrefillScheduler } from "@kv/connector/building-blocks";
+import { descriptorPairs, type Transfer, type TransferRequest } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import { decodeRegistration, encodeNotification, encodeRegistration, type Registration } from "@kv/protocol";
 import { engineIdentity } from "@kv/testing/engine-identity";
 import { manualClock } from "@kv/testing/manual-clock";
+import { listAgent, testContext, testRanks } from "@kv/testing/worker-context";
 import { memoryNetwork, memorySideChannel } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { ConsumerLinks } from "../src/consumer-link.js";
+import { consumerEngines } from "../src/consumer-engine.js";
 import { createPushScheduler } from "../src/scheduler.js";
 import { pushStepMetadata } from "../src/step-metadata.js";
 import { writeBlocks } from "../src/write-blocks.js";
@@ -239,44 +229,18 @@ describe.each(RECORDINGS)("as recorded from vLLM in %s", (recording) => {
       })),
     });
     const done: TransferRequest[] = [];
-    const agent = {
-      addRemote: async (metadata: Uint8Array) => `agent ${metadata[0]}`,
-      prepareLocal: async () => ({}) as PreparedList,
-      prepareRemote: async (remote: string) => ({ remote }) as PreparedList,
+    const agent = listAgent({
       transfer(request: TransferRequest) {
         done.push(request);
-        return { done: Promise.resolve({}), released: Promise.resolve() };
-      },
-    } as unknown as Agent;
-    const links = new ConsumerLinks({
-      agent,
-      log: silentLog,
-      localLists: new SharedLocalLists(agent),
-      remoteAgents: new SharedRemoteAgents(agent),
-      local: rank(0, 1, 64),
-      model: { numKvHeads: 4, groups: ["full"] },
-      settings: { announcedBlockSize: undefined },
-      handshake: {
-        ask: async (_address, tpRanks) => ({
-          ranks: tpRanks.map((tpRank) => ({
-            tpRank,
-            geometry: rank(tpRank, decodeTpSize, 48),
-            agentMetadata: new Uint8Array([tpRank]),
-          })),
-          clock: undefined as never,
-          incarnation: undefined,
-          features: new Set<string>(),
-        }),
+        return { done: Promise.resolve({}), released: Promise.resolve() } as unknown as Transfer;
       },
     });
-    const link = await links.open({
-      engineId: "d",
-      host: "d",
-      port: 1,
-      tpSize: decodeTpSize,
-      dcpSize: 1,
-      ppSize: 1,
+    const context = testContext({
+      ...{ agent, local: rank(0, 1, 64) },
+      remote: testRanks((tpRank) => rank(tpRank, decodeTpSize, 48)),
     });
+    const address = { engineId: "d", host: "d", port: 1, tpSize: decodeTpSize, dcpSize: 1, ppSize: 1 };
+    const { peer: consumer } = await consumerEngines(context).table.acquire(address);
     for (let at = 0; at < writes.length; at += decodeTpSize) {
       const first = writes[at];
       if (first === undefined) continue;
@@ -292,15 +256,8 @@ describe.each(RECORDINGS)("as recorded from vLLM in %s", (recording) => {
         blockIds: [first.remote_idx.slice(0, perRegion)],
       } as unknown as Registration;
       done.splice(0);
-      const ranks = [...link.targets.keys()];
-      await writeBlocks(link, { registration, ranks, order }, new AbortController().signal, {
-        agent,
-        notifications: { send: async () => true },
-        metrics: { transferred() {}, notificationFailed() {} },
-        log: silentLog,
-        tpRank: 0,
-        tpSize: 1,
-      });
+      const write = { registration, ranks: [...consumer.targets.keys()], order };
+      await writeBlocks(consumer, write, new AbortController().signal, context);
       expect(done.length).toBe(decodeTpSize);
       for (const [index, request] of done.entries()) {
         const theirs = writes[at + index] as Line;

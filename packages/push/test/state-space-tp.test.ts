@@ -1,11 +1,10 @@
-import { SharedLocalLists, SharedRemoteAgents } from "@kv/connector/building-blocks";
-import { silentLog } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import { PUSH_CONTROL, type Registration } from "@kv/protocol";
+import { testContext } from "@kv/testing/worker-context";
 import { handshakeTargetRanks } from "@kv/topology";
 import { memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { ConsumerLinks } from "../src/consumer-link.js";
+import { consumerEngines } from "../src/consumer-engine.js";
 import { writeBlocks } from "../src/write-blocks.js";
 
 /** The whole model: the number of heads, the bytes of K and V of one token and head, and the parts of the state. */
@@ -109,37 +108,26 @@ describe("a state-space group beside full attention, pushed between unequal TP s
       numTokens: 3 * BLOCK_TOKENS,
     };
     for (const { agent, geometry, tpRank } of producers) {
-      const links = new ConsumerLinks({
-        agent,
-        log: silentLog,
-        localLists: new SharedLocalLists(agent),
-        remoteAgents: new SharedRemoteAgents(agent),
-        local: geometry,
+      const context = testContext({
+        ...{ agent, local: geometry, incarnation: "d", features: [PUSH_CONTROL] },
         model: { numKvHeads: HEADS, groups: ["full", "mamba"] },
-        settings: { announcedBlockSize: undefined },
-        handshake: {
-          ask: async (_, ranks) => ({
-            ranks: await Promise.all(
-              consumers
-                .filter((consumer) => ranks.includes(consumer.tpRank))
-                .map(async (consumer) => ({
-                  tpRank: consumer.tpRank,
-                  geometry: overHandshake(consumer.geometry),
-                  agentMetadata: await consumer.agent.localMetadata(),
-                })),
-            ),
-            clock: undefined as never,
-            incarnation: "d",
-            features: new Set([PUSH_CONTROL]),
-          }),
-        },
+        remote: (ranks) =>
+          Promise.all(
+            consumers
+              .filter((consumer) => ranks.includes(consumer.tpRank))
+              .map(async (consumer) => ({
+                tpRank: consumer.tpRank,
+                geometry: overHandshake(consumer.geometry),
+                agentMetadata: await consumer.agent.localMetadata(),
+              })),
+          ),
       });
       const address = { engineId: "d", host: "d", port: 1, tpSize: dSize, dcpSize: 1, ppSize: 1 };
-      const link = await links.open(address);
-      expect([...link.targets.keys()]).toEqual(
+      const { peer: consumer } = await consumerEngines(context).table.acquire(address);
+      expect([...consumer.targets.keys()]).toEqual(
         handshakeTargetRanks({ tpRank, tpSize: pSize, remoteTpSize: dSize }),
       );
-      for (const target of link.targets.keys()) {
+      for (const target of consumer.targets.keys()) {
         const own = { rank: target, numTokens: order.numTokens, computedBlocks: [0, 0] };
         const registration = {
           wireId: "d1",
@@ -148,16 +136,8 @@ describe("a state-space group beside full attention, pushed between unequal TP s
           own,
         } as unknown as Registration;
         const write = { registration, ranks: [target], order };
-        await writeBlocks(link, write, new AbortController().signal, {
-          agent,
-          tpRank,
-          tpSize: pSize,
-          notifications: { send: async () => true },
-          metrics: { transferred() {}, notificationFailed() {} },
-          log: silentLog,
-        });
+        await writeBlocks(consumer, write, new AbortController().signal, context);
       }
-      await links.close(link);
     }
     for (const { block, tpRank } of consumers) {
       for (const [group, registered] of REGISTERED.entries()) {

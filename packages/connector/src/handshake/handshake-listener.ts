@@ -13,7 +13,7 @@ import {
   sealHandshake,
 } from "@kv/protocol";
 import { LimitedWarnings } from "../log/limited-warnings.js";
-import { type RankKey, rankKey } from "./rank-key.js";
+import { type RankKey, rankKey } from "../peers/engine-address.js";
 
 /** The handshake payload of one rank. */
 export interface RankPayload {

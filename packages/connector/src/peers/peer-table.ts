@@ -2,13 +2,33 @@ import { KvError, type Timer } from "@kv/interface";
 import { describeEngine, type EngineAddress, engineKey } from "./engine-address.js";
 import type { Peer, PeerRef, PeerTableOptions } from "./peer.js";
 import { PeerBackoff } from "./peer-backoff.js";
-import { confirm, hasRegistration, type PeerEntry, unknownRegistration } from "./peer-entry.js";
-import { whileNotAborted } from "./while-not-aborted.js";
 
 /** Time between two handshakes beside an open peer that changed nothing. A request that asks for one waits for so long. */
 const RENEWAL_INTERVAL_MS = 1000;
 /** How often one request may cause a handshake beside an open peer: the first may have begun before P registered again. */
 const RENEWALS = 2;
+/** Confirmed generations that an entry remembers. */
+const MAX_CONFIRMED = 16;
+
+/** A peer of `PeerTable`, from the start of its opening until it is closed. */
+interface PeerEntry<P extends Peer> {
+  readonly key: string;
+  readonly address: EngineAddress;
+  readonly opened: Promise<P>;
+  peer: P | undefined;
+  references: number;
+  lastUsedMs: number;
+  /** Set when the entry has left the table. It closes with its last reference. */
+  dropped: boolean;
+  /** The handshake that runs beside this entry. */
+  renewal?: Promise<void> | undefined;
+  /** When the next handshake beside this entry may start. */
+  renewableAtMs: number;
+  /** Registration generations that requests named and that a handshake has confirmed, for peers that do not send their own. */
+  readonly confirmed: Set<number>;
+  /** Ends the wait of `close()` for a dropped entry. */
+  closed?: () => void;
+}
 
 /**
  * The remote engines that a worker knows. Each is opened once, at first use, and shared by all requests with the same address. It is closed
@@ -311,4 +331,65 @@ export class PeerTable<P extends Peer> {
     }
     this.#armTimer();
   }
+}
+
+/** Whether the open peer has the registration that the parameters of a request name. `asked`: further handshakes would not help. */
+function hasRegistration<P extends Peer>(
+  { confirmed }: PeerEntry<P>,
+  peer: P,
+  { registrationGeneration: named }: EngineAddress,
+  asked: boolean,
+): boolean {
+  if (named === undefined) return true;
+  if (peer.registrationGeneration !== undefined) return named <= peer.registrationGeneration;
+  // vLLM's handshake does not say it. Once another handshake has given the same metadata, the open peer is current, whatever was named.
+  return asked || confirmed.size === 0 || confirmed.has(named);
+}
+
+/** Records a generation that a handshake has confirmed. */
+function confirm<P extends Peer>({ confirmed }: PeerEntry<P>, generation: number | undefined): void {
+  if (generation === undefined) return;
+  confirmed.add(generation);
+  const [oldest] = confirmed;
+  if (confirmed.size > MAX_CONFIRMED && oldest !== undefined) confirmed.delete(oldest);
+}
+
+/** The error for parameters whose registration the peer does not have. */
+function unknownRegistration(address: EngineAddress, peer: Peer): KvError {
+  const [named, found] = [address.registrationGeneration, peer.registrationGeneration];
+  return new KvError(
+    "KV_GENERATION_STALE",
+    `kv_transfer_params name registration ${named} of the KV cache of ${describeEngine(address)}, which has registered it ${found} times`,
+    {
+      hint: "pass the kv_transfer_params of the prefill answer on unchanged",
+      details: { named, found },
+    },
+  );
+}
+
+/**
+ * Rejects with the signal's reason as soon as it aborts. A result that arrives after that is given to `unwanted`. Errors: those of `work`; the
+ * signal's reason.
+ */
+function whileNotAborted<T>(
+  work: Promise<T>,
+  signal: AbortSignal,
+  unwanted: (result: T) => void,
+): Promise<T> {
+  return new Promise((resolve, reject) => {
+    const onAbort = () => reject(signal.reason as Error);
+    if (signal.aborted) onAbort();
+    else signal.addEventListener("abort", onAbort);
+    work.then(
+      (result) => {
+        signal.removeEventListener("abort", onAbort);
+        if (signal.aborted) unwanted(result);
+        else resolve(result);
+      },
+      (error: unknown) => {
+        signal.removeEventListener("abort", onAbort);
+        reject(error as Error);
+      },
+    );
+  });
 }

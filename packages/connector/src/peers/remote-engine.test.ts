@@ -1,38 +1,9 @@
-import { type Agent, noMetrics, type PreparedList, silentLog } from "@kv/interface";
 import type { ModelGeometry, RankGeometry } from "@kv/plan";
-import { manualClock } from "@kv/testing/manual-clock";
+import { listAgent, testContext, testRank, testRanks } from "@kv/testing/worker-context";
 import { describe, expect, it } from "vitest";
-import { TransferMetrics } from "../metrics/transfer-metrics.js";
-import type { WorkerContext } from "../worker/worker-context.js";
-import { RemoteEngines } from "./remote-engine.js";
-import { SharedLocalLists, SharedRemoteAgents } from "./shared-agent-state.js";
+import { prefillEngines } from "./remote-engine.js";
 
-/** A rank with a layer of 4 KV heads, 8 bytes per token and head. */
-function rank(change: Partial<RankGeometry> = {}): RankGeometry {
-  const { kernelBlockSize = 16, tpSize = 1 } = change;
-  const bytes = (4 / tpSize) * kernelBlockSize * 8;
-  return {
-    tpRank: 0,
-    tpSize,
-    kernelBlockSize,
-    physicalBlocksPerLogical: 1,
-    layout: "LBHNC",
-    attentionBackend: "SIM",
-    deviceId: 0,
-    regions: [
-      {
-        name: "layers.0",
-        baseAddress: 2 ** 20,
-        numBlocks: 8,
-        blockLengthBytes: bytes,
-        blockStrideBytes: bytes,
-        groupId: 0,
-        memoryType: "DRAM",
-      },
-    ],
-    ...change,
-  };
-}
+const rank = testRank;
 
 interface Given {
   readonly local?: RankGeometry;
@@ -55,32 +26,15 @@ async function opened({
   preparesLists = true,
 }: Given) {
   let asked: readonly number[] = [];
-  const agent = {
-    addRemote: async () => "p agent",
-    prepareLocal: async () => ({}) as PreparedList,
-    prepareRemote: async () => ({}) as PreparedList,
-  } as unknown as Agent;
-  const context = {
-    ...{ agent, local, clock: manualClock(), log: silentLog, metrics: new TransferMetrics(noMetrics) },
+  const context = testContext({
+    ...{ agent: listAgent(), local, enablePermuteLocalKv, prefixCaching },
     model: { numKvHeads: 4, groups },
-    caches: { config: { prefixCaching } },
-    options: { config: { enablePermuteLocalKv } },
-    settings: { engineTtlMs: 0 },
-    handshake: {
-      async ask(_: unknown, tpRanks: readonly number[]) {
-        asked = tpRanks;
-        const ranks = tpRanks.map((tpRank) => ({
-          tpRank,
-          geometry: { ...remote, tpRank },
-          agentMetadata: [],
-        }));
-        return { ranks, clock: {}, features: new Set() };
-      },
+    remote(tpRanks) {
+      asked = tpRanks;
+      return testRanks((tpRank) => ({ ...remote, tpRank }))(tpRanks);
     },
-    localLists: new SharedLocalLists(agent),
-    remoteAgents: new SharedRemoteAgents(agent),
-  } as unknown as WorkerContext;
-  const engines = new RemoteEngines(context, { failureType: "handshake_setup_failed", preparesLists });
+  });
+  const engines = prefillEngines(context, { failureType: "handshake_setup_failed", preparesLists });
   const address = { engineId: "p", host: "p", port: 1, tpSize: remote.tpSize, dcpSize, ppSize: 1 };
   const work = engines.table.acquire(address).then(({ peer }) => peer.plan);
   return { plan: await work.catch((error: Error) => error), asked: () => asked };

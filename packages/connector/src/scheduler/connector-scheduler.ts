@@ -18,7 +18,7 @@ import { sideChannelFor } from "../authentication/for-settings.js";
 import { connectorSettings } from "../config/connector-settings.js";
 import { EngineListener } from "../handshake/engine-listener.js";
 import { type DecodeOrders, DecodeRequests, type PromptSource } from "./decode-requests.js";
-import { type PrefillBackoff, prefillBackoff, requireWholePrompts } from "./prefill-backoff.js";
+import { type PrefillBackoff, prefillBackoff, wholePromptsError } from "./prefill-backoff.js";
 import { PrefillScheduler } from "./prefill-scheduler.js";
 
 /** What a connector's `DecodeOrders` are created with. */
@@ -75,7 +75,7 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
       });
     }
     this.#backoff = prefillBackoff(cache);
-    if (config.role === "kv_producer") requireWholePrompts(this.#backoff);
+    if (config.role === "kv_producer") this.#requireWholePrompts();
     this.name = connector.name;
     this.loadFailurePolicy = config.loadFailurePolicy;
     this.#clock = clock;
@@ -127,7 +127,7 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
   }
 
   matchedTokens(request: ConnectorRequest, numComputedTokens: number): MatchedTokens {
-    if (asks(request, "do_remote_decode")) requireWholePrompts(this.#backoff);
+    if (asks(request, "do_remote_decode")) this.#requireWholePrompts();
     if (!asks(request, "do_remote_prefill")) return { tokens: 0, async: false };
     return this.#decode.matched(request, numComputedTokens);
   }
@@ -135,7 +135,7 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
   afterAllocation(request: ConnectorRequest, blockIds: BlockIds, externalTokens: number): void {
     if (asks(request, "do_remote_prefill")) this.#decode.allocated(request, blockIds, externalTokens);
     else if (asks(request, "do_remote_decode")) {
-      requireWholePrompts(this.#backoff);
+      this.#requireWholePrompts();
       this.#prefill.admitted(request, blockIds);
     }
   }
@@ -192,6 +192,11 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
   /** As `close`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
+  }
+
+  /** Errors: `KV_PLAN_UNSUPPORTED` for a cache whose last tokens must be left to the decode engine. */
+  #requireWholePrompts(): void {
+    if (this.#backoff !== undefined) throw wholePromptsError(this.#backoff);
   }
 }
 

@@ -10,7 +10,7 @@ import {
 } from "@kv/interface";
 import { exchangedBlocks } from "@kv/plan";
 import { type PromptPrefix, promptContent, promptDigest } from "@kv/protocol";
-import { HeartbeatSet } from "./heartbeat-set.js";
+import { HeartbeatSet } from "../peers/heartbeats.js";
 import { type PrefillBackoff, requireLastTokensLeft } from "./prefill-backoff.js";
 import { RemoteReferences } from "./remote-references.js";
 import type { HeartbeatChange, RemoteRequest } from "./step-types.js";
@@ -233,7 +233,8 @@ export class DecodeRequests<Source extends PromptSource> {
     try {
       const { numPromptTokens } = request;
       const read = this.#orders.read(params, numPromptTokens);
-      requireLastTokensLeft(this.#backoff, { numTokens: read.numTokens, numPromptTokens });
+      if (this.#backoff !== undefined)
+        requireLastTokensLeft(this.#backoff, { numTokens: read.numTokens, numPromptTokens });
       source = read;
       const { traceparent } = request;
       if (traceparent !== undefined) source = { ...source, remote: { ...source.remote, traceparent } };

@@ -35,10 +35,9 @@ export function prefillBackoff({
   return { tokens: prefillBackoffTokens, because, details: { prefillBackoffTokens } };
 }
 
-/** Refuses to prefill for a decode engine. Errors: `KV_PLAN_UNSUPPORTED` where the last tokens must be left to it. */
-export function requireWholePrompts(backoff: PrefillBackoff | undefined): void {
-  if (backoff === undefined) return;
-  throw new KvError(
+/** The error of a prefill for a decode engine, to which the last tokens must be left. */
+export function wholePromptsError(backoff: PrefillBackoff): KvError {
+  return new KvError(
     "KV_PLAN_UNSUPPORTED",
     `${backoff.because}: a prefill engine must leave the last ${backoff.tokens} tokens of a prompt to the decode engine, and this connector's computes all of them`,
     {
@@ -53,13 +52,12 @@ export function requireWholePrompts(backoff: PrefillBackoff | undefined): void {
  * engine that has not announced a number.
  */
 export function requireLastTokensLeft(
-  backoff: PrefillBackoff | undefined,
+  backoff: PrefillBackoff,
   {
     numTokens,
     numPromptTokens,
   }: { readonly numTokens: number | undefined; readonly numPromptTokens: number },
 ): void {
-  if (backoff === undefined) return;
   const wanted = numPromptTokens - backoff.tokens;
   // A shorter prompt is computed here, all of it.
   if (wanted <= 0 || (numTokens ?? Number.POSITIVE_INFINITY) <= wanted) return;

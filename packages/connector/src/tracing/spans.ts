@@ -1,4 +1,4 @@
-import type { Agent, Span, Tracer, Transfer, TransferRequest } from "@kv/interface";
+import type { Span, Tracer } from "@kv/interface";
 import type { EngineAddress } from "../peers/engine-address.js";
 import type { Peer, PeerRef } from "../peers/peer.js";
 import type { PeerTable } from "../peers/peer-table.js";
@@ -31,43 +31,6 @@ export function acquireTraced<P extends Peer>(
     attributes: { "kv.remote_engine_id": engineId, "server.address": host, "server.port": port },
   });
   return endWith(span, table.acquire(address, signal));
-}
-
-/**
- * As `agent.transfer`, with a span `kv.read` or `kv.write` from the start to the last byte: its bytes, descriptors, the agent's first backend
- * and the times that the transport measured.
- */
-export function transferTraced(
-  agent: Pick<Agent, "transfer" | "backends">,
-  request: TransferRequest,
-  { tracer, parent }: SpanPlace,
-): Transfer {
-  const span = tracer?.start(request.operation === "READ" ? "kv.read" : "kv.write", {
-    parent,
-    attributes: { "kv.backend": agent.backends[0], "kv.remote_agent": request.remote.remote },
-  });
-  if (span === undefined) return agent.transfer(request);
-  try {
-    const transfer = agent.transfer(request);
-    transfer.done.then(
-      ({ lengthBytes, descriptorCount, mergedCount, prepareMs, postMs, transferMs }) => {
-        span.set({
-          "kv.bytes": lengthBytes,
-          "kv.descriptors": descriptorCount,
-          "kv.merged_descriptors": mergedCount,
-          "kv.prepare_ms": prepareMs,
-          "kv.post_ms": postMs,
-          "kv.transfer_ms": transferMs,
-        });
-        span.end();
-      },
-      (error: unknown) => span.end(error),
-    );
-    return transfer;
-  } catch (error) {
-    span.end(error);
-    throw error;
-  }
 }
 
 /** Ends the span with the outcome of `work`. Returns `work`. */

@@ -1,21 +1,5 @@
-import {
-  type LeaseOrder,
-  NotificationSender,
-  PeerTable,
-  SharedLocalLists,
-  SharedRemoteAgents,
-  TransferMetrics,
-  WorkerOutputQueue,
-} from "@kv/connector/building-blocks";
-import {
-  type Agent,
-  descriptorPairs,
-  noMetrics,
-  type PreparedList,
-  silentLog,
-  type TransferRequest,
-} from "@kv/interface";
-import type { RankGeometry } from "@kv/plan";
+import type { LeaseOrder } from "@kv/connector/building-blocks";
+import { descriptorPairs, type Transfer, type TransferRequest } from "@kv/interface";
 import {
   decodeNotification,
   decodeRegistration,
@@ -25,47 +9,21 @@ import {
   type Registration,
 } from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
-import { ConsumerLinks } from "../../src/consumer-link.js";
+import { listAgent, testContext, testRank, testRanks } from "@kv/testing/worker-context";
 import { PrefillWorker } from "../../src/prefill-worker.js";
 
-const NUM_BLOCKS = 64;
 /** The prompt of every request. */
 const PROMPT = { tokenIds: new Int32Array(40) };
-const geometry = (baseAddress: number): RankGeometry => ({
-  tpRank: 0,
-  tpSize: 1,
-  kernelBlockSize: 16,
-  physicalBlocksPerLogical: 1,
-  layout: "LBHNC",
-  attentionBackend: "SIM",
-  deviceId: 0,
-  regions: [
-    {
-      name: "layers.0",
-      baseAddress,
-      numBlocks: NUM_BLOCKS,
-      blockLengthBytes: 1024,
-      blockStrideBytes: 1024,
-      groupId: 0,
-      memoryType: "DRAM",
-    },
-  ],
-});
-
 /** A push writer over an agent that records WRITEs and notifications; every WRITE ends at once. */
 export function writerOn() {
   const clock = manualClock(500);
-  const output = new WorkerOutputQueue({ cachesUnverifiedKv: false });
   /** Each WRITE as "producer's request → consumer's request [the consumer's blocks]". */
   const written: string[] = [];
   /** The first four characters of each notification that was sent without a WRITE. */
   const notified: string[] = [];
   /** The producer's requests by their first block. */
   const requestOfBlock = new Map<number, string>();
-  const agent = {
-    addRemote: async () => "d agent",
-    prepareLocal: async () => ({}) as PreparedList,
-    prepareRemote: async () => ({}) as PreparedList,
+  const agent = listAgent({
     async notify(_remote: string, payload: Uint8Array) {
       notified.push(new TextDecoder().decode(payload).slice(0, 4));
     },
@@ -75,52 +33,18 @@ export function writerOn() {
       const consumerRequest =
         done.kind === "extension" ? done.message.request_id : "requestId" in done && done.requestId;
       written.push(`${requestOfBlock.get(localIds[0] ?? -1)} → ${consumerRequest} [${remoteIds}]`);
-      return { done: Promise.resolve({}), released: Promise.resolve() };
+      return { done: Promise.resolve({}), released: Promise.resolve() } as unknown as Transfer;
     },
-  } as unknown as Agent;
-  const metrics = new TransferMetrics(noMetrics);
-  const links = new ConsumerLinks({
-    agent,
-    log: silentLog,
-    localLists: new SharedLocalLists(agent),
-    remoteAgents: new SharedRemoteAgents(agent),
-    local: geometry(2 ** 20),
+  });
+  const context = testContext({
+    ...{ agent, clock, incarnation: "d-process", features: [PUSH_CONTROL] },
     model: { numKvHeads: 1, groups: ["full"] },
-    settings: { announcedBlockSize: undefined },
-    handshake: {
-      ask: async () => ({
-        ranks: [{ tpRank: 0, geometry: geometry(2 ** 30), agentMetadata: new Uint8Array([0]) }],
-        clock: undefined as never,
-        incarnation: "d-process",
-        features: new Set([PUSH_CONTROL]),
-      }),
-    },
+    local: testRank({}, 1),
+    remote: testRanks(() => testRank({}, 1)),
+    extra: { engine_ttl: 0, request_timeout: 1, push_registration_timeout: 5 },
   });
-  const writer = new PrefillWorker({
-    agent,
-    clock,
-    log: silentLog,
-    metrics,
-    output,
-    notifications: new NotificationSender({ agent, log: silentLog }),
-    consumers: new PeerTable({
-      clock,
-      log: silentLog,
-      metrics,
-      failureType: "handshake_setup_failed",
-      engineTtlMs: 0,
-      open: (address) => links.open(address),
-      close: (link) => links.close(link),
-    }),
-    engineId: "p",
-    tpRank: 0,
-    tpSize: 1,
-    extensionMs: 20_000,
-    writeTimeoutMs: 1000,
-    registrationWaitMs: 5000,
-    rememberMs: 60_000,
-    requiresKvPeer: false,
-  });
+  const { output } = context;
+  const writer = new PrefillWorker(context);
   const none = { schedulerClockMs: 500, incarnation: "p-process", inBatch: [], notSent: [], leases: [] };
   let generation = 0;
   /** A finished request with three blocks of its own. */

@@ -1,30 +1,12 @@
-import { SharedLocalLists, SharedRemoteAgents } from "@kv/connector/building-blocks";
-import { type Agent, type MemoryType, type PreparedList, silentLog } from "@kv/interface";
+import type { MemoryType, PreparedList } from "@kv/interface";
 import { buildEngineTransferPlan, type RankGeometry, type ReceiveConversion } from "@kv/plan";
 import { PUSH_CONTROL } from "@kv/protocol";
+import { listAgent, testContext, testRank, testRanks } from "@kv/testing/worker-context";
 import { describe, expect, it } from "vitest";
-import { ConsumerLinks } from "./consumer-link.js";
+import { consumerEngines } from "./consumer-engine.js";
 
-const rank = (tpRank: number, tpSize: number, blockSize: number, heads = 4): RankGeometry => ({
-  tpRank,
-  tpSize,
-  kernelBlockSize: blockSize,
-  physicalBlocksPerLogical: 1,
-  layout: "LBHNC",
-  attentionBackend: "SIM",
-  deviceId: 0,
-  regions: [
-    {
-      name: "layers.0",
-      baseAddress: 4096,
-      numBlocks: 8,
-      blockLengthBytes: Math.max(1, heads / tpSize) * blockSize * 16,
-      blockStrideBytes: Math.max(1, heads / tpSize) * blockSize * 16,
-      groupId: 0,
-      memoryType: "DRAM",
-    },
-  ],
-});
+const rank = (tpRank: number, tpSize: number, kernelBlockSize: number, heads = 4) =>
+  testRank({ tpRank, tpSize, kernelBlockSize }, heads);
 
 interface Consumer extends Partial<Pick<RankGeometry, "attentionBackend" | "layout">> {
   readonly tpSize: number;
@@ -54,7 +36,7 @@ function setUp(options: {
     open.add(name);
     return { close: async () => void open.delete(name) } as unknown as PreparedList;
   };
-  const agent = {
+  const agent = listAgent({
     async addRemote(metadata: Uint8Array) {
       const name = `agent ${metadata[0]}`;
       open.add(name);
@@ -63,51 +45,39 @@ function setUp(options: {
     removeRemote: async (name: string) => void open.delete(name),
     prepareLocal: async () => list("local"),
     prepareRemote: async (remote: string) => list(`remote of ${remote}`),
-  } as unknown as Agent;
-  const links = new ConsumerLinks({
-    agent,
-    log: silentLog,
-    localLists: new SharedLocalLists(agent),
-    remoteAgents: new SharedRemoteAgents(agent),
-    local,
-    model: { numKvHeads: heads, groups: ["full"] },
-    settings: { announcedBlockSize },
-    handshake: {
-      ask: async (_address, tpRanks) => ({
-        ranks: tpRanks.map((tpRank) => ({
-          tpRank,
-          geometry: consumerRank(tpRank, consumer, heads),
-          agentMetadata: new Uint8Array([tpRank]),
-        })),
-        clock: undefined as never,
-        incarnation: "i",
-        features: new Set(options.features ?? [PUSH_CONTROL]),
-      }),
-    },
   });
+  const { table } = consumerEngines(
+    testContext({
+      ...{ agent, local, incarnation: "i", features: options.features ?? [PUSH_CONTROL] },
+      model: { numKvHeads: heads, groups: ["full"] },
+      extra: announcedBlockSize === undefined ? {} : { push_announced_block_size: announcedBlockSize },
+      remote: testRanks((tpRank) => consumerRank(tpRank, consumer, heads)),
+    }),
+  );
   const address = { engineId: "d", host: "d", port: 1, tpSize: consumer.tpSize, dcpSize: 1, ppSize: 1 };
-  return { links, open, address };
+  return { table, address, open, opened: () => table.acquire(address).then(({ peer }) => peer) };
 }
 
-describe("links to consumers", () => {
+describe("consumer engines", () => {
   it("have a target for each rank that this one serves, and close all that they opened", async () => {
-    const { links, open, address } = setUp({
+    const { table, open, address } = setUp({
       local: rank(0, 1, 16),
       consumer: { tpSize: 2, blockSize: 16 },
     });
-    const link = await links.open(address);
-    expect([...link.targets.keys()]).toEqual([0, 1]);
-    expect([...link.targets.values()].every(({ lists }) => lists.length === 1)).toBe(true);
+    const { peer: consumer, release } = await table.acquire(address);
+    expect([...consumer.targets.keys()]).toEqual([0, 1]);
+    expect([...consumer.targets.values()].every(({ lists }) => lists.length === 1)).toBe(true);
     expect(open.size).toBeGreaterThan(4);
-    await links.close(link);
+    release();
+    await table.close();
     expect([...open]).toEqual([]);
   });
 
   it("have nothing to write if the consumer takes the same heads from another rank", async () => {
     const local = rank(1, 4, 16, 2);
-    const { links, address } = setUp({ local, consumer: { tpSize: 1, blockSize: 16 }, heads: 2 });
-    const link = await links.open(address);
-    expect(link.targets.get(0)?.lists).toEqual([]);
+    const { opened } = setUp({ local, consumer: { tpSize: 1, blockSize: 16 }, heads: 2 });
+    const consumer = await opened();
+    expect(consumer.targets.get(0)?.lists).toEqual([]);
   });
 
   it.each<[string, Partial<Consumer>, readonly ReceiveConversion[], string]>([
@@ -117,8 +87,8 @@ describe("links to consumers", () => {
   ])("plan as a consumer of ours does that has %s", async (_, change, conversions, form) => {
     const local = rank(0, 1, 16);
     const consumer = { tpSize: 1, blockSize: 16, ...change };
-    const { links, address } = setUp({ local, consumer });
-    const plan = (await links.open(address)).targets.get(0)?.plan;
+    const { opened } = setUp({ local, consumer });
+    const plan = (await opened()).targets.get(0)?.plan;
     const theirs = buildEngineTransferPlan({
       ...{ local: consumerRank(0, consumer, 4), remotes: [local], numKvHeads: 4, groups: ["full"] },
       canPass: consumer.memoryType !== "VRAM",
@@ -134,9 +104,9 @@ describe("links to consumers", () => {
       consumer: { tpSize: 1, blockSize: 16, attentionBackend: "ANOTHER" },
     };
     const vllm = setUp({ ...pair, features: [] });
-    expect((await vllm.links.open(vllm.address)).targets.get(0)?.plan.form).toBe("copy");
+    expect((await vllm.opened()).targets.get(0)?.plan.form).toBe("copy");
     const ours = setUp(pair);
-    await expect(ours.links.open(ours.address)).rejects.toThrow("SIM");
+    await expect(ours.opened()).rejects.toThrow("SIM");
   });
 
   it.each([
@@ -145,10 +115,10 @@ describe("links to consumers", () => {
   ])("refuse a vLLM consumer with other block sizes (%i to %i), and serve one of ours", async (from, to) => {
     const pair = { local: rank(0, 1, from), consumer: { tpSize: 1, blockSize: to } };
     const vllm = setUp({ ...pair, features: [] });
-    await expect(vllm.links.open(vllm.address)).rejects.toMatchObject({ code: "KV_PLAN_UNSUPPORTED" });
+    await expect(vllm.opened()).rejects.toMatchObject({ code: "KV_PLAN_UNSUPPORTED" });
     expect([...vllm.open]).toEqual([]);
     const ours = setUp(pair);
-    expect((await ours.links.open(ours.address)).controls).toBe(true);
+    expect((await ours.opened()).targets.size).toBe(1);
   });
 
   it.each([
@@ -159,14 +129,14 @@ describe("links to consumers", () => {
     "serve a vLLM consumer of the announced block size (%i to %i) without a pass, and no other",
     async (from, to) => {
       const pair = { local: rank(0, 1, from), consumer: { tpSize: 1, blockSize: to } };
-      const { links, address } = setUp({ ...pair, features: [], announcedBlockSize: to });
-      const link = await links.open(address);
-      expect(link.targets.get(0)?.plan.form).toBe("direct");
+      const { opened } = setUp({ ...pair, features: [], announcedBlockSize: to });
+      const consumer = await opened();
+      expect(consumer.targets.get(0)?.plan.form).toBe("direct");
       for (const wrong of [
         setUp({ ...pair, features: [], announcedBlockSize: 64 }),
         setUp({ local: pair.local, consumer: { tpSize: 1, blockSize: to }, announcedBlockSize: to }),
       ]) {
-        await expect(wrong.links.open(wrong.address)).rejects.toMatchObject({
+        await expect(wrong.opened()).rejects.toMatchObject({
           code: "KV_PLAN_UNSUPPORTED",
           message: expect.stringMatching(/announces/) as string,
         });

@@ -1,0 +1,108 @@
+import { readTransferConfig } from "@kv/connector";
+import {
+  connectorSettings,
+  NotificationSender,
+  type RemoteRank,
+  SharedLocalLists,
+  SharedRemoteAgents,
+  TransferMetrics,
+  type WorkerContext,
+  WorkerOutputQueue,
+} from "@kv/connector/building-blocks";
+import { type Agent, type Clock, noMetrics, type PreparedList, silentLog } from "@kv/interface";
+import type { ModelGeometry, RankGeometry } from "@kv/plan";
+import { engineIdentity } from "./engine-identity.js";
+import { manualClock } from "./manual-clock.js";
+
+/** A rank with one layer of 4 KV heads, 16 bytes per token and head, in 64 blocks of 16 tokens. */
+export function testRank(change: Partial<RankGeometry> = {}, heads = 4): RankGeometry {
+  const { kernelBlockSize = 16, tpSize = 1 } = change;
+  const bytes = Math.max(1, heads / tpSize) * kernelBlockSize * 16;
+  return {
+    tpRank: 0,
+    tpSize,
+    kernelBlockSize,
+    physicalBlocksPerLogical: 1,
+    layout: "LBHNC",
+    attentionBackend: "SIM",
+    deviceId: 0,
+    regions: [
+      {
+        name: "layers.0",
+        baseAddress: 2 ** 20,
+        numBlocks: 64,
+        blockLengthBytes: bytes,
+        blockStrideBytes: bytes,
+        groupId: 0,
+        memoryType: "DRAM",
+      },
+    ],
+    ...change,
+  };
+}
+
+/** An agent that prepares lists and knows remote agents, and moves nothing. Its remote agents are named after the first byte of their metadata. */
+export function listAgent(change: Partial<Agent> = {}): Agent {
+  return {
+    addRemote: async (metadata: Uint8Array) => `agent ${metadata[0]}`,
+    prepareLocal: async () => ({}) as PreparedList,
+    prepareRemote: async (remote: string) => ({ remote }) as PreparedList,
+    ...change,
+  } as Partial<Agent> as Agent;
+}
+
+/** What a worker has, and what the other engine answers. */
+export interface TestContextOptions {
+  readonly agent: Agent;
+  readonly local: RankGeometry;
+  readonly model?: ModelGeometry;
+  /** The ranks of the remote engine that are asked. `testRanks` has those of one geometry. */
+  remote(tpRanks: readonly number[]): readonly RemoteRank[] | Promise<readonly RemoteRank[]>;
+  /** The remote engine's process; undefined: vLLM's. */
+  readonly incarnation?: string | undefined;
+  readonly features?: readonly string[];
+  readonly clock?: Clock;
+  /** `kv_connector_extra_config`. */
+  readonly extra?: Readonly<Record<string, unknown>>;
+  readonly prefixCaching?: boolean | undefined;
+  readonly enablePermuteLocalKv?: boolean;
+}
+
+/** Ranks of a remote engine, as a handshake gives them. */
+export const testRanks =
+  (geometryOf: (tpRank: number) => RankGeometry) =>
+  (tpRanks: readonly number[]): readonly RemoteRank[] =>
+    tpRanks.map((tpRank) => ({
+      tpRank,
+      geometry: geometryOf(tpRank),
+      agentMetadata: new Uint8Array([tpRank]),
+    }));
+
+/** The context of engine `p`'s worker, whose handshakes find the given ranks. It has no side channel and no caches. */
+export function testContext(options: TestContextOptions): WorkerContext {
+  const { agent, local, model = { numKvHeads: 4, groups: ["full"] }, clock = manualClock() } = options;
+  const config = readTransferConfig({
+    kv_connector: "NixlConnector",
+    kv_role: "kv_both",
+    enable_permute_local_kv: options.enablePermuteLocalKv ?? false,
+    kv_connector_extra_config: options.extra ?? {},
+  });
+  const settings = connectorSettings(config);
+  return {
+    ...{ agent, local, model, clock, settings, log: silentLog, metrics: new TransferMetrics(noMetrics) },
+    caches: { config: { prefixCaching: options.prefixCaching } },
+    options: { config, engine: engineIdentity("p", { tpSize: local.tpSize }), tpRank: local.tpRank },
+    handshake: {
+      ask: async (_: unknown, tpRanks: readonly number[]) => ({
+        ranks: await options.remote(tpRanks),
+        clock: { offsetMs: 0, rttMs: 0 },
+        incarnation: options.incarnation,
+        features: new Set(options.features),
+      }),
+    },
+    output: new WorkerOutputQueue(settings),
+    notifications: new NotificationSender({ agent, log: silentLog }),
+    localLists: new SharedLocalLists(agent),
+    remoteAgents: new SharedRemoteAgents(agent),
+  } as unknown as WorkerContext;
+}
