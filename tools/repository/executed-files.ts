@@ -4,7 +4,7 @@ import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
-import { build } from "tsup";
+import { build } from "esbuild";
 import { root } from "./source-files.js";
 
 /** esbuild writes the path of each source file before its text. */
@@ -38,20 +38,14 @@ export class ExecutedFiles {
   async load<Module>(name: string, file: string): Promise<Module> {
     const folder = mkdtempSync(join(tmpdir(), "kv-executed-"));
     try {
+      const bundle = join(folder, `${name}.cjs`);
       await build({
-        entry: { [name]: join(root, file) },
-        outDir: folder,
-        format: ["cjs"],
-        outExtension: () => ({ js: ".cjs" }),
-        target: "node20",
+        ...{ entryPoints: [join(root, file)], outfile: bundle, bundle: true },
+        ...{ format: "cjs", platform: "node", target: "node20", logLevel: "error" },
         tsconfig: join(root, "tsconfig.json"),
-        noExternal: [/^@kv\//],
         // V8 has one counter for equal texts.
         banner: { js: `// ${name}` },
-        config: false,
-        silent: true,
       });
-      const bundle = join(folder, `${name}.cjs`);
       const url = pathToFileURL(bundle).href;
       const files = Array.from(readFileSync(bundle, "utf8").matchAll(FILE_IN_BUNDLE), (match) => ({
         path: match[1] ?? "",

@@ -3,9 +3,9 @@ import { once } from "node:events";
 import { readFileSync, rmSync } from "node:fs";
 import { networkInterfaces } from "node:os";
 import { join } from "node:path";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { builtProgram } from "@kv/testing/node-programs";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
 import { sampleRecording } from "../../packages/peer/test/sample-recording.js";
 import { freePorts } from "../vllm/free-ports.js";
 
