@@ -3,7 +3,7 @@
 // side channel, render prompts, and publish KV events, many times a second. The decode server refuses KV of an engine of another version.
 import { createServer, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
-import { startSideChannel } from "../packages/proxy/test/support/side-channel.js";
+import { startSideChannel } from "@kv/testing/http/side-channel";
 import { MODELS, prefillAnswer, publishEvents, RENDERED, STREAM } from "./upstream-answers.js";
 
 const [prefillPort = 0, decodePort = 0, sidePort = 0] = process.argv.slice(2, 5).map(Number);

@@ -3,11 +3,11 @@ import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { bundled } from "@kv/testing/node-programs";
 import ts from "typescript";
 import { expect, test } from "vitest";
 import { etcdMissing, skipsEtcd, startEtcd } from "../../packages/nixl/test/support/etcd.js";
-import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
 import {
   examplesOf,
   importsOf,

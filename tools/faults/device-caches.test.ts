@@ -1,8 +1,8 @@
 import { nixlTransport } from "@kv/nixl";
+import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { createSimEngine } from "@kv/testing/simulator/sim-engine";
 import { memoryNetwork } from "@kv/transport-memory";
 import { describe, expect, test } from "vitest";
-import { FAKE_NIXL, fakeMissing } from "../../packages/nixl/test/support/fake-nixl.js";
 import { deviceMemoryTransport } from "./device-memory-transport.js";
 
 const BLOCK_TOKENS = 16;

@@ -1,7 +1,7 @@
 import { faultRunOn } from "@kv/testing/faults/fault-run";
+import { fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { seededRandom } from "@kv/transport-memory";
 import { describe, it } from "vitest";
-import { fakeMissing } from "../../packages/nixl/test/support/fake-nixl.js";
 import { fakeNixlFixture } from "./fake-nixl-fixture.js";
 import { CLEAN_END, expectCleanEnd, LOADS, seed } from "./loads.js";
 

@@ -1,6 +1,6 @@
 import { faultRunOn } from "@kv/testing/faults/fault-run";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { describe, it } from "vitest";
-import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
 import { CLEAN_END, expectCleanEnd, LOADS, seed } from "./loads.js";
 import { multiProcessFixture } from "./multi-process-fixture.js";
 

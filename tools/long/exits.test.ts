@@ -1,5 +1,5 @@
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { describe, expect, test } from "vitest";
-import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
 import { runExits } from "./run-exits.js";
 
 const COUNT = 50;

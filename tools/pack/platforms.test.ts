@@ -3,12 +3,12 @@ import { existsSync } from "node:fs";
 import { copyFile, cp, mkdir, mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { elfNeeds, violations } from "../../native/scripts/elf-needs.mjs";
 import { LIBS } from "../../native/scripts/nixl-libs.mjs";
 import { addonOf, EXPORTS, GLIBC, isCurrent, PLATFORMS } from "../../native/scripts/platform-packages.mjs";
 import { addonPath, loadAddon } from "../../packages/nixl/src/addon/load-addon.js";
-import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
 import { npmProject } from "./outside.js";
 import { isForPlatform, manifests, packAll, pnpm, root, run } from "./tarballs.js";
 

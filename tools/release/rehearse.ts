@@ -5,7 +5,7 @@ import { cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writ
 import { tmpdir } from "node:os";
 import { basename, join, resolve } from "node:path";
 import { parseArgs } from "node:util";
-import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { HOW_TOS, type HowTo, writeFiles } from "../docs/how-to-pages.js";
 import { auditProblems, scriptProblems } from "./audit.js";
 import { licenseProblems, noticesOf, sbomOf, writeBundledNotices } from "./notices.js";

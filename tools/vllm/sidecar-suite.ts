@@ -1,8 +1,8 @@
 import { createServer, request as httpRequest } from "node:http";
 import { type AddressInfo, createServer as createTcpServer } from "node:net";
 import type { ProxyOptions } from "@kv/proxy";
+import { startSideChannel } from "@kv/testing/http/side-channel";
 import { expect, test } from "vitest";
-import { startSideChannel } from "../../packages/proxy/test/support/side-channel.js";
 import { BOUNDARY_CASES, type BoundaryCase, comparable, REFUSALS, salted, words } from "./boundary-cases.js";
 import { connectorMembersSuite } from "./connector-members-suite.js";
 import { abortWhileDecoding, abortWhilePrefilling } from "./proxy-fault-suite.js";

@@ -9,6 +9,7 @@ import {
 } from "@kv/fleet";
 import { type Fleet, PrefillCosts, PrometheusMetrics, parseGenerationRequest } from "@kv/fleet/front-end";
 import { KvError, silentLog, systemClock, systemRandom } from "@kv/interface";
+import { startSideChannel } from "@kv/testing/http/side-channel";
 import { EndpointPicker } from "../../../packages/epp/src/pick/endpoint-picker.js";
 import { HealthChecks } from "../../../packages/fleet/src/health/health-checks.js";
 import { BlockHolders } from "../../../packages/fleet/src/kv-events/block-holders.js";
@@ -19,7 +20,6 @@ import {
 } from "../../../packages/fleet/src/kv-events/block-index.js";
 import { leastLoad, roundRobin } from "../../../packages/fleet/src/routing/routing.js";
 import { sessionAffinity } from "../../../packages/fleet/src/routing/session-affinity.js";
-import { startSideChannel } from "../../../packages/proxy/test/support/side-channel.js";
 import { heldBytes, processorMs, processorTime } from "../costs.js";
 import type { Group, Quantity } from "../quantity.js";
 

@@ -2,7 +2,7 @@ import { readdirSync } from "node:fs";
 import { setTimeout as sleep } from "node:timers/promises";
 import type { Agent, Memory, Transport } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
-import { nixlMissing } from "../../../packages/nixl/test/support/nixl-available.js";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { processorMs, processorTimeOf } from "../costs.js";
 import type { Group, Quantity } from "../quantity.js";
 

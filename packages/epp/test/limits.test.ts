@@ -1,8 +1,8 @@
 import { once } from "node:events";
 import { connect as http2Connect } from "node:http2";
 import { connect, type Socket } from "node:net";
+import { after, manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
-import { after, createManualClock } from "../../proxy/test/support/manual-clock.js";
 import type { PickerOptions } from "../src/index.js";
 import { PICKER_LIMITS } from "../src/index.js";
 import { METRICS_LIMITS } from "../src/server/metrics-server.js";
@@ -120,7 +120,7 @@ const AT_THE_LIMIT: Readonly<Record<string, () => Promise<unknown>>> = {
     expect(await refused(send(client, undefined, { "x-request-id": "a".repeat(129) }))).toBe(400);
   },
   "timeouts.receiveMs": async () => {
-    const clock = createManualClock();
+    const clock = manualClock();
     const { client } = await start({ clock, timeouts: { receiveMs: 1_000 } });
     const request = new GatewayRequest(client);
     request.headers({});

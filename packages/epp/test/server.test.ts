@@ -7,10 +7,10 @@ import { leastLoad, type RoutingContext } from "@kv/fleet";
 import { selfSigned } from "@kv/fleet/front-end";
 import { type LogFields, silentLog } from "@kv/interface";
 import { OtlpTracer, readSpans, type TraceSpan } from "@kv/protocol";
+import { type Answer, sendJson, startUpstream } from "@kv/testing/http/fake-upstream";
+import { startSideChannel } from "@kv/testing/http/side-channel";
+import { after, manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
-import { type Answer, sendJson, startUpstream } from "../../proxy/test/support/fake-upstream.js";
-import { after, createManualClock } from "../../proxy/test/support/manual-clock.js";
-import { startSideChannel } from "../../proxy/test/support/side-channel.js";
 import { afterwards, checkHealth, clientOf, GatewayRequest, runPicker, send } from "./support/gateway.js";
 
 const P = "127.0.0.1:11";
@@ -53,7 +53,7 @@ test("a certificate is read again when its files change; a wrong pair leaves the
   };
   write(certFile, first.certificate);
   write(keyFile, first.privateKey);
-  const clock = createManualClock();
+  const clock = manualClock();
   const warnings: string[] = [];
   const log = { ...silentLog, warn: (event: string) => void warnings.push(event) };
   const { port } = await runPicker({
@@ -309,7 +309,7 @@ test("the log has one line for each request, without text of bodies and without 
 });
 
 test("a body that does not arrive in time is answered with 408", async () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   const { port } = await runPicker({ prefillers: [P], decoders: [D], clock, timeouts: { receiveMs: 1_000 } });
   const request = new GatewayRequest(clientOf(port));
   request.headers({});

@@ -1,11 +1,11 @@
 import type { Staging } from "@kv/interface";
 import { pullConnector } from "@kv/pull";
 import { pushConnector } from "@kv/push";
+import { PUSH_FAULT_RULES } from "@kv/testing/faults/fault-rules";
 import { type FaultRunOptions, faultRun } from "@kv/testing/faults/fault-run";
 import type { SimDevice, SimDeviceAround } from "@kv/testing/simulator/sim-options";
 import type { SeededRandom } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { PUSH_FAULT_RULES } from "../../push/test/fault-rules.js";
 import { simNeuron } from "./sim-neuron.js";
 
 const requests = Number(process.env.KV_REQUESTS ?? 1000);

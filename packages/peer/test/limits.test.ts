@@ -1,6 +1,6 @@
 import type { LogFields } from "@kv/interface";
+import { postText, type RawClient, rawClient } from "@kv/testing/http/raw-client";
 import { afterEach, describe, expect, it } from "vitest";
-import { postText, type RawClient, rawClient } from "../../proxy/test/support/raw-client.js";
 import type { HeadlessPrefill } from "../src/headless/headless-prefill.js";
 import { PREFILL_LIMITS, type PrefillLimits, PrefillServer } from "../src/headless/prefill-server.js";
 import { serveSample } from "./served.js";

@@ -1,48 +1,17 @@
+import { heartbeats, itKeepsLeasesOfSixSeconds } from "@kv/testing/scenarios/lease-settings";
 import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
-import type { FaultRule } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
+import { pullConnector } from "../src/index.js";
 
 // What a caller passes on: each setting changes what happens between two engines.
 
-const text = (payload: Uint8Array | undefined) => new TextDecoder().decode(payload);
-
-/** A rule by which only the first `taken` of D's heartbeats reach a plain vLLM P, and how many D has sent. */
-function heartbeats(taken: number): { rule: FaultRule; sent(): number } {
-  let sent = 0;
-  const isLost = ({ payload }: { payload?: Uint8Array }) => {
-    if (!text(payload).startsWith("HB:")) return false;
-    sent += 1;
-    return sent > taken;
-  };
-  return { rule: { fault: "fail", operation: "NOTIFY", from: "d", where: isLost }, sent: () => sent };
-}
+itKeepsLeasesOfSixSeconds(pullConnector);
 
 describe("kv_lease_duration of 6 s", () => {
   const extra = { kv_lease_duration: 6 };
 
-  it("of P is the lease, and a heartbeat extends it by two thirds from its arrival", async () => {
-    const play = createScenario();
-    const p = await play.engine("p", { extra });
-    const params = await play.clock.settle(p.prefill(prompt(1)));
-    await play.clock.settle(p.prefill(prompt(2)));
-    const d = await play.stranger("d", params);
-    await play.clock.advance(5000);
-    const heartbeat = `HB:${String(params.remote_request_id)}`;
-    await play.clock.settle(d.notify(new TextEncoder().encode(heartbeat)));
-    await play.clock.advance(900);
-    expect(p.outstanding().kept).toBe(2);
-    await play.clock.advance(200);
-    expect(p.outstanding().kept).toBe(1);
-    await play.clock.advance(2700);
-    expect(p.outstanding().kept).toBe(1);
-    await play.clock.advance(400);
-    expect(p.outstanding().kept).toBe(0);
-    await d.close();
-    await play.end();
-  });
-
   it("of D is six times the time between its heartbeats", async () => {
-    const { rule, sent } = heartbeats(100);
+    const { rule, sent } = heartbeats();
     const play = createScenario({ faults: [rule, { fault: "delay", operation: "READ", delayMs: 10_500 }] });
     const p = await play.engine("p", { plain: true });
     const d = await play.engine("d", { extra });
@@ -61,7 +30,10 @@ describe("kv_lease_duration of 6 s", () => {
     ["all heartbeats", 100, 20, "ok"],
   ])("of D: with %s (%i), a READ of %s s from a plain P ends with %s", async (_, taken, seconds, outcome) => {
     const play = createScenario({
-      faults: [heartbeats(taken).rule, { fault: "delay", operation: "READ", delayMs: seconds * 1000 }],
+      faults: [
+        heartbeats((n) => n > taken).rule,
+        { fault: "delay", operation: "READ", delayMs: seconds * 1000 },
+      ],
     });
     const p = await play.engine("p", { plain: true });
     const d = await play.engine("d", { extra });

@@ -1,7 +1,7 @@
+import { PUSH_FAULT_RULES } from "@kv/testing/faults/fault-rules";
 import { faultRun } from "@kv/testing/faults/fault-run";
 import { describe, expect, it } from "vitest";
 import { pushConnector } from "../src/index.js";
-import { PUSH_FAULT_RULES } from "./fault-rules.js";
 
 const requests = Number(process.env.KV_REQUESTS ?? 1000);
 // The default seed is fixed. KV_SEED=random uses a new seed for each run, and prints it.

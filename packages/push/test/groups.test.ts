@@ -1,33 +1,4 @@
-import { groupScene, playGroupScene } from "@kv/testing/groups/group-scene";
-import fc from "fast-check";
-import { expect, it } from "vitest";
+import { itMovesEveryGroup } from "@kv/testing/groups/group-tests";
 import { pushConnector } from "../src/index.js";
 
-// `npm run test:long -- --only properties` plays 50 times as many scenes.
-it("vllm#30358, #30419: groups of 16, 32 and 64 tokens per block, in random chunks, with prefix hits and staging: every byte arrives", {
-  timeout: 3_600_000,
-}, async () => {
-  await fc.assert(
-    fc.asyncProperty(groupScene, async (scene) => {
-      expect(await playGroupScene(scene, { connector: pushConnector, isPush: true })).toEqual([]);
-    }),
-    { numRuns: 20 },
-  );
-});
-
-it("vllm#52516: nvfp4 is copied between equal TP sizes, and refused by name where heads would be split", async () => {
-  const play = (...tp: [number, number]) =>
-    playGroupScene(
-      {
-        groups: [{ blockTokens: 16, windowTokens: undefined, layers: 1 }],
-        requests: [{ numTokens: 48, hitBlocks: 1, prefillHitBlocks: 0, isEarly: false }],
-        ...{ tp, decodeTimes: 1, isStaged: [false, false], seed: 1, cacheDtype: "nvfp4" },
-      },
-      { connector: pushConnector, isPush: true },
-    );
-  expect(await play(1, 1)).toEqual([]);
-  expect(await play(2, 2)).toEqual([]);
-  expect((await play(1, 2)).join()).toContain(
-    'blocks of cache dtype "nvfp4" do not keep heads and tokens apart',
-  );
-});
+itMovesEveryGroup(pushConnector, true);

@@ -1,3 +1,4 @@
+import { heartbeats, itKeepsLeasesOfSixSeconds } from "@kv/testing/scenarios/lease-settings";
 import { createScenario as createAnyScenario, prompt } from "@kv/testing/scenarios/scenario";
 import { coordinatesOf } from "@kv/testing/simulator/sim-engine";
 import type { FaultRule } from "@kv/transport-memory";
@@ -9,17 +10,6 @@ import { decodeRequest, PREFILL, scheduler } from "./counterparts/scheduler-alon
 
 const createScenario = (faults: readonly FaultRule[] = []) =>
   createAnyScenario({ faults, connector: pushConnector });
-
-/** A rule for D's heartbeats to a plain vLLM P, and how many D has sent; `isLost` gets the number of each, from 1. */
-function heartbeats(isLost: (n: number) => boolean = () => false): { rule: FaultRule; sent(): number } {
-  let sent = 0;
-  const matches = ({ payload }: { payload?: Uint8Array }) => {
-    if (!new TextDecoder().decode(payload).startsWith("HB:")) return false;
-    sent += 1;
-    return isLost(sent);
-  };
-  return { rule: { fault: "fail", operation: "NOTIFY", from: "d", where: matches }, sent: () => sent };
-}
 
 /** How a request ends, and after how many seconds. */
 async function ended(play: ReturnType<typeof createScenario>, work: Promise<unknown>) {
@@ -71,28 +61,10 @@ it("request_timeout of P ends a WRITE that does not end", async () => {
   await play.end();
 });
 
+itKeepsLeasesOfSixSeconds(pushConnector);
+
 describe("kv_lease_duration of 6 s", () => {
   const extra = { kv_lease_duration: 6 };
-
-  it("of P is the lease, and a heartbeat extends it by two thirds from its arrival", async () => {
-    const play = createScenario();
-    const p = await play.engine("p", { extra });
-    const params = await play.clock.settle(p.prefill(prompt(1)));
-    await play.clock.settle(p.prefill(prompt(2)));
-    const d = await play.stranger("d", params);
-    await play.clock.advance(5000);
-    await play.clock.settle(d.notify(new TextEncoder().encode("HB:r1")));
-    await play.clock.advance(900);
-    expect(p.outstanding().kept).toBe(2);
-    await play.clock.advance(200);
-    expect(p.outstanding().kept).toBe(1);
-    await play.clock.advance(2700);
-    expect(p.outstanding().kept).toBe(1);
-    await play.clock.advance(400);
-    expect(p.outstanding().kept).toBe(0);
-    await d.close();
-    await play.end();
-  });
 
   it("of D is six times the time between its heartbeats", async () => {
     const { rule, sent } = heartbeats();

@@ -27,3 +27,11 @@ export function manualClock(startMs = 0): Clock & { advance(ms: number): void; p
     pending: () => timers.size,
   };
 }
+
+/** Moves the clock, then looks: for `expect.poll`. */
+export function after<T>(clock: { advance(ms: number): void }, ms: number, look: () => T): () => T {
+  return () => {
+    clock.advance(ms);
+    return look();
+  };
+}

@@ -1,10 +1,10 @@
 import { KvError } from "@kv/interface";
+import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
-import { createManualClock } from "../../../proxy/test/support/manual-clock.js";
 import { Deadline } from "./deadline.js";
 
 test("aborts when a phase expires, short or long, and not when it ends in time", () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   const deadline = new Deadline({ clock, requestMs: 3_600_000 });
   deadline.startPhase("the first", 50);
   clock.advance(49);
@@ -19,7 +19,7 @@ test("aborts when a phase expires, short or long, and not when it ends in time",
 });
 
 test("after a phase has ended, only the whole request has a time limit", () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   const deadline = new Deadline({ clock, requestMs: 90_000 });
   deadline.startPhase("the first", 50);
   deadline.endPhase();
@@ -30,7 +30,7 @@ test("after a phase has ended, only the whole request has a time limit", () => {
 });
 
 test("a fork has its own phases and aborts with its parent, unless it is closed", () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   const deadline = new Deadline({ clock, requestMs: 90_000 });
   const [late, other, closed] = [deadline.fork(), deadline.fork(), deadline.fork()];
   late.startPhase("its phase", 10);
@@ -43,7 +43,7 @@ test("a fork has its own phases and aborts with its parent, unless it is closed"
 });
 
 test("never aborts once it is closed", () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   const deadline = new Deadline({ clock, requestMs: 10 });
   deadline.close();
   deadline.startPhase("a phase", 5);

@@ -1,8 +1,8 @@
 import { once } from "node:events";
 import { createServer } from "node:net";
 import { nixlTransport } from "@kv/nixl";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { describe, expect, test } from "vitest";
-import { nixlMissing } from "../support/nixl-available.js";
 
 const LENGTH = 65_536;
 

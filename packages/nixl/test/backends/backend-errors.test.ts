@@ -3,10 +3,10 @@ import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { KvError, type Log, silentLog } from "@kv/interface";
 import { describePlugins, findLibrary, nixlTransport } from "@kv/nixl";
+import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
-import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
 import { libfabricMissing } from "../support/libfabric-available.js";
-import { nixlMissing } from "../support/nixl-available.js";
 import { runChild } from "../support/run-child.js";
 
 describe.skipIf(fakeMissing)(`a backend that is not available (${fakeMissing ?? "fake found"})`, () => {

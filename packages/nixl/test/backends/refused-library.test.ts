@@ -13,8 +13,8 @@ import { tmpdir } from "node:os";
 import { basename, dirname, join } from "node:path";
 import { KvError } from "@kv/interface";
 import { doctor, findLibrary, nixlTransport } from "@kv/nixl";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { nixlMissing } from "../support/nixl-available.js";
 
 // A system without OpenSSL 3: a copy of NIXL whose gRPC needs libssl.so.9 instead, which no system has.
 describe.skipIf(nixlMissing)(`NIXL on a system without OpenSSL 3 (${nixlMissing ?? "found"})`, () => {

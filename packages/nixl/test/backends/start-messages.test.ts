@@ -1,8 +1,8 @@
 import type * as fs from "node:fs/promises";
 import { type Log, silentLog } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
+import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { afterEach, describe, expect, test, vi } from "vitest";
-import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
 
 const SYSFS = "/sys/class/infiniband";
 /** The fabric devices of the host, by name, and their drivers. */

@@ -4,9 +4,9 @@ import { connect } from "node:net";
 import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 import { benchReportSchema } from "@kv/nixl";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { builtProgram } from "@kv/testing/node-programs";
 import { describe, expect, test } from "vitest";
-import { nixlMissing } from "../support/nixl-available.js";
 import { run } from "../support/run-child.js";
 
 const CLI = [builtProgram("kv-nixl")];

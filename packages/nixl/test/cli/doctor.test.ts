@@ -2,9 +2,9 @@ import { cp, mkdtemp, realpath, rm, truncate } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { basename, dirname, join } from "node:path";
 import { type Check, doctor, doctorReportSchema, doctorText, findLibrary } from "@kv/nixl";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { builtProgram } from "@kv/testing/node-programs";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { nixlMissing } from "../support/nixl-available.js";
 import { run } from "../support/run-child.js";
 
 const CLI = builtProgram("kv-nixl");

@@ -2,10 +2,10 @@ import { mkdtemp, readdir, rm, stat, truncate } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { describePlugins, findLibrary, installNixl } from "@kv/nixl";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { describe, expect, test } from "vitest";
 import { downloadWheel } from "../../src/install/download-wheel.js";
 import { wheelFor } from "../../src/install/wheels.js";
-import { nixlMissing } from "../support/nixl-available.js";
 
 // Needs a package index. A machine with NIXL installed could reach one.
 describe.skipIf(nixlMissing)(`installing NIXL with pip (${nixlMissing ?? "found"})`, () => {

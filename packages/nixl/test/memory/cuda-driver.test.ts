@@ -1,8 +1,8 @@
 import type { Agent } from "@kv/interface";
 import { type DeviceMemoryOptions, deviceMemory, nixlTransport } from "@kv/nixl";
+import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { type CudaMemory, cudaMemory, cudaMemoryMissing, FAKE_CUDA } from "../support/cuda-memory.js";
-import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
 import { movesThroughDevices } from "./device-transfer-case.js";
 
 const LENGTH = 1 << 20;

@@ -1,6 +1,6 @@
 import { describePlugins, findLibrary } from "@kv/nixl";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { describe, expect, test } from "vitest";
-import { nixlMissing } from "../support/nixl-available.js";
 import { runChild } from "../support/run-child.js";
 
 interface Outcome {

@@ -3,8 +3,8 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import type { Agent, Memory } from "@kv/interface";
 import { describePlugins, findLibrary, nixlTransport, openFileMemory } from "@kv/nixl";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { nixlMissing } from "../support/nixl-available.js";
 import { fillPattern, scattered } from "../support/pattern.js";
 
 const LENGTH = 10 << 20;

@@ -1,8 +1,8 @@
 import { readdirSync } from "node:fs";
 import { deviceMemory, nixlTransport } from "@kv/nixl";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { type CudaMemory, cudaMemory, cudaMemoryMissing } from "../support/cuda-memory.js";
-import { nixlMissing } from "../support/nixl-available.js";
 import { movesThroughDevices } from "./device-transfer-case.js";
 import { movesWithPython } from "./python-transfer-case.js";
 

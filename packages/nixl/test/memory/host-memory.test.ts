@@ -4,10 +4,10 @@ import { readFile } from "node:fs/promises";
 import * as threads from "node:worker_threads";
 import type { Memory } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { describe, expect, test } from "vitest";
 import { loadAddon } from "../../src/addon/load-addon.js";
 import { allocateHostMemory } from "../../src/memory/host-memory.js";
-import { nixlMissing } from "../support/nixl-available.js";
 
 const { port1 } = new threads.MessageChannel();
 

@@ -1,9 +1,9 @@
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { makeCertificate } from "../support/certificates.js";
-import { nixlMissing } from "../support/nixl-available.js";
 import { objectRoundTrip } from "../support/object-round-trip.js";
 import { type ObjectStore, startObjectStore } from "../support/object-store.js";
 import { objMissing } from "../support/plugins.js";

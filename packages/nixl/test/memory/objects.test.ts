@@ -1,7 +1,7 @@
 import type { Agent, Memory, Transport } from "@kv/interface";
 import { describePlugins, findLibrary, nixlTransport, objectMemory } from "@kv/nixl";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { nixlMissing } from "../support/nixl-available.js";
 import { type ObjectStore, startObjectStore } from "../support/object-store.js";
 import { fillPattern, scattered } from "../support/pattern.js";
 

@@ -1,9 +1,9 @@
 import { type ChildProcess, execFileSync, spawn } from "node:child_process";
 import { once } from "node:events";
 import { fileURLToPath } from "node:url";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { type Etcd, etcdMissing, skipsEtcd, startEtcd } from "../support/etcd.js";
-import { nixlMissing } from "../support/nixl-available.js";
 
 const [HERE, THERE] = [`kv-here-${process.pid}`, `kv-there-${process.pid}`];
 /** A network for documentation, inside the two namespaces only. */

@@ -9,11 +9,11 @@ import {
   type NixlAgent,
   nixlTransport,
 } from "@kv/nixl";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { afterAll, beforeAll, describe, expect, test, vi } from "vitest";
 import { EtcdClient } from "../../src/metadata/etcd-client.js";
 import { type Etcd, etcdMissing, skipsEtcd, startEtcd } from "../support/etcd.js";
 import { startMetadataPeer } from "../support/metadata-peer.js";
-import { nixlMissing } from "../support/nixl-available.js";
 
 const NAMESPACE = "/nixl/agents/";
 const codeOf = async (promise: Promise<unknown>) => {

@@ -1,7 +1,7 @@
 import { KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
+import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { describe, expect, test } from "vitest";
-import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
 import { mutations } from "../support/mutations.js";
 
 // Metadata that the addon accepts goes to a fake of NIXL, which checks nothing itself. `npm run test:long` tests a million mutations.

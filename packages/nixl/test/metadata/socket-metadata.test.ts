@@ -10,9 +10,9 @@ import {
   nixlTransport,
   sendMetadata,
 } from "@kv/nixl";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { startMetadataPeer } from "../support/metadata-peer.js";
-import { nixlMissing } from "../support/nixl-available.js";
 
 const HOST = "127.0.0.1";
 const codeOf = async (promise: Promise<unknown>) => {

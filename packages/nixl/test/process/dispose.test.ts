@@ -1,6 +1,6 @@
 import { nixlTransport } from "@kv/nixl";
+import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { describe, expect, test } from "vitest";
-import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
 
 describe.skipIf(fakeMissing)(`using declarations (${fakeMissing ?? "fake found"})`, () => {
   test("close memory, an agent and a transport at the end of their block", async () => {

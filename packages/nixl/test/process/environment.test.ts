@@ -1,10 +1,10 @@
 import { fileURLToPath } from "node:url";
 import { nixlTransport } from "@kv/nixl";
+import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { bundled } from "@kv/testing/node-programs";
 import { afterEach, describe, expect, test } from "vitest";
 import { loadAddon } from "../../src/addon/load-addon.js";
-import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
-import { nixlMissing } from "../support/nixl-available.js";
 import { run } from "../support/run-child.js";
 
 describe.skipIf(fakeMissing)(`variables of the process (${fakeMissing ?? "fake found"})`, () => {

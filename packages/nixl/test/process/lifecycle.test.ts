@@ -1,7 +1,7 @@
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { describe, expect, test } from "vitest";
 import { BOTH_BACKENDS } from "../support/both-backends.js";
 import { bundledChild } from "../support/bundled-child.js";
-import { nixlMissing } from "../support/nixl-available.js";
 
 const child = await bundledChild("lifecycle.ts");
 const CODES: Readonly<Record<string, number>> = {

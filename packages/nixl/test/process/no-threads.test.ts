@@ -1,5 +1,5 @@
+import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { describe, expect, test } from "vitest";
-import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
 import { runChild } from "../support/run-child.js";
 
 describe.skipIf(fakeMissing)(`when the kernel refuses a thread (${fakeMissing ?? "fake found"})`, () => {

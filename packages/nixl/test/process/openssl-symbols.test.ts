@@ -1,8 +1,8 @@
 import { mkdtempSync, readdirSync, readFileSync, realpathSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { nixlMissing } from "../support/nixl-available.js";
 import { objMissing } from "../support/plugins.js";
 import { runChild } from "../support/run-child.js";
 

@@ -1,6 +1,6 @@
+import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { describe, expect, test } from "vitest";
 import { bundledChild } from "../support/bundled-child.js";
-import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
 
 const child = await bundledChild("row-takeover.ts");
 

@@ -1,5 +1,5 @@
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { describe, expect, test } from "vitest";
-import { nixlMissing } from "../support/nixl-available.js";
 import { runChild } from "../support/run-child.js";
 
 describe.skipIf(nixlMissing)(`two copies of the package in one process (${nixlMissing ?? "found"})`, () => {

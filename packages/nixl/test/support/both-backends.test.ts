@@ -2,9 +2,9 @@ import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { bundled } from "@kv/testing/node-programs";
 import { describe, expect, test } from "vitest";
-import { nixlMissing } from "./nixl-available.js";
 import { run } from "./run-child.js";
 
 const FILE = fileURLToPath(new URL("./both-backends.ts", import.meta.url));

@@ -1,5 +1,5 @@
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { libfabricMissing } from "./libfabric-available.js";
-import { nixlMissing } from "./nixl-available.js";
 
 /** The backends that must pass the same tests, and the reason why one cannot be tested on this machine. */
 export const BOTH_BACKENDS = [

@@ -1,5 +1,5 @@
 import { describePlugins, findLibrary } from "@kv/nixl";
-import { nixlMissing } from "./nixl-available.js";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 
 /**
  * Why tests over LIBFABRIC cannot run on this machine; undefined when they can. With CI=true the reason is an error instead of a skipped suite.

@@ -1,5 +1,5 @@
-import { FAKE_NIXL, fakeMissing } from "./fake-nixl.js";
-import { nixlMissing } from "./nixl-available.js";
+import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 
 /** A library that a suite runs with: options of `nixlTransport`, and why it is missing. Each needs a process of its own. */
 export interface Library {

@@ -1,5 +1,5 @@
 import { describePlugins, findLibrary } from "@kv/nixl";
-import { nixlMissing } from "./nixl-available.js";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 
 const [plugin] =
   nixlMissing === undefined

@@ -1,7 +1,7 @@
 import type { Agent, BackendSpec, Memory, PreparedList } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
+import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
-import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
 
 const LENGTH = 48 << 20;
 const BLOCK = 16_384;

@@ -1,6 +1,6 @@
 import { nixlTransport } from "@kv/nixl";
+import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { afterEach, describe, expect, test } from "vitest";
-import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
 
 const LENGTH = 1 << 20;
 const BLOCK = 16_384;

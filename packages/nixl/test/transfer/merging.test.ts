@@ -1,7 +1,7 @@
 import type { DescriptorPairs, DescriptorRuns } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
+import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
 
 const BLOCK = 4096;
 const BLOCKS = 1024;

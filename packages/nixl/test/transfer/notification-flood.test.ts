@@ -1,8 +1,8 @@
 import { setImmediate as turn } from "node:timers/promises";
 import { type LogFields, silentLog } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
+import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { describe, expect, test } from "vitest";
-import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
 
 const SENT = 40_000;
 /** A quarter of 65,536, which one sender may have. */

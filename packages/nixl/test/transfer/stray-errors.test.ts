@@ -2,8 +2,8 @@ import { once } from "node:events";
 import { type AddressInfo, createServer, type Server } from "node:net";
 import type { Agent, Memory, PreparedList } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
+import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
-import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
 
 const LENGTH = 12 << 20;
 const BLOCK = 16_384;

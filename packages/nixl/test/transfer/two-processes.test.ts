@@ -1,4 +1,4 @@
-import { nixlMissing } from "../support/nixl-available.js";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { twoProcessTests } from "./two-processes.js";
 
 twoProcessTests("UCX", nixlMissing);

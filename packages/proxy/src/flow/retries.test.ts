@@ -1,8 +1,8 @@
 import { InstancePool, type Role, roundRobin } from "@kv/fleet";
 import { AutoscalingSignals, Deadline, parseGenerationRequest, Upstream } from "@kv/fleet/front-end";
 import { ambient as fillAmbient } from "@kv/interface";
+import { KV_PARAMS_TEXT, startUpstream } from "@kv/testing/http/fake-upstream";
 import { afterEach, expect, test } from "vitest";
-import { KV_PARAMS_TEXT, startUpstream } from "../../test/support/fake-upstream.js";
 import { readSettings } from "../config/settings.js";
 import { RequestRecord } from "../telemetry/request-record.js";
 import { Attempts } from "./attempts.js";

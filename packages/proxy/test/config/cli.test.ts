@@ -1,8 +1,8 @@
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { COMPLETION, decodeOk, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
-import { COMPLETION, decodeOk, prefillOk, sendJson } from "../support/fake-upstream.js";
 import { startCli } from "../support/run-cli.js";
 import { post, upstream } from "../support/set-up.js";
 

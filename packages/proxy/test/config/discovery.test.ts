@@ -2,9 +2,9 @@ import { mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { type Discovery, dnsDiscovery } from "@kv/fleet";
+import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
+import { after, manualClock } from "@kv/testing/manual-clock";
 import { afterAll, beforeAll, expect, test } from "vitest";
-import { decodeOk, prefillOk } from "../support/fake-upstream.js";
-import { after, createManualClock } from "../support/manual-clock.js";
 import { post, runProxy, upstream } from "../support/set-up.js";
 
 let folder: string;
@@ -14,7 +14,7 @@ beforeAll(async () => {
 afterAll(() => rm(folder, { recursive: true }));
 
 test("instances follow a file; those of the settings stay, and an invalid file changes nothing", async () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   const [p, d1, d2] = [await upstream(prefillOk), await upstream(decodeOk), await upstream(decodeOk)];
   const file = join(folder, "instances.json");
   const write = (value: unknown) =>
@@ -33,7 +33,7 @@ test("instances follow a file; those of the settings stay, and an invalid file c
 });
 
 test("ranks of a data-parallel server in a file are added and removed one by one", async () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   const file = join(folder, "ranks.json");
   const write = (prefillers: readonly string[]) =>
     writeFile(file, JSON.stringify({ prefillers, decoders: ["d:1"] }));
@@ -46,7 +46,7 @@ test("ranks of a data-parallel server in a file are added and removed one by one
 });
 
 test("instances follow DNS: all addresses of a host, or SRV records with their ports", async () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   let addresses = ["10.0.0.2", "10.0.0.1"];
   const resolver = {
     addresses: async () => addresses,

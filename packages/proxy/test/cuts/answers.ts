@@ -1,5 +1,5 @@
 import type { Endpoint } from "@kv/fleet/front-end";
-import { KV_PARAMS_TEXT } from "../support/fake-upstream.js";
+import { KV_PARAMS_TEXT } from "@kv/testing/http/fake-upstream";
 
 type Fields = Readonly<Record<string, unknown>>;
 

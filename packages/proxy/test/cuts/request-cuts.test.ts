@@ -1,7 +1,7 @@
 import { setImmediate as turn } from "node:timers/promises";
+import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
+import { rawClient } from "@kv/testing/http/raw-client";
 import { expect, test, vi } from "vitest";
-import { decodeOk, prefillOk } from "../support/fake-upstream.js";
-import { rawClient } from "../support/raw-client.js";
 import { runProxy, upstream } from "../support/set-up.js";
 import { ALL, cutAt, everyByte, randomCuts, UNCUT } from "./cuts.js";
 

@@ -1,7 +1,7 @@
+import { COMPLETION, decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
+import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import type { ProxyOptions } from "../../src/index.js";
-import { COMPLETION, decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "../support/fake-upstream.js";
-import { createManualClock } from "../support/manual-clock.js";
 import { post, runProxy, upstream } from "../support/set-up.js";
 
 async function start(options: ProxyOptions, prefill = prefillOk) {
@@ -74,7 +74,7 @@ test("a prompt that would wait for a prefill instance longer than it takes to co
 });
 
 test("a decode instance with requests in flight computes few prompts a second, also short ones", async () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   const answer = `{"choices":[{"text":"x"}],"usage":{"prompt_tokens":300},"kv_transfer_params":${KV_PARAMS_TEXT}}`;
   const p = await upstream(({ response }) => {
     clock.advance(1000);

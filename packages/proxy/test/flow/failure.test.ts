@@ -1,4 +1,3 @@
-import { expect, test } from "vitest";
 import {
   type Answer,
   COMPLETION,
@@ -9,8 +8,9 @@ import {
   STREAM,
   sendJson,
   sendStream,
-} from "../support/fake-upstream.js";
-import { createManualClock } from "../support/manual-clock.js";
+} from "@kv/testing/http/fake-upstream";
+import { manualClock } from "@kv/testing/manual-clock";
+import { expect, test } from "vitest";
 import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 
 test("an error of the prefill instance keeps its status and body, and no decode instance is asked", async () => {
@@ -312,7 +312,7 @@ test("an empty stream is a 502", async () => {
 });
 
 test("an unreachable instance is skipped on both legs, and used again when it is back", async () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const [deadP, deadD] = [await deadUrl(), await deadUrl()];
   const { url, proxy } = await runProxy({ prefillers: [deadP, p.url], decoders: [deadD, d.url], clock });
@@ -349,7 +349,7 @@ test.each([true, false])(
     const { url } = await runProxy({
       prefillers: [p],
       decoders: [d.url],
-      clock: createManualClock(),
+      clock: manualClock(),
       exposeInstances,
     });
     const error = await errorOf(await post(`${url}/v1/completions`, { prompt: "a" }));
@@ -433,7 +433,7 @@ test.each([
   ["the prefill leg", "prefillMs"],
   ["the decode leg's first byte", "firstByteMs"],
 ] as const)("%s that takes too long is a 504, and the leg is dropped", async (what, timeout) => {
-  const clock = createManualClock();
+  const clock = manualClock();
   const silent = await upstream(() => {});
   const p = await upstream(prefillOk);
   const prefill = timeout === "prefillMs";
@@ -450,7 +450,7 @@ test.each([
 });
 
 test("a stream that stalls ends in an error event", async () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   const p = await upstream(prefillOk);
   const d = await upstream(({ response }) => {
     response.writeHead(200, { "content-type": "text/event-stream" });

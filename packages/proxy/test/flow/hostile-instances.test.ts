@@ -1,5 +1,5 @@
+import { COMPLETION, prefillOk, STREAM, sendJson, sendStream } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
-import { COMPLETION, prefillOk, STREAM, sendJson, sendStream } from "../support/fake-upstream.js";
 import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 
 async function start(answer: Parameters<typeof upstream>[0]) {

@@ -1,8 +1,8 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { setFlagsFromString } from "node:v8";
 import { runInNewContext } from "node:vm";
+import { COMPLETION, sendJson } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
-import { COMPLETION, sendJson } from "../support/fake-upstream.js";
 import { post, runProxy, upstream } from "../support/set-up.js";
 
 setFlagsFromString("--expose-gc");

@@ -1,7 +1,7 @@
 import { gzipSync } from "node:zlib";
+import { COMPLETION, prefillOk, STREAM, sendJson, sendStream } from "@kv/testing/http/fake-upstream";
+import { postText, rawClient } from "@kv/testing/http/raw-client";
 import { expect, test } from "vitest";
-import { COMPLETION, prefillOk, STREAM, sendJson, sendStream } from "../support/fake-upstream.js";
-import { postText, rawClient } from "../support/raw-client.js";
 import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 
 /** Each describes one answer, and not one that is made of three. */

@@ -1,15 +1,15 @@
 import type { LogFields } from "@kv/interface";
 import { silentLog } from "@kv/interface";
-import { afterEach, expect, test } from "vitest";
 import {
   COMPLETION,
   type FakeUpstream,
   KV_PARAMS_TEXT,
   sendJson,
   startUpstream,
-} from "../support/fake-upstream.js";
+} from "@kv/testing/http/fake-upstream";
+import { type FakeSideChannel, startSideChannel } from "@kv/testing/http/side-channel";
+import { afterEach, expect, test } from "vitest";
 import { errorOf, post, runProxy } from "../support/set-up.js";
-import { type FakeSideChannel, startSideChannel } from "../support/side-channel.js";
 
 const open: { close(): Promise<void> }[] = [];
 afterEach(async () => {

@@ -1,6 +1,6 @@
 import { randomBytes } from "node:crypto";
+import { COMPLETION, decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
-import { COMPLETION, decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "../support/fake-upstream.js";
 import { post, runProxy, upstream } from "../support/set-up.js";
 
 test.each(["/v1/completions", "/v1/chat/completions"])(

@@ -1,4 +1,3 @@
-import { expect, test } from "vitest";
 import {
   type Answer,
   COMPLETION,
@@ -6,7 +5,8 @@ import {
   STREAM,
   sendJson,
   sendStream,
-} from "../support/fake-upstream.js";
+} from "@kv/testing/http/fake-upstream";
+import { expect, test } from "vitest";
 import { post, runProxy, upstream } from "../support/set-up.js";
 
 /** A prefill instance whose engine is `engineId`; it answers when `ready` resolves. */

@@ -1,6 +1,6 @@
+import { deadUrl, decodeOk, prefillOk, type Seen, sendJson } from "@kv/testing/http/fake-upstream";
+import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
-import { deadUrl, decodeOk, prefillOk, type Seen, sendJson } from "../support/fake-upstream.js";
-import { createManualClock } from "../support/manual-clock.js";
 import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 import { vllmPair } from "../support/vllm-stub.js";
 
@@ -77,7 +77,7 @@ test("when no decode instance can be reached, the request fails and the blocks s
 });
 
 test("a request that times out between the legs has its blocks freed without a transfer", async () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   const vllm = vllmPair();
   const [p, d] = [await upstream(vllm.prefill), await upstream(vllm.decode)];
   const { url } = await runProxy({
@@ -100,7 +100,7 @@ test("a request that times out between the legs has its blocks freed without a t
 });
 
 test("a part whose lease may have ended begins again with prefill", async () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   const vllm = vllmPair();
   const [p, d] = [await upstream(vllm.prefill), await upstream(vllm.decode)];
   let late = true;
@@ -175,7 +175,7 @@ test("a failed part aborts the other parts, and its error is the answer", async 
 });
 
 test("the deadline of a request aborts the legs of all its parts", async () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   const p = await upstream(() => {});
   const d = await upstream(decodeOk);
   const { url } = await runProxy({

@@ -1,8 +1,8 @@
 import type { Routing, RoutingContext } from "@kv/fleet";
 import type { LogFields } from "@kv/interface";
 import { silentLog } from "@kv/interface";
+import { type Answer, decodeOk, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
-import { type Answer, decodeOk, prefillOk, sendJson } from "../support/fake-upstream.js";
 import { post, runProxy, upstream } from "../support/set-up.js";
 
 const CHAT = "/v1/chat/completions";

@@ -6,7 +6,6 @@ import { join } from "node:path";
 import type { DiscoveredInstances } from "@kv/fleet";
 import { selfSigned } from "@kv/fleet/front-end";
 import { type LogFields, silentLog } from "@kv/interface";
-import { afterEach, expect, test } from "vitest";
 import {
   type Answer,
   COMPLETION,
@@ -16,10 +15,11 @@ import {
   KV_PARAMS_TEXT,
   prefillOk,
   sendJson,
-} from "../support/fake-upstream.js";
-import { createManualClock } from "../support/manual-clock.js";
+} from "@kv/testing/http/fake-upstream";
+import { startSideChannel } from "@kv/testing/http/side-channel";
+import { manualClock } from "@kv/testing/manual-clock";
+import { afterEach, expect, test } from "vitest";
 import { errorOf, post, type RunningProxy, runProxy, upstream } from "../support/set-up.js";
-import { startSideChannel } from "../support/side-channel.js";
 import { vllmPair } from "../support/vllm-stub.js";
 
 const HEADER = "x-prefiller-host-port";
@@ -303,7 +303,7 @@ test("with TLS, the instances of a discovery and of the header are reached by HT
 });
 
 test("instances that no request names for ten minutes are forgotten, and one that is drained by hand stays so", async () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   const [p, q, d] = [await upstream(prefillOk), await upstream(prefillOk), await upstream(decodeOk)];
   const { url, proxy } = await runProxy({ decoders: [d.url], sidecar: LOOPBACK, clock });
   await ask(url, hostOf(p));
@@ -382,7 +382,7 @@ test("with TLS it serves its port by the certificate of its files, read again wh
     writeFileSync(keyFile, pair.privateKey);
   };
   write(first);
-  const clock = createManualClock();
+  const clock = manualClock();
   const d = await upstream(decodeOk);
   const { url } = await runProxy({
     decoders: [d.url],

@@ -1,6 +1,6 @@
 import { connect } from "node:net";
+import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
-import { decodeOk, prefillOk } from "../support/fake-upstream.js";
 import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 
 test.each(["prefill", "decode"])(

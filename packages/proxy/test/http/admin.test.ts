@@ -1,9 +1,9 @@
 import { once } from "node:events";
 import { get } from "node:http";
 import { connect } from "node:net";
+import { decodeOk, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
+import { after, manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
-import { decodeOk, prefillOk, sendJson } from "../support/fake-upstream.js";
-import { after, createManualClock } from "../support/manual-clock.js";
 import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 
 const admin = { port: 0 };
@@ -161,7 +161,7 @@ test("a connection that sends a request before the answer to its last one is ref
 });
 
 test("health checks eject an instance that answers 503, and take it back after a good check", async () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   let sick = true;
   const p = await upstream(prefillOk);
   const d = await upstream((seen) => {

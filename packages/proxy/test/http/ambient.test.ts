@@ -1,8 +1,8 @@
 import type { Clock, Random, Timer } from "@kv/interface";
+import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
+import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import { createProxy } from "../../src/index.js";
-import { decodeOk, prefillOk } from "../support/fake-upstream.js";
-import { createManualClock } from "../support/manual-clock.js";
 import { post, runProxy, upstream } from "../support/set-up.js";
 
 /** A timer that only works as a method of its object, as a class's does. */
@@ -59,7 +59,7 @@ test("close() resolves with a clock whose timers are instances of a class", asyn
 });
 
 test("began_at in the history follows the proxy's clock", async () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const { url, adminUrl } = await runProxy({
     prefillers: [p.url],

@@ -1,5 +1,5 @@
+import { decodeOk, type FakeUpstream, prefillOk } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
-import { decodeOk, type FakeUpstream, prefillOk } from "../support/fake-upstream.js";
 import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 
 type Settings = Parameters<typeof runProxy>[0];

@@ -1,8 +1,8 @@
 import { get } from "node:http";
+import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
+import { postText, type RawClient, rawClient } from "@kv/testing/http/raw-client";
 import { afterEach, expect, test } from "vitest";
 import { PROXY_LIMITS } from "../../src/index.js";
-import { decodeOk, prefillOk } from "../support/fake-upstream.js";
-import { postText, type RawClient, rawClient } from "../support/raw-client.js";
 import { post, type RunningProxy, runProxy, upstream } from "../support/set-up.js";
 
 type Limits = NonNullable<Parameters<typeof runProxy>[0]["limits"]>;

@@ -1,8 +1,8 @@
 import type { LogFields } from "@kv/interface";
 import { silentLog } from "@kv/interface";
+import { type Answer, decodeOk, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
+import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
-import { type Answer, decodeOk, prefillOk, sendJson } from "../support/fake-upstream.js";
-import { createManualClock } from "../support/manual-clock.js";
 import { post, runProxy, upstream } from "../support/set-up.js";
 
 const healthy =
@@ -11,7 +11,7 @@ const healthy =
     seen.path === "/health" ? sendJson(seen.response, {}) : answer(seen);
 
 test("/health is 503 as soon as the last instance of a role is dead, without a round of checks or a request", async () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   const [p, d] = [await upstream(healthy(prefillOk)), await upstream(healthy(decodeOk))];
   const { url } = await runProxy({
     prefillers: [p.url],

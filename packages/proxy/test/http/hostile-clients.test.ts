@@ -1,9 +1,9 @@
 import { once } from "node:events";
 import { silentLog } from "@kv/interface";
+import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
+import { postText, rawClient } from "@kv/testing/http/raw-client";
+import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
-import { decodeOk, prefillOk } from "../support/fake-upstream.js";
-import { createManualClock } from "../support/manual-clock.js";
-import { postText, rawClient } from "../support/raw-client.js";
 import { errorOf, post, type RunningProxy, runProxy, upstream } from "../support/set-up.js";
 
 async function start(settings: Partial<Parameters<typeof runProxy>[0]> = {}) {
@@ -45,7 +45,7 @@ test("a client that expects 100 is asked for its body, and gets its answer", asy
 });
 
 test("a connection that timed out does not keep its descriptor when the client leaves it open", async () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   const { url } = await start({ clock, timeouts: { headersMs: 50 } });
   const client = await rawClient(url, "POST / HTTP/1.1\r\n");
   client.socket.pause();

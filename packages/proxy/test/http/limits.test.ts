@@ -1,10 +1,10 @@
 import { once } from "node:events";
 import { connect } from "node:net";
 import { KvError, silentLog } from "@kv/interface";
+import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
+import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import { createProxy } from "../../src/index.js";
-import { decodeOk, prefillOk } from "../support/fake-upstream.js";
-import { createManualClock } from "../support/manual-clock.js";
 import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 
 /** A client that sends an incomplete request. */
@@ -48,7 +48,7 @@ test("a client that is still sending a body above the limit gets the 413 and no 
 });
 
 test("the rest of a refused body is read for a limited time", async () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   const { url } = await runProxy({
     prefillers: ["p:1"],
     decoders: ["d:1"],

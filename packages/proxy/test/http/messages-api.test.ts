@@ -1,5 +1,5 @@
+import { type Answer, KV_PARAMS_TEXT, sendJson, sendStream } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
-import { type Answer, KV_PARAMS_TEXT, sendJson, sendStream } from "../support/fake-upstream.js";
 import { post, runProxy, upstream } from "../support/set-up.js";
 
 const message = {

@@ -1,9 +1,16 @@
 import { existsSync } from "node:fs";
+import {
+  COMPLETION,
+  decodeOk,
+  prefillOk,
+  STREAM,
+  sendJson,
+  sendStream,
+} from "@kv/testing/http/fake-upstream";
+import { startSideChannel } from "@kv/testing/http/side-channel";
 import puppeteer, { type Browser } from "puppeteer-core";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { COMPLETION, decodeOk, prefillOk, STREAM, sendJson, sendStream } from "../support/fake-upstream.js";
 import { post, runProxy, upstream } from "../support/set-up.js";
-import { startSideChannel } from "../support/side-channel.js";
 
 const chromium = process.env.KV_CHROMIUM ?? "/usr/bin/chromium";
 /** A folder for pictures of the page. */

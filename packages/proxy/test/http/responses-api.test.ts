@@ -1,5 +1,5 @@
+import { KV_PARAMS_TEXT, sendJson } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
-import { KV_PARAMS_TEXT, sendJson } from "../support/fake-upstream.js";
 import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 
 const output = [{ type: "message", content: [{ type: "output_text", text: "hello" }] }];

@@ -1,7 +1,7 @@
 import { silentLog } from "@kv/interface";
+import { decodeOk, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
 import type { ProxyOptions } from "../../src/index.js";
-import { decodeOk, prefillOk, sendJson } from "../support/fake-upstream.js";
 import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 
 async function start(options: ProxyOptions = {}) {

@@ -1,6 +1,6 @@
+import { type Answer, type FakeUpstream, startUpstream } from "@kv/testing/http/fake-upstream";
 import { afterEach } from "vitest";
 import { createProxy, type ProxyOptions } from "../../src/index.js";
-import { type Answer, type FakeUpstream, startUpstream } from "./fake-upstream.js";
 
 const open: { close(): Promise<void> }[] = [];
 

@@ -1,5 +1,5 @@
 import type { ServerResponse } from "node:http";
-import { type Answer, type Seen, sendJson } from "./fake-upstream.js";
+import { type Answer, type Seen, sendJson } from "@kv/testing/http/fake-upstream";
 
 type Fields = Record<string, unknown>;
 

@@ -1,11 +1,11 @@
 import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
+import { type Answer, decodeOk, KV_PARAMS_TEXT } from "@kv/testing/http/fake-upstream";
+import { startSideChannel } from "@kv/testing/http/side-channel";
+import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import { parseAllDocuments } from "yaml";
-import { type Answer, decodeOk, KV_PARAMS_TEXT } from "../support/fake-upstream.js";
-import { createManualClock } from "../support/manual-clock.js";
 import { post, runProxy, upstream } from "../support/set-up.js";
-import { startSideChannel } from "../support/side-channel.js";
 
 const usage = '{"prompt_tokens":100,"prompt_tokens_details":{"cached_tokens":25}}';
 const answer = (port: number) =>
@@ -23,7 +23,7 @@ function holding(answerOne: Answer) {
 }
 
 test("prefill legs that wait, KV that is not read yet with its bytes and age, and load per decode instance", async () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   const side = await startSideChannel(() => ({ engineId: "e", vllmVersion: "0.33.0" }));
   const prefill = holding(({ response }) => {
     response.writeHead(200, { "content-type": "application/json" }).end(answer(side.port));
@@ -90,7 +90,7 @@ test("the KEDA example asks for metrics that exist", async () => {
 });
 
 test("the recommended number of prefill instances follows the time that prompts took, and says why", async () => {
-  const clock = createManualClock();
+  const clock = manualClock();
   const prefill = holding(({ response }) => {
     response.writeHead(200, { "content-type": "application/json" }).end(answer(5600));
   });

@@ -1,6 +1,6 @@
 import { OtlpTracer, readSpans, type TraceSpan } from "@kv/protocol";
+import { decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
-import { decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "../support/fake-upstream.js";
 import { post, runProxy, upstream } from "../support/set-up.js";
 
 const traceId = "0af7651916cd43dd8448eb211c80319c";

@@ -1,5 +1,5 @@
+import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
-import { decodeOk, prefillOk } from "../support/fake-upstream.js";
 import { post, runProxy, upstream } from "../support/set-up.js";
 import { vllmPair } from "../support/vllm-stub.js";
 

@@ -1,7 +1,7 @@
 import { readFileSync } from "node:fs";
 import { request } from "node:http";
+import { COMPLETION, decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
-import { COMPLETION, decodeOk, prefillOk } from "../support/fake-upstream.js";
 import { startCli } from "../support/run-cli.js";
 import { upstream } from "../support/set-up.js";
 

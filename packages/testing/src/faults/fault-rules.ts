@@ -34,3 +34,8 @@ export const PLAIN_FAULT_RULES: readonly FaultRule[] = FAULT_RULES.filter(
   ({ fault, operation, delayMs = 0 }) =>
     operation !== "NOTIFY" || (fault === "delay" && delayMs < 1000) || fault === "fail",
 ).filter(({ fault }) => fault !== "disconnect");
+
+/** The same faults for push, whose transfers are WRITEs. */
+export const PUSH_FAULT_RULES: readonly FaultRule[] = FAULT_RULES.map((rule) =>
+  rule.operation === "READ" ? { ...rule, operation: "WRITE" } : rule,
+);

@@ -1,8 +1,8 @@
 import { mkdtemp, realpath, rm, symlink } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { nixlMissing } from "../../../test/support/nixl-available.js";
 import { findLibrary } from "../../library/find-library.js";
 import { realHost } from "../host.js";
 import { backendCheck, libraryCheck } from "./library.js";
