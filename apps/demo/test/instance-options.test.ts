@@ -300,6 +300,9 @@ it.each([
   await post(p, { ...request, kv_transfer_params: { do_remote_decode: true, transfer_mode: "push" } }, named);
   expect((await received).status).toBe(200);
   expect(posted).toBe(writes);
+  const { records } = p.instance.kvTransfers() as { readonly records: readonly KvRecord[] };
+  const sent = () => records.find(({ direction }) => direction === "sent");
+  await expect.poll(() => sent()?.transfer?.transfers).toBe(writes);
 });
 
 it("model: the directory of the checkpoint", async () => {

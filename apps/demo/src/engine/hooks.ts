@@ -14,6 +14,11 @@ export interface KvEvent {
   readonly queuedMs: number;
 }
 
+export interface KvSentEvent extends KvEvent {
+  /** When the first forward pass began, on the engine's clock. Layers may be transferred from then on. */
+  readonly startedMs: number;
+}
+
 export interface KvReceivedEvent extends KvEvent {
   /** Blocks at the start that came from the local prefix cache. */
   readonly cachedBlocks: number;
@@ -27,7 +32,7 @@ export interface KvReceivedEvent extends KvEvent {
  */
 export interface EngineHooks {
   /** The prompt has been computed; a peer may read the blocks as soon as this resolves. */
-  beforeSend?(event: KvEvent): Promise<void>;
+  beforeSend?(event: KvSentEvent): Promise<void>;
   /** The peer has read the blocks or no longer wants them; they are freed next. */
   afterSend?(event: Pick<KvEvent, "requestId" | "blockIds">): void;
   /** The KV of a peer is in the blocks and has not been used yet. Answer `damaged: true` to keep it out of the prefix cache. */

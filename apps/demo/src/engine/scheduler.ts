@@ -199,7 +199,9 @@ export class Scheduler {
       const tokens = Math.min(numComputedTokens, promptTokens.length);
       const { forwardMs, submittedMs, startedMs = submittedMs } = record;
       const queuedMs = startedMs - submittedMs;
-      await hooks.beforeSend?.({ requestId, kvTransferParams, blockIds, tokens, forwardMs, queuedMs });
+      await hooks.beforeSend?.({
+        ...{ requestId, kvTransferParams, blockIds, tokens, forwardMs, queuedMs, startedMs },
+      });
     }
     if (succeeded) this.#cacheOutput(record);
     const computed = state === "waiting" ? [] : blockIds.slice(0, blocksFor(numComputedTokens, blockSize));

@@ -25,12 +25,15 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
   const digestsOf = (blockIds: readonly number[], count: number) =>
     digests ? pool.digests({ blockIds, from: 0, count }) : Promise.resolve([]);
   /** Requests whose KV a peer may read, with the blocks of the staging pool where there is one. */
-  const sendable = new Map<string, { sinceMs: number; blockIds: readonly number[] | undefined }>();
+  const sendable = new Map<
+    string,
+    { startedMs: number; sinceMs: number; blockIds: readonly number[] | undefined }
+  >();
   return {
-    async beforeSend({ requestId, kvTransferParams, blockIds, tokens, forwardMs, queuedMs }) {
+    async beforeSend({ requestId, kvTransferParams, blockIds, tokens, forwardMs, queuedMs, startedMs }) {
       if (kvTransferParams.do_remote_decode !== true) return;
       const copies = takeCopies(requestId);
-      sendable.set(requestId, { sinceMs: clock.now(), blockIds: copies?.wireBlockIds });
+      sendable.set(requestId, { startedMs, sinceMs: clock.now(), blockIds: copies?.wireBlockIds });
       journal.add({
         direction: "sent",
         request_id: requestId,
@@ -45,9 +48,12 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
     },
     afterFirstToken: ({ requestId, sinceMs }) => journal.firstToken(requestId, sinceMs),
     afterSend({ requestId, blockIds }) {
-      const { sinceMs, blockIds: wireBlockIds } = sendable.get(requestId) ?? { sinceMs: clock.now() };
+      const nowMs = clock.now();
+      const sent = sendable.get(requestId);
+      const { startedMs, sinceMs } = sent ?? { startedMs: nowMs, sinceMs: nowMs };
       sendable.delete(requestId);
-      const measured = meter.take(wireBlockIds ?? blockIds, sinceMs);
+      // Layer-wise WRITEs begin during the forward pass.
+      const measured = meter.take(sent?.blockIds ?? blockIds, startedMs);
       if (measured.transfers === 0) return;
       journal.sent(requestId, {
         remote_engine_id: null,
@@ -56,7 +62,7 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
         transfers: measured.transfers,
         descriptors: measured.descriptors,
         transfer_ms: measured.transferMs,
-        waited_ms: clock.now() - sinceMs,
+        waited_ms: nowMs - sinceMs,
         load_ms: 0,
       });
     },
