@@ -7,14 +7,14 @@ import {
 } from "@kv/connector/building-blocks";
 import { type ComputedLayer, KvError } from "@kv/interface";
 import type { Registration } from "@kv/protocol";
-import { type ConsumerEngine, consumerEngines } from "./consumer-engine.js";
-import { EndedNotices, EndedRegistrations } from "./ended-registrations.js";
-import { FinishedRequests, type NamedRequest } from "./finished-requests.js";
-import { LayerwiseWrites } from "./layerwise-writes.js";
-import { type ProducedRequest, ProducedRequests } from "./produced-requests.js";
-import { RegistrationMatcher, registrationKey } from "./registration-matcher.js";
+import { type ConsumerEngine, consumerEngines } from "./prefill/consumer-engine.js";
+import { EndedNotices, EndedRegistrations } from "./prefill/ended-registrations.js";
+import { FinishedRequests, type NamedRequest } from "./prefill/finished-requests.js";
+import { LayerwiseWrites } from "./prefill/layerwise-writes.js";
+import { type ProducedRequest, ProducedRequests } from "./prefill/produced-requests.js";
+import { RegistrationMatcher, registrationKey } from "./prefill/registration-matcher.js";
+import { WriteDispatcher } from "./prefill/write-dispatch.js";
 import type { PushStepMetadata } from "./step-metadata.js";
-import { WriteDispatcher } from "./write-dispatch.js";
 
 /** The part of a step that concerns the producer. */
 export type PrefillWorkerStep = Pick<

@@ -5,10 +5,10 @@ import { PUSH_CONTROL, type Registration } from "@kv/protocol";
 import { testContext } from "@kv/testing/worker-context";
 import { memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { consumerEngines } from "../src/consumer-engine.js";
+import { consumerEngines } from "../src/prefill/consumer-engine.js";
+import { writeBlocks } from "../src/prefill/write-blocks.js";
 import { planReceive } from "../src/receive.js";
 import type { RegistrationOrder } from "../src/step-metadata.js";
-import { writeBlocks } from "../src/write-blocks.js";
 
 const BLOCK_TOKENS = 16;
 const NUM_BLOCKS = 32;

@@ -10,10 +10,10 @@ import { manualClock } from "@kv/testing/manual-clock";
 import { listAgent, testContext, testRanks } from "@kv/testing/worker-context";
 import { memoryNetwork, memorySideChannel } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { consumerEngines } from "../src/consumer-engine.js";
+import { consumerEngines } from "../src/prefill/consumer-engine.js";
+import { writeBlocks } from "../src/prefill/write-blocks.js";
 import { createPushScheduler } from "../src/scheduler.js";
 import { pushStepMetadata } from "../src/step-metadata.js";
-import { writeBlocks } from "../src/write-blocks.js";
 
 // Recordings of vLLM servers (0.32 and 0.33). Their source: packages/protocol/fixtures/README.md.
 const folder = fileURLToPath(new URL("../../protocol/fixtures/wire/", import.meta.url));

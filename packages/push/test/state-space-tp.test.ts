@@ -4,8 +4,8 @@ import { testContext } from "@kv/testing/worker-context";
 import { handshakeTargetRanks } from "@kv/topology";
 import { memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { consumerEngines } from "../src/consumer-engine.js";
-import { writeBlocks } from "../src/write-blocks.js";
+import { consumerEngines } from "../src/prefill/consumer-engine.js";
+import { writeBlocks } from "../src/prefill/write-blocks.js";
 
 /** The whole model: the number of heads, the bytes of K and V of one token and head, and the parts of the state. */
 const HEADS = 4;

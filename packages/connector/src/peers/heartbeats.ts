@@ -101,12 +101,12 @@ export class HeartbeatSet {
 }
 
 /** Identifies a request of an engine. One id may come with several capabilities, of which only one is right. */
-export function heartbeatKey({ requestId, capability = "" }: HeartbeatRequest): string {
+function heartbeatKey({ requestId, capability = "" }: HeartbeatRequest): string {
   return `${capability} ${requestId}`;
 }
 
 /** A request as heartbeats name it. */
-export function heartbeatRequest({ requestId, lease }: RemoteRequest): HeartbeatRequest {
+function heartbeatRequest({ requestId, lease }: RemoteRequest): HeartbeatRequest {
   const capability = lease?.capability;
   return capability === undefined ? { requestId } : { requestId, capability };
 }

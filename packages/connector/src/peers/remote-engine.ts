@@ -81,8 +81,9 @@ export interface EnginePlan<Engine extends OpenEngine> {
   engine(open: OpenEngine, pairs: ReadonlyMap<ListTables, ListPair>): Engine;
 }
 
-/** A request, and the process of the remote engine that it names; no process where that is vLLM. */
+/** A request, and the process of the remote engine that it names. */
 export interface EngineRequest extends Omit<RemoteRequest, "lease"> {
+  /** The process; undefined where that is vLLM. */
   readonly lease?: (Pick<RemoteLease, "incarnation"> & Partial<RemoteLease>) | undefined;
 }
 

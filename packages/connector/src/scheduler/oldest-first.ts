@@ -70,6 +70,7 @@ export class OldestFirst<Key, Value> {
 
 /** The bounds of an expiring set. */
 export interface ExpiringSetOptions {
+  /** Times the keys. */
   readonly clock: Clock;
   /** How long a key stays after it was last added, in milliseconds. */
   readonly ttlMs: number;
