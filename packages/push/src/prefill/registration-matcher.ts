@@ -91,7 +91,7 @@ export class RegistrationMatcher {
     let taken = false;
     let mismatch: KvError | undefined;
     for (const request of exact === undefined ? this.#requests.byBaseId(baseId) : [exact]) {
-      if (!hasName(registration, request)) continue;
+      if (!names(registration, request)) continue;
       if (!mayMean(registration, request)) {
         mismatch ??= promptMismatch(registration, request);
         continue;
@@ -146,14 +146,18 @@ export class RegistrationMatcher {
     return taken;
   }
 
-  /** Removes and returns the waiting registrations that name a finished request by its id, and want the KV of another prompt. */
+  /** Removes and returns the waiting registrations that name a finished request, and want the KV of another prompt. */
   takeMismatched(request: ProducedRequest): readonly (readonly [...KeyedRegistration, error: KvError])[] {
     const baseId = baseRequestId(request.requestId);
     // A request of the same id may still finish with that prompt.
-    for (const other of this.#requests.byBaseId(baseId)) if (other.finished === undefined) return [];
-    const taken = [...this.#keysByName.get(baseId)].flatMap((key) => {
+    const isOnlyOne = [...this.#requests.byBaseId(baseId)].every(({ finished }) => finished !== undefined);
+    const keys = [
+      ...this.#keysByName.get(exactName(request.wireId)),
+      ...(isOnlyOne ? this.#keysByName.get(baseId) : []),
+    ];
+    const taken = keys.flatMap((key) => {
       const registration = this.#waiting.get(key)?.registration;
-      if (registration === undefined || !hasName(registration, request)) return [];
+      if (registration === undefined || !names(registration, request)) return [];
       if (mayMean(registration, request)) return [];
       return [[key, registration, promptMismatch(registration, request)] as const];
     });
@@ -251,26 +255,24 @@ function gone(reason: string): Match {
 type RequestIdentity = Pick<ProducedRequest, "requestId" | "wireId" | "generation" | "finished"> &
   Pick<Partial<ProducedRequest>, "capability">;
 
-function mayMean({ own, matchId }: Registration, request: RequestIdentity): boolean {
-  const { wireId, generation, finished } = request;
-  const prefill = own?.prefill;
-  if (prefill !== undefined) {
-    return (
-      prefill.wireId === wireId && prefill.generation === generation && holdsCapability(prefill, request)
-    );
-  }
+/** Whether a registration names the request, and wants the KV of its prompt once that is known. */
+function mayMean(registration: Registration, request: RequestIdentity): boolean {
+  if (!names(registration, request)) return false;
+  const { own, blockIds } = registration;
+  const { finished } = request;
+  if (own === undefined || finished === undefined) return true;
   // A client may send two prompts under one id.
-  if (own !== undefined && finished !== undefined && !isWholePrompt(own, finished)) return false;
-  return hasName({ own, matchId }, request);
+  if (own.prefill === undefined) return isWholePrompt(own, finished);
+  return blockIds.length === 0 || isStartOfPrompt(own, finished);
 }
 
-/** Whether a registration without P's parameters names the request by its id. */
-function hasName(
-  { own, matchId }: Pick<Registration, "own" | "matchId">,
-  { requestId }: RequestIdentity,
-): boolean {
-  if (own?.prefill !== undefined) return false;
-  return matchId === requestId || baseRequestId(matchId) === baseRequestId(requestId);
+/** Whether a registration names the request: by P's parameters, or without them by its id. */
+function names({ own, matchId }: Registration, request: RequestIdentity): boolean {
+  const { requestId, wireId, generation } = request;
+  const prefill = own?.prefill;
+  if (prefill === undefined)
+    return matchId === requestId || baseRequestId(matchId) === baseRequestId(requestId);
+  return prefill.wireId === wireId && prefill.generation === generation && holdsCapability(prefill, request);
 }
 
 /** The last digest of each prompt. All ranks of a D want the same one. */

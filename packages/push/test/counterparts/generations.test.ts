@@ -39,3 +39,29 @@ describe("generations", () => {
     expect(notified).toEqual(["KV1:"]);
   });
 });
+
+describe("a registration is compared with the prompt of the request that it names", () => {
+  const prefill = { request_id: "r", incarnation: "p-process", generation: 1 };
+  const another = { prompt_digest: "0".repeat(64) };
+  const same = {};
+
+  it.each([
+    ["by P's parameters", "before", { prefill, ...another }, []],
+    ["by P's parameters", "after", { prefill, ...another }, []],
+    ["by P's parameters", "before", { prefill, ...same }, ["r → d [7,8,9]"]],
+    ["by P's parameters", "after", { prefill, ...same }, ["r → d [7,8,9]"]],
+    ["by its id", "before", { match_id: "r", ...another }, []],
+    ["by its id", "after", { match_id: "r", ...another }, []],
+    ["by its id", "before", { match_id: "r", ...same }, ["r → d [7,8,9]"]],
+  ] as const)("%s, %s P's worker has it: %j", async (_, when, own, expected) => {
+    const { register, finish, written, notified, idle } = writerOn();
+    const arrives = () => register("d", { kv_peer: { ...OWN, match_id: "d", ...own } });
+    if (when === "before") arrives();
+    finish("r");
+    if (when === "after") arrives();
+    await idle();
+    expect(written).toEqual(expected);
+    // D is answered at once.
+    expect(notified).toEqual(expected.length > 0 ? [] : ["KV1:"]);
+  });
+});
