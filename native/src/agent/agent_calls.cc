@@ -38,8 +38,8 @@ class AgentThread::Visit {
   // its kind is not: it takes up to 10 ms, for code that is not in memory yet.
   Visit(AgentThread& thread, Call call) : thread_(thread), taken_(thread.turn_.try_take(Clock::now())) {
     if (!taken_) return;
-    welcome_ = thread.warm(call) && thread.agent_ != nullptr && thread.agent_->has_brief_calls() && !thread.deadline_ && !thread.commands_.any() && !thread.commands_.stopping();
-    if (welcome_) thread.events_.keep();
+    admitted_ = thread.warm(call) && thread.agent_ != nullptr && thread.agent_->has_brief_calls() && !thread.deadline_ && !thread.commands_.any() && !thread.commands_.stopping();
+    if (admitted_) thread.events_.keep();
   }
   ~Visit() {
     if (!taken_) return;
@@ -50,12 +50,12 @@ class AgentThread::Visit {
   Visit& operator=(const Visit&) = delete;
 
   // Whether NIXL may be called.
-  explicit operator bool() const { return welcome_; }
+  explicit operator bool() const { return admitted_; }
 
  private:
   AgentThread& thread_;
   const bool taken_;
-  bool welcome_ = false;
+  bool admitted_ = false;
 };
 
 void AgentThread::run(uint64_t ticket, Work work) {

@@ -121,8 +121,8 @@ export class PullReceiver {
       .queryLease(order.remote, signal)
       .catch((error: unknown) => {
         this.#context.log.warn("lease_query_failed", { requestId, engineId, error: String(error) });
-        const told = unreachablePeer(error);
-        throw ReceiveError.from(told, "KV_SIDE_CHANNEL_UNREACHABLE", "lease_query_failed", signal);
+        const unreachable = unreachablePeer(error);
+        throw ReceiveError.from(unreachable, "KV_SIDE_CHANNEL_UNREACHABLE", "lease_query_failed", signal);
       });
     if (prompt === "differs") throw new ReceiveError(promptMismatch(order), "prompt_mismatch");
     if (held && incarnation === engine.incarnation) return prompt === "same";

@@ -19,11 +19,11 @@ export function localGeometry(caches: KvCaches, rank: RankPlace): RankGeometry {
   const [first] = regions;
   if (first === undefined)
     throw new KvError("KV_PLAN_INVALID", "a KV cache without a region cannot be registered");
-  const told = regions.map(({ name }) => name);
-  const names = numberSegments(told);
+  const layerNames = regions.map(({ name }) => name);
+  const names = numberSegments(layerNames);
   // LHBNC has a segment for each head of a rank.
   const headEach =
-    config.layout === "LHBNC" ? new Set(told.filter((name, at) => name !== names[at])) : undefined;
+    config.layout === "LHBNC" ? new Set(layerNames.filter((name, at) => name !== names[at])) : undefined;
   const geometry: RankGeometry = {
     ...rank,
     dcpSize: 1,
@@ -171,11 +171,11 @@ export function remoteGeometry(metadata: AgentMetadata, rank: RankPlace, local: 
     attentionBackend: metadata.attentionBackend,
     deviceId: metadata.deviceId,
     regions: metadata.baseAddresses.map((baseAddress, index): RegionGeometry => {
-      const told = names?.[index];
-      const here = ppSize > 1 ? local.regions.find(({ name }) => name === told) : local.regions[index];
+      const received = names?.[index];
+      const here = ppSize > 1 ? local.regions.find(({ name }) => name === received) : local.regions[index];
       const blockLengthBytes = metadata.blockLengthsBytes[index] ?? 0;
       return {
-        name: told ?? here?.name ?? `region ${index}`,
+        name: received ?? here?.name ?? `region ${index}`,
         baseAddress,
         numBlocks: metadata.regionNumBlocks?.[index] ?? metadata.numBlocks,
         blockLengthBytes,
@@ -184,7 +184,7 @@ export function remoteGeometry(metadata: AgentMetadata, rank: RankPlace, local: 
         memoryType: metadata.regionMemoryTypes?.[index] ?? here?.memoryType ?? "DRAM",
         // Beside device memory, host memory is registered as device 0 (vLLM 0.33, `register_local_xfer_handler`).
         ...(mixed && metadata.regionMemoryTypes?.[index] === "DRAM" ? { deviceId: 0 } : {}),
-        ...(told === undefined || here?.name === told ? sharingOf(here) : {}),
+        ...(received === undefined || here?.name === received ? sharingOf(here) : {}),
         ...(members[index] === undefined ? {} : { members: members[index] }),
       };
     }),

@@ -29,7 +29,7 @@ export function stagedWorker(inner: WorkerConnector, options: StagedWorkerOption
   const { platform, transport, poolBlocks } = options;
   let staging: Staging | undefined;
   const listeners: (() => void)[] = [];
-  const told = () => {
+  const notifyListeners = () => {
     for (const listener of listeners) listener();
   };
   const opened = (): Staging => {
@@ -39,12 +39,12 @@ export function stagedWorker(inner: WorkerConnector, options: StagedWorkerOption
     });
   };
   const saves = createSaves({ ...options, staging: opened });
-  const loads = createLoads({ ...options, staging: opened, loaded: told });
+  const loads = createLoads({ ...options, staging: opened, loaded: notifyListeners });
 
   /** Starts the copy to the device as soon as a transfer is done, not with the engine's next step. */
   function collect(): void {
     loads.landed(inner.collectFinished());
-    if (loads.reportable > 0) told();
+    if (loads.reportable > 0) notifyListeners();
   }
   inner.onProgress(collect);
 

@@ -61,7 +61,7 @@ export class EndpointPicker {
     const { fallbacks, limits } = settings;
     const most = limits.requestsPerDecode ?? Number.POSITIVE_INFINITY;
     const partner = alone ? undefined : { avoiding: outPrefillers };
-    const decode = chooseIdle(decoders, context, { out: outDecoders, partner, most });
+    const decode = chooseBelowLimit(decoders, context, { out: outDecoders, partner, most });
     if (decode === undefined) throw shed(decoders, outDecoders, most) ?? none(decoders, context);
     const others = (partners: readonly Instance[]) =>
       decoders
@@ -76,7 +76,7 @@ export class EndpointPicker {
         prefill: undefined,
         prefillers: [],
       };
-    const prefill = chooseIdle(prefillers, context, { out: outPrefillers, partner: decode });
+    const prefill = chooseBelowLimit(prefillers, context, { out: outPrefillers, partner: decode });
     if (prefill === undefined) throw none(prefillers, context, decode);
     const allDecoders = [decode, ...others([prefill])];
     const excluding = new Set([...outPrefillers, prefill]);
@@ -172,16 +172,16 @@ interface ChooseOptions {
   readonly most?: number;
 }
 
-/** Chooses one that takes requests and has fewer than `most`. All are looked at only where the pool's choice is none of these. */
-function chooseIdle(
+/** Chooses an instance that is available and has fewer than `most` requests in flight. All are looked at only if the pool's choice is not one. */
+function chooseBelowLimit(
   pool: InstancePool,
   context: PickContext,
   { out, partner, most = Number.POSITIVE_INFINITY }: ChooseOptions,
 ): PooledInstance | undefined {
-  const isIdle = (instance: PooledInstance) => instance.available() && instance.inFlight < most;
+  const isBelowLimit = (instance: PooledInstance) => instance.available() && instance.inFlight < most;
   const chosen = pool.choose(context, out, partner);
-  if (chosen === undefined || isIdle(chosen)) return chosen;
-  const busy = pool.list().filter((instance) => !isIdle(instance));
+  if (chosen === undefined || isBelowLimit(chosen)) return chosen;
+  const busy = pool.list().filter((instance) => !isBelowLimit(instance));
   return pool.choose(context, new Set([...out, ...busy]), partner);
 }
 

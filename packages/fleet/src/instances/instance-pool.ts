@@ -42,11 +42,11 @@ export class InstancePool {
   #instances: readonly PooledInstance[] = [];
   readonly #byName = new Map<string, PooledInstance>();
   readonly #byLoad = new LeastLoaded();
-  /** By a list that is the same at each request. With many instances a search at each request would take longer than the rest. */
-  #admitting = new WeakMap<readonly PooledInstance[], Admitting>();
+  /** Cache, by a list of candidates. With many instances a search at each request would take longer than all else. */
+  #available = new WeakMap<readonly PooledInstance[], AvailableInstances>();
 
-  /** By a list: the instance that was left out of it last, and the others. */
-  readonly #withoutOne = new WeakMap<readonly PooledInstance[], Without>();
+  /** Cache, by a list of candidates: that list without one excluded instance. */
+  readonly #remaining = new WeakMap<readonly PooledInstance[], Remaining>();
 
   /** Errors: `KV_CONFIG_INVALID` for an instance that is named twice. */
   constructor(options: InstancePoolOptions) {
@@ -183,7 +183,7 @@ export class InstancePool {
     const instance = new PooledInstance(this.role, spec, {
       ...this.#options,
       changed: () => {
-        this.#admitting = new WeakMap();
+        this.#available = new WeakMap();
       },
       loadChanged: (changed) => {
         this.#byLoad.loadChanged(changed);
@@ -216,7 +216,7 @@ export class InstancePool {
   }
 
   #instancesChanged(): void {
-    this.#admitting = new WeakMap();
+    this.#available = new WeakMap();
     this.#routing.instancesChanged?.(this.#instances);
     this.#options.pairing?.instancesChanged(this.role, this.#instances);
   }
@@ -248,33 +248,33 @@ export class InstancePool {
   }
 
   #ready(instances: readonly PooledInstance[], excluding: ReadonlySet<Instance>): readonly PooledInstance[] {
-    const admitting = this.#admittingOf(instances);
-    const out = [...excluding].filter((instance) => this.#byLoad.has(admitting, instance));
-    const ready = out.length === 0 ? admitting : this.#without(admitting, out);
+    const available = this.#availableOf(instances);
+    const out = [...excluding].filter((instance) => this.#byLoad.has(available, instance));
+    const ready = out.length === 0 ? available : this.#without(available, out);
     if (ready.length > 0) return ready;
     const left = instances.filter((instance) => !excluding.has(instance) && !instance.draining);
-    const available = left.filter((instance) => instance.available());
-    return available.length > 0 ? available : left;
+    const responsive = left.filter((instance) => instance.available());
+    return responsive.length > 0 ? responsive : left;
   }
 
-  /** A list without some of its instances; the same list where one is left out again, as after each failure of an instance that does not cool down. */
-  #without(list: readonly PooledInstance[], out: readonly Instance[]): readonly PooledInstance[] {
-    const only = out.length === 1 ? out[0] : undefined;
-    const known = this.#withoutOne.get(list);
-    if (only !== undefined && known?.only === only) return known.left;
-    const all = new Set(out);
-    const left = list.filter((instance) => !all.has(instance));
-    if (only !== undefined) this.#withoutOne.set(list, { only, left });
-    return left;
+  /** The list without the excluded instances. The same array each time for the same single instance: strategies keep state by array. */
+  #without(list: readonly PooledInstance[], excluded: readonly Instance[]): readonly PooledInstance[] {
+    const only = excluded.length === 1 ? excluded[0] : undefined;
+    const cached = this.#remaining.get(list);
+    if (only !== undefined && cached?.excluded === only) return cached.instances;
+    const all = new Set(excluded);
+    const instances = list.filter((instance) => !all.has(instance));
+    if (only !== undefined) this.#remaining.set(list, { excluded: only, instances });
+    return instances;
   }
 
-  /** Those that take requests. The same list as before while none changes. */
-  #admittingOf(instances: readonly PooledInstance[]): readonly PooledInstance[] {
+  /** The instances that take requests. The same array as before until an instance changes. */
+  #availableOf(instances: readonly PooledInstance[]): readonly PooledInstance[] {
     const nowMs = this.#clock.now();
-    let known = this.#admitting.get(instances);
+    let known = this.#available.get(instances);
     if (known === undefined || nowMs >= known.untilMs) {
-      known = admittingOf(instances, nowMs);
-      this.#admitting.set(instances, known);
+      known = availableOf(instances, nowMs);
+      this.#available.set(instances, known);
     }
     const { returning, lists } = known;
     let taking = 0;
@@ -293,22 +293,22 @@ export class InstancePool {
   }
 }
 
-interface Without {
-  readonly only: Instance;
-  readonly left: readonly PooledInstance[];
+interface Remaining {
+  readonly excluded: Instance;
+  readonly instances: readonly PooledInstance[];
 }
 
-/** Which instances of a list take requests. */
-interface Admitting {
-  /** Those that return from ejection, the first one first: each takes more requests than the next. */
+/** The instances of a list that take requests. */
+interface AvailableInstances {
+  /** Instances that return from ejection and take only a share of the requests, the largest share first. */
   readonly returning: readonly PooledInstance[];
-  /** Those that take a request of which so many of `returning` take their share. */
+  /** The instances that may serve a request, by how many of `returning` may serve it. Made on demand. */
   readonly lists: (readonly PooledInstance[] | undefined)[];
-  /** Until then it stays so, unless an instance changes. */
+  /** Valid until this time, unless an instance changes. */
   readonly untilMs: number;
 }
 
-function admittingOf(instances: readonly PooledInstance[], nowMs: number): Admitting {
+function availableOf(instances: readonly PooledInstance[], nowMs: number): AvailableInstances {
   let untilMs = Number.POSITIVE_INFINITY;
   const returning: PooledInstance[] = [];
   for (const instance of instances) {

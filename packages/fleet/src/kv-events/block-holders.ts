@@ -8,7 +8,7 @@ const SAMPLED = 4;
 /** More holders of a block are a set, fewer are a list. */
 const MOST_LISTED = 16;
 const FIRST_CAPACITY = 1024;
-const FULLEST = 0.75;
+const MAX_LOAD_FACTOR = 0.75;
 /** Marks the number of a group of holders, where others are numbers of an instance. */
 const GROUP = 0x80000000;
 
@@ -27,10 +27,10 @@ interface KnownGeometry extends BlockGeometry {
 
 type Group = Instance[] | Set<Instance>;
 
-/** Instances that may have a begin of a prompt. */
+/** Instances that may have the first blocks of a prompt in their prefix cache. */
 export interface PromptHolders {
   readonly instances: ReadonlySet<Instance>;
-  /** So many tokens of it they have at least; undefined where a block does not mean that all before it are there. */
+  /** Tokens of the prompt that each of them has at least; undefined if an engine may have a block without the blocks before it. */
   readonly tokens: number | undefined;
 }
 
@@ -85,7 +85,7 @@ export class BlockHolders {
       this.#chains[entry] = chain;
       this.#holders[entry] = this.#numberOf(instance);
       this.#size += 1;
-      if (this.#size > this.#chains.length * FULLEST) this.#grow();
+      if (this.#size > this.#chains.length * MAX_LOAD_FACTOR) this.#grow();
       return;
     }
     const holder = this.#holders[entry] ?? 0;

@@ -4,8 +4,8 @@ export const ROOT = 0;
 const UNPLACED = 0xffffffff;
 const FIRST_CAPACITY = 1024;
 /** A table has at most this share of its entries in use. */
-const FULLEST = 0.75;
-const MOST_COPIES = 255;
+const MAX_LOAD_FACTOR = 0.75;
+const MAX_COUNT = 255;
 
 /**
  * Blocks by number in typed arrays, found by their hash and by their place: their parent and a hash of their tokens. An object for each block would take
@@ -56,7 +56,7 @@ export class BlockTable {
     this.#parent[block] = UNPLACED;
     this.#chains[block] = 0;
     this.#size += 1;
-    if (this.#size > this.#byHash.length * FULLEST)
+    if (this.#size > this.#byHash.length * MAX_LOAD_FACTOR)
       this.#byHash = rehashed(this.#byHash, (one) => this.#hashEntry(one));
     insert(this.#byHash, this.#hashEntry(block), block);
     return block;
@@ -90,7 +90,7 @@ export class BlockTable {
     this.#tokens[block] = tokens;
     if (parent !== ROOT) this.#children[parent] = this.children(parent) + 1;
     this.#placed += 1;
-    if (this.#placed > this.#byPlace.length * FULLEST)
+    if (this.#placed > this.#byPlace.length * MAX_LOAD_FACTOR)
       this.#byPlace = rehashed(this.#byPlace, (one) => this.#placeEntry(one));
     insert(this.#byPlace, this.#placeEntry(block), block);
   }
@@ -149,7 +149,7 @@ export class BlockTable {
       counts = new Uint8Array(this.#capacity);
       this.#copies.set(group, counts);
     }
-    counts[block] = Math.min(MOST_COPIES, Math.max(0, (counts[block] ?? 0) + by));
+    counts[block] = Math.min(MAX_COUNT, Math.max(0, (counts[block] ?? 0) + by));
   }
 
   #find(): number {

@@ -67,8 +67,8 @@ export async function pairDoctor(options: PairDoctorOptions): Promise<PairReport
   if (decode !== undefined) {
     const factors = compatibility.factors.prefill ?? compatibility.factors.decode ?? knownFactors;
     const heads = factors.num_kv_heads ?? knownFactors.num_kv_heads;
-    const told = prefill.cacheSettings?.cache_dtype ?? decode.cacheSettings?.cache_dtype;
-    const cacheDtype = factors.cache_dtype ?? knownFactors.cache_dtype ?? told;
+    const announced = prefill.cacheSettings?.cache_dtype ?? decode.cacheSettings?.cache_dtype;
+    const cacheDtype = factors.cache_dtype ?? knownFactors.cache_dtype ?? announced;
     checks.push(
       ...planChecks(prefill, decode, {
         prefillTp: tpOf(prefill),

@@ -11,7 +11,7 @@ import type { RegionPair } from "./segments.js";
  * Refuses caches and sizes that decode context parallelism cannot serve. Errors: `KV_PLAN_UNSUPPORTED`, and `KV_PLAN_INVALID` where DCP groups do not
  * divide an engine.
  */
-export function refuseDcp(
+export function assertContextParallelSupported(
   local: RankGeometry,
   remote: RankGeometry,
   { groups, isMla }: { readonly groups: readonly KvCacheKind[]; readonly isMla: boolean },

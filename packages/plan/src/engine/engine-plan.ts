@@ -6,8 +6,8 @@ import { type AlignedRank, alignRegions, withStageGroups } from "./align-regions
 import type { AttentionShape } from "./attention-pieces.js";
 import { checkCompatibility, isMlaModel, type PairFacts } from "./compatibility.js";
 import {
+  assertContextParallelSupported,
   ranksByNumber,
-  refuseDcp,
   requireOneHolder,
   requireSameEngine,
   requireSameGroups,
@@ -57,7 +57,7 @@ export function buildEngineTransferPlan(given: BuildPlanOptions): EngineTransfer
   const facts = stages.map((stage) => stage.facts)[0] as PairFacts;
   const remote = first.aligned.geometry;
   if (!isMla) for (const rank of [local, remote]) kvHeadsOfRank(rank.tpRank, rank.tpSize, numKvHeads);
-  refuseDcp(local, remote, { groups, isMla });
+  assertContextParallelSupported(local, remote, { groups, isMla });
 
   const mapping = mappingsByHeads(local, remote, options);
   const main = mapping(isMla ? undefined : numKvHeads);

@@ -76,16 +76,16 @@ export async function writeBlocks(
   await transferAll(context, { signal, parent }, (transfers) =>
     Promise.all(
       planned.map(async ({ target, writes }) => {
-        const rides = last && writes.length === 1;
+        const notifiesWithWrite = last && writes.length === 1;
         await Promise.all(
           writes.map(({ lists, descriptors }) =>
             transfers.start({
               ...{ operation: "WRITE", ...lists, ...descriptors },
-              ...(rides ? { notification } : {}),
+              ...(notifiesWithWrite ? { notification } : {}),
             }),
           ),
         );
-        if (last && !rides) await notify(target, transfers);
+        if (last && !notifiesWithWrite) await notify(target, transfers);
       }),
     ),
   ).catch((error: unknown) => {
