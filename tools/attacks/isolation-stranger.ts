@@ -1,7 +1,6 @@
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { zmqSideChannel } from "@kv/connector";
 import {
   decodeHandshakeReply,
   decodeLeaseReply,
@@ -9,6 +8,7 @@ import {
   encodeLeaseQuery,
   newCapability,
 } from "@kv/protocol";
+import { zmqSideChannel } from "@kv/side-channel";
 import { type AttackResult, runAsScript } from "./support/attack.js";
 import { IsolationEngines } from "./support/isolation-child.js";
 

@@ -1,9 +1,10 @@
 // An engine of a fault run in its own process, over NIXL. The parent sends it commands over IPC; SIGKILL or a `close` command ends it.
-import { zmqSideChannel } from "@kv/connector";
+
 import { KvError, type KvTransferParams } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { pullConnector } from "@kv/pull";
 import { pushConnector } from "@kv/push";
+import { zmqSideChannel } from "@kv/side-channel";
 import { createSimEngine } from "@kv/testing/simulator/sim-engine";
 import type { SimRequest } from "@kv/testing/simulator/sim-options";
 import { memoryNetwork, seededRandom } from "@kv/transport-memory";

@@ -2,14 +2,14 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, expect, it } from "vitest";
 import { httpLimits } from "../../apps/demo/src/http/limits.js";
-import { sideChannelLimits } from "../../packages/connector/src/side-channel/limits.js";
 import { PICKER_LIMITS } from "../../packages/epp/src/index.js";
-import { SUBSCRIPTION_LIMITS } from "../../packages/fleet/src/zmq/zmq-subscription.js";
+import { SUBSCRIPTION_LIMITS } from "../../packages/fleet/src/kv-events/kv-event-batch.js";
 import { DEFAULT_TARGET_LIMITS } from "../../packages/nixl/src/bench/target.js";
 import { METADATA_LISTENER_LIMITS } from "../../packages/nixl/src/metadata/socket-metadata.js";
 import { WATCH_METRICS_LIMITS } from "../../packages/peer/src/cli/watch-command.js";
 import { PREFILL_LIMITS } from "../../packages/peer/src/headless/prefill-server.js";
 import { PROXY_LIMITS } from "../../packages/proxy/src/index.js";
+import { sideChannelLimits } from "../../packages/side-channel/src/listener/limits.js";
 
 const root = join(import.meta.dirname, "../..");
 
@@ -55,8 +55,8 @@ const LISTENERS: readonly Listener[] = [
     heading: "Side channel",
     limits: rowsOf(sideChannelLimits({}), CONNECTIONS),
     files: [
-      "packages/connector/src/side-channel/zmq-limits.test.ts",
-      "packages/connector/src/side-channel/zmq-side-channel.test.ts",
+      "packages/side-channel/src/zmq-limits.test.ts",
+      "packages/side-channel/src/zmq-side-channel.test.ts",
     ],
   },
   {
@@ -102,7 +102,7 @@ const LISTENERS: readonly Listener[] = [
     heading: "Subscription to KV events",
     limits: rowsOf(SUBSCRIPTION_LIMITS),
     files: [
-      "packages/fleet/src/zmq/zmq-subscription.test.ts",
+      "packages/side-channel/src/client/subscription.test.ts",
       "packages/fleet/src/kv-events/kv-events.test.ts",
     ],
   },

@@ -1,4 +1,3 @@
-import { zmqSideChannel } from "@kv/connector";
 import {
   compatibilityHash,
   decodeAgentMetadata,
@@ -10,6 +9,7 @@ import {
   type VllmVersion,
   vllmWire,
 } from "@kv/protocol";
+import { zmqSideChannel } from "@kv/side-channel";
 import { afterAll, expect, test } from "vitest";
 import { compareWire } from "../../packages/peer/src/wire/compare-wire.js";
 import { readWire } from "../../packages/peer/src/wire/read-wire.js";

@@ -1,4 +1,4 @@
-import { readTransferConfig, zmqSideChannel } from "@kv/connector";
+import { readTransferConfig } from "@kv/connector";
 import {
   type ConnectorRequest,
   type EngineIdentity,
@@ -13,6 +13,7 @@ import { nixlTransport } from "@kv/nixl";
 import { openHeadlessDecode as openDecode } from "@kv/peer";
 import { pullConnector } from "@kv/pull";
 import { pushConnector } from "@kv/push";
+import { zmqSideChannel } from "@kv/side-channel";
 import { CONNECTOR_NAMES, factorsOf, type PeerKind, TINY } from "./tiny-peer.js";
 
 export { UNWRITTEN_BYTE as UNTOUCHED } from "@kv/peer";

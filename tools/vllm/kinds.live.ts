@@ -1,8 +1,8 @@
 import { existsSync } from "node:fs";
 import { join } from "node:path";
-import { zmqSideChannel } from "@kv/connector";
 import { nixlTransport } from "@kv/nixl";
 import { EngineServer, openHeadlessPrefill, openRecording, record } from "@kv/peer";
+import { zmqSideChannel } from "@kv/side-channel";
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import { decode, plain } from "./completion.js";
 import { freshId } from "./held-blocks.js";

@@ -1,6 +1,6 @@
-import { zmqSideChannel } from "@kv/connector";
 import { type Log, silentLog } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
+import { zmqSideChannel } from "@kv/side-channel";
 import { type Instance, startInstance } from "../../apps/demo/src/instance/instance.js";
 import { readInstanceConfig } from "../../apps/demo/src/instance/instance-config.js";
 import { freePorts } from "./free-ports.js";

@@ -1,6 +1,5 @@
 import { existsSync } from "node:fs";
 import { join } from "node:path";
-import { zmqSideChannel } from "@kv/connector";
 import { systemClock, systemRandom } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import {
@@ -14,6 +13,7 @@ import {
   readTarget,
   record,
 } from "@kv/peer";
+import { zmqSideChannel } from "@kv/side-channel";
 import { afterAll, expect, test } from "vitest";
 import { Watch } from "../../packages/peer/src/watch/watch.js";
 import { decode as continued } from "./completion.js";

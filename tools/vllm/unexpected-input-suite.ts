@@ -1,4 +1,3 @@
-import { zmqSideChannel } from "@kv/connector";
 import type { SideChannel } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import {
@@ -9,6 +8,7 @@ import {
   encodeHandshakePayload,
   encodeHandshakeRequest,
 } from "@kv/protocol";
+import { zmqSideChannel } from "@kv/side-channel";
 import { afterEach, expect, test } from "vitest";
 import { ONE_USE } from "./completion.js";
 import { type HeadlessDecode, openHeadlessDecode, requestOf } from "./headless-decode.js";

@@ -15,7 +15,6 @@ export {
   registerConnector,
   resolveConnector,
 } from "./registry/registry.js";
-export { type ZmqSideChannelOptions, zmqSideChannel } from "./side-channel/zmq-side-channel.js";
 export { type StagedOptions, staged } from "./staging/staged.js";
 export { stagingPoolBlocks } from "./staging/staging-pool.js";
 export type { StagingCopied } from "./staging/staging-step.js";

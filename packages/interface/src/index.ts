@@ -5,6 +5,7 @@ export * from "./descriptors.js";
 export * from "./errors.js";
 export * from "./kv-cache.js";
 export * from "./platform.js";
+export * from "./remote-address.js";
 export * from "./side-channel.js";
 export * from "./staging.js";
 export * from "./tracing.js";

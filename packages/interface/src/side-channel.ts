@@ -1,6 +1,6 @@
 /**
  * The side channel carries handshakes before agents are connected: one request of frames, one reply of frames. vLLM 0.33 speaks it over ZMQ (REQ
- * to ROUTER); `zmqSideChannel` of `@kv/connector` does the same, and `memorySideChannel` of `@kv/transport-memory` serves tests. Both sides of a
+ * to ROUTER); `zmqSideChannel` of `@kv/side-channel` does the same, and `memorySideChannel` of `@kv/transport-memory` serves tests. Both sides of a
  * connector receive one as an option.
  *
  * Implementations in this repository have `Symbol.asyncDispose` on the side channel and on its listeners, which calls `close`; an implementation

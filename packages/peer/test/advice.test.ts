@@ -1,4 +1,4 @@
-import { zmqSideChannel } from "@kv/connector";
+import { zmqSideChannel } from "@kv/side-channel";
 import Fastify from "fastify";
 import { expect, test } from "vitest";
 import { pairDoctor } from "../src/doctor/pair-doctor.js";

@@ -1,7 +1,7 @@
-import { zmqSideChannel } from "@kv/connector";
 import type { Notification } from "@kv/interface";
 import { findLibrary, nixlTransport } from "@kv/nixl";
 import { decodeHandshakeReply, encodeAgentMetadata, encodeHandshakePayload } from "@kv/protocol";
+import { zmqSideChannel } from "@kv/side-channel";
 import { describe, expect, test, vi } from "vitest";
 import type { ProbeRequest } from "../src/doctor/memory/memory-probe.js";
 import { probeInChildProcess } from "../src/doctor/memory/probe-process.js";

@@ -1,5 +1,4 @@
 import { readFileSync } from "node:fs";
-import { zmqSideChannel } from "@kv/connector";
 import type { SideChannelListener } from "@kv/interface";
 import {
   decodeAgentMetadata,
@@ -9,6 +8,7 @@ import {
   NEWEST_VLLM_VERSION,
   VLLM_VERSIONS,
 } from "@kv/protocol";
+import { zmqSideChannel } from "@kv/side-channel";
 import Fastify from "fastify";
 import { afterAll, afterEach, expect, test } from "vitest";
 import { pairDoctor } from "../src/doctor/pair-doctor.js";

@@ -1,6 +1,7 @@
 import { rmSync } from "node:fs";
-import { memoryMetrics, zmqSideChannel } from "@kv/connector";
+import { memoryMetrics } from "@kv/connector";
 import type { Log, SideChannel, Transport } from "@kv/interface";
+import { zmqSideChannel } from "@kv/side-channel";
 import { type MemoryNetwork, memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { type HeadlessPrefill, openHeadlessPrefill } from "../src/headless/headless-prefill.js";
 import { PrefillServer } from "../src/headless/prefill-server.js";

@@ -133,7 +133,3 @@ export {
   vllmWire,
   type WireSection,
 } from "./versions/vllm-wire.js";
-export { type CurveKeys, curveClient, curveKeysOf, curveServer } from "./zmtp/curve.js";
-export type { CurveKeyPair } from "./zmtp/curve-box.js";
-export { nullMechanism, type ZmtpMechanism } from "./zmtp/mechanism.js";
-export { type ZmtpEvent, ZmtpSession, type ZmtpSessionOptions } from "./zmtp/session.js";

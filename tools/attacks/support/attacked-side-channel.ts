@@ -1,7 +1,7 @@
 import { type ChildProcess, fork } from "node:child_process";
 import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
-import { zmqSideChannel } from "@kv/connector";
+import { zmqSideChannel } from "@kv/side-channel";
 
 const host = "127.0.0.1";
 

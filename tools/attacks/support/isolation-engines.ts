@@ -1,8 +1,8 @@
-import { zmqSideChannel } from "@kv/connector";
 import type { KvTransferParams } from "@kv/interface";
 import { decodeNotification } from "@kv/protocol";
 import { pullConnector } from "@kv/pull";
 import { pushConnector } from "@kv/push";
+import { zmqSideChannel } from "@kv/side-channel";
 import { FORGED_FOR_DECODE, FORGED_FOR_PREFILL, type Known } from "@kv/testing/isolation/attacks";
 import { injectableTransport } from "@kv/testing/isolation/injectable-transport";
 import { createSimEngine, type SimEngine } from "@kv/testing/simulator/sim-engine";

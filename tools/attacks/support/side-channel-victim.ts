@@ -1,5 +1,5 @@
 import { createServer } from "node:http";
-import { zmqSideChannel } from "@kv/connector";
+import { zmqSideChannel } from "@kv/side-channel";
 
 // A program that is attacked: `serve` answers handshakes, and HTTP beside them; `ask PORT` sends requests to a listener, one after another, when its
 // parent says so. It answers each other message of its parent at once, unless its event loop is blocked.

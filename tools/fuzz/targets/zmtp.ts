@@ -1,6 +1,7 @@
-import { type ZmtpMechanism, ZmtpSession } from "../../../packages/protocol/src/index.js";
-import { curveClient, curveKeysOf, curveServer } from "../../../packages/protocol/src/zmtp/curve.js";
-import { curveKeyPair } from "../../../packages/protocol/src/zmtp/curve-box.js";
+import { curveClient, curveKeysOf, curveServer } from "../../../packages/side-channel/src/zmtp/curve.js";
+import { curveKeyPair } from "../../../packages/side-channel/src/zmtp/curve-box.js";
+import type { ZmtpMechanism } from "../../../packages/side-channel/src/zmtp/mechanism.js";
+import { ZmtpSession } from "../../../packages/side-channel/src/zmtp/session.js";
 import { bytes, type FuzzTarget } from "../target.js";
 
 // The same random numbers each time, so that the recorded bytes of one side fit the other.

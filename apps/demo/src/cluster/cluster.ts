@@ -1,7 +1,7 @@
-import { zmqSideChannel } from "@kv/connector";
 import { createPicker } from "@kv/epp";
 import type { Log } from "@kv/interface";
 import { createProxy, type ProxySettingsInput } from "@kv/proxy";
+import { zmqSideChannel } from "@kv/side-channel";
 import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
 import { CloseStack } from "../instance/close-stack.js";
 import { startInstance } from "../instance/instance.js";

@@ -1,9 +1,9 @@
-import { zmqSideChannel } from "@kv/connector";
 import { createPicker, type PickerSettingsInput } from "@kv/epp";
 import { KvError } from "@kv/interface";
 import { onInterrupt } from "@kv/interface/program";
 import { nixlTransport } from "@kv/nixl";
 import { createProxy, type ProxySettingsInput } from "@kv/proxy";
+import { zmqSideChannel } from "@kv/side-channel";
 import { startInstance } from "../instance/instance.js";
 import { readInstanceConfig } from "../instance/instance-config.js";
 import { openTransport } from "../instance/modules.js";

@@ -18,7 +18,7 @@ import {
   encodeSignedRequest,
   isSignedWith,
 } from "@kv/protocol";
-import type { HandshakeKeys } from "../config/handshake-key.js";
+import type { HandshakeKeys } from "@kv/side-channel";
 import { Challenges } from "./challenges.js";
 
 /** Options of `authenticatedSideChannel`. */

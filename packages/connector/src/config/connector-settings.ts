@@ -1,5 +1,5 @@
 import { KvError, type KvTransferConfig } from "@kv/interface";
-import { type HandshakeKeys, readHandshakeKeys } from "./handshake-key.js";
+import { type HandshakeKeys, readHandshakeKeys } from "@kv/side-channel";
 import { MAX_SECONDS } from "./transfer-config-schema.js";
 
 /** The settings that pull and push read from the transfer config, with vLLM 0.33's defaults. Durations are in ms. */
@@ -61,7 +61,10 @@ export function connectorSettings({ extra, env }: KvTransferConfig): ConnectorSe
   );
   const requestTimeout = extra.request_timeout ?? 60;
   const abortTimeout = env.VLLM_NIXL_ABORT_REQUEST_TIMEOUT;
-  const handshakeKeys = readHandshakeKeys(extra);
+  const handshakeKeys = readHandshakeKeys(
+    "kv_connector_extra_config.handshake_key_file",
+    extra.handshake_key_file,
+  );
   const requiresHandshakeKey = flag("handshake_key_require", extra.handshake_key_require ?? false);
   const encryptsSideChannel = flag("side_channel_curve", extra.side_channel_curve ?? false);
   if (handshakeKeys === undefined && (requiresHandshakeKey || encryptsSideChannel)) {

@@ -12,7 +12,7 @@ import {
   type LeaseReply,
   sealHandshake,
 } from "@kv/protocol";
-import { LimitedWarnings } from "../log/limited-warnings.js";
+import { LimitedWarnings } from "@kv/side-channel";
 import { type RankKey, rankKey } from "../peers/engine-address.js";
 
 /** The handshake payload of one rank. */

@@ -1,5 +1,6 @@
 import { KvError } from "@kv/interface";
 import { checkMsgpackHeaders, type MsgpackLimits } from "@kv/protocol";
+import type { SubscriptionLimits } from "@kv/side-channel";
 import { decode } from "@msgpack/msgpack";
 import type { RemovedBlocks, StoredBlocks } from "./block-index.js";
 
@@ -22,7 +23,15 @@ export interface CacheGroup {
 type Fields = Readonly<Record<string, unknown>>;
 
 /** Largest batch that is decoded. */
-export const MAX_BATCH_BYTES = 16 * 1024 * 1024;
+const MAX_BATCH_BYTES = 16 * 1024 * 1024;
+
+/** What a publisher may send, also to those who ask for a replay. */
+export const SUBSCRIPTION_LIMITS: SubscriptionLimits = {
+  maxFrames: 8,
+  /** A batch, its sequence number and its topic. */
+  maxMessageBytes: MAX_BATCH_BYTES + 64 * 1024,
+  greetingTimeoutMs: 5000,
+};
 /** Largest index of a KV cache group. */
 const MAX_GROUP = 1023;
 /** A few bytes can announce a list of 2^32, for which the decoder would allocate memory. */

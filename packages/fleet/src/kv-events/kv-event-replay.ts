@@ -1,6 +1,6 @@
 import { type Clock, KvError } from "@kv/interface";
-import { readTcpEndpoint, ZmqConnection } from "../zmq/zmq-connection.js";
-import { SUBSCRIPTION_LIMITS } from "../zmq/zmq-subscription.js";
+import { readTcpEndpoint, ZmqConnection } from "@kv/side-channel";
+import { SUBSCRIPTION_LIMITS } from "./kv-event-batch.js";
 
 /** Options of `replayBatches`. */
 export interface ReplayOptions {
@@ -34,7 +34,7 @@ export async function replayBatches({ endpoint, from, clock, signal, batch }: Re
   let last = from - 1n;
   await new Promise<void>((resolve, reject) => {
     const timeout = () => {
-      const message = `the replay socket ${endpoint} did not answer in time; waited for ${connection.waitsFor}`;
+      const message = `the replay socket ${endpoint} did not answer in time; the connection is ${connection.stage}`;
       end(new KvError("KV_SIDE_CHANNEL_TIMEOUT", message));
     };
     let timer = clock.setTimer(timeout, IDLE_TIMEOUT_MS);
@@ -47,36 +47,35 @@ export async function replayBatches({ endpoint, from, clock, signal, batch }: Re
     };
     const aborted = () => end(signal.reason);
     const connection = new ZmqConnection({
-      ...{ host, port, unref: true, socketType: "REQ", peerTypes: ["ROUTER", "REP"] },
-      ...{ maxFrames, maxMessageBytes },
-      ready: () => connection.send([new Uint8Array(0), encodeSequence(from)]),
-      message: (frames) => {
-        // The delimiter, in later versions the topic, the sequence number and the payload.
-        const [number, payload] = frames.slice(-2);
-        const sequence = readSequence(number);
-        if (sequence === undefined || payload === undefined || frames[0]?.byteLength !== 0)
-          throw new KvError("KV_WIRE_MALFORMED", "a replayed message is not a batch");
-        if (sequence === END) {
-          end();
-          return;
-        }
-        if (sequence <= last)
-          throw new KvError("KV_WIRE_MALFORMED", `batch ${sequence} was replayed after batch ${last}`);
-        last = sequence;
-        if (clock.now() - startedAtMs > REPLAY_TIMEOUT_MS) {
-          timeout();
-          return;
-        }
-        timer.cancel();
-        timer = clock.setTimer(timeout, IDLE_TIMEOUT_MS);
-        batch(sequence, payload);
-      },
-      closed: (error) => {
-        const why = error instanceof Error ? error.message : "it closed the connection";
-        const message = `the replay socket ${endpoint} cannot be reached: ${why}`;
-        end(KvError.is(error) ? error : new KvError("KV_SIDE_CHANNEL_UNREACHABLE", message));
-      },
+      ...{ host, port, socketType: "REQ", peerTypes: ["ROUTER", "REP"], maxFrames, maxMessageBytes },
     });
+    connection.keepAlive(false);
+    connection.onEstablished = () => connection.send([new Uint8Array(0), encodeSequence(from)]);
+    connection.onMessage = (frames) => {
+      // The delimiter, in later versions the topic, the sequence number and the payload.
+      const [number, payload] = frames.slice(-2);
+      const sequence = readSequence(number);
+      if (sequence === undefined || payload === undefined || frames[0]?.byteLength !== 0)
+        throw new KvError("KV_WIRE_MALFORMED", "a replayed message is not a batch");
+      if (sequence === END) {
+        end();
+        return;
+      }
+      if (sequence <= last)
+        throw new KvError("KV_WIRE_MALFORMED", `batch ${sequence} was replayed after batch ${last}`);
+      last = sequence;
+      if (clock.now() - startedAtMs > REPLAY_TIMEOUT_MS) {
+        timeout();
+        return;
+      }
+      timer.cancel();
+      timer = clock.setTimer(timeout, IDLE_TIMEOUT_MS);
+      batch(sequence, payload);
+    };
+    connection.onLost = ({ why, cause }) => {
+      const message = `the replay socket ${endpoint} cannot be reached: ${why}`;
+      end(KvError.is(cause) ? cause : new KvError("KV_SIDE_CHANNEL_UNREACHABLE", message));
+    };
     signal.addEventListener("abort", aborted, { once: true });
   });
 }

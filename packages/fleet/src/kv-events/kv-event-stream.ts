@@ -1,8 +1,8 @@
 import type { Clock, Log, LogFields, Timer } from "@kv/interface";
+import { ZmqSubscription } from "@kv/side-channel";
 import type { KvEventStatus } from "../instances/instance.js";
-import { ZmqSubscription } from "../zmq/zmq-subscription.js";
 import { BlockIndex, type SharedHolders } from "./block-index.js";
-import { readKvEventBatch } from "./kv-event-batch.js";
+import { readKvEventBatch, SUBSCRIPTION_LIMITS } from "./kv-event-batch.js";
 import { readSequence, replayBatches } from "./kv-event-replay.js";
 
 /** Where an instance publishes its KV events. */
@@ -72,6 +72,7 @@ export class KvEventStream {
     this.#socket = new ZmqSubscription({
       endpoint: source.endpoint,
       clock,
+      limits: SUBSCRIPTION_LIMITS,
       ready: () => {
         this.#isConnected = true;
         this.#catchUp();

@@ -1,9 +1,9 @@
 import type { Clock, Log, Timer } from "@kv/interface";
+import { readTcpEndpoint } from "@kv/side-channel";
 import { z } from "zod";
 import { type Instance, instanceName, type KvEventStatus } from "../instances/instance.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
 import type { CachedPrefixes } from "../routing/prefix-aware.js";
-import { readTcpEndpoint } from "../zmq/zmq-connection.js";
 import { BlockHolders, type PromptHolders } from "./block-holders.js";
 import { holdersOfPrompt } from "./block-index.js";
 import { type KvEventSource, KvEventStream } from "./kv-event-stream.js";

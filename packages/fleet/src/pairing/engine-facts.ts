@@ -1,15 +1,14 @@
-import { type Clock, KvError } from "@kv/interface";
+import { KvError, type SideChannel } from "@kv/interface";
 import {
   type AgentMetadata,
   compatibilityHash,
   decodeAgentMetadata,
-  decodeChallenge,
   decodeHandshakeRefusal,
   decodeHandshakeReply,
   encodeHandshakeRequest,
 } from "@kv/protocol";
 import type { Role } from "../instances/instance.js";
-import { requestOverSideChannel, type SideChannelAddress, WITHOUT_KEY_HINT } from "../zmq/zmq-request.js";
+import type { SideChannelAddress } from "./pairing-entry.js";
 import { hasMla } from "./plan-pair.js";
 
 /** What is known about an instance's engine, as far as it decides which engines it fits. */
@@ -54,8 +53,8 @@ export type InstanceGet = (
 export interface ReadEngineOptions {
   readonly instance: { readonly role: Role; readonly url: string };
   readonly address: SideChannelAddress;
+  readonly sideChannel: SideChannel;
   readonly get: InstanceGet;
-  readonly clock: Clock;
   /** For the side channel, and for each GET. */
   readonly timeoutMs: number;
   readonly signal: AbortSignal;
@@ -66,23 +65,21 @@ const MAX_ID_LENGTH = 512;
 /**
  * Shakes hands with rank (0, 0) of an engine, and asks its HTTP server for version and model, which may stay unknown. No other rank is asked: when
  * vLLM 0.33 is asked for a rank that it does not have, its listener stops for good. Errors: `KV_SIDE_CHANNEL_UNREACHABLE`,
- * `KV_SIDE_CHANNEL_TIMEOUT`, `KV_HANDSHAKE_REFUSED`, `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
+ * `KV_SIDE_CHANNEL_TIMEOUT`, `KV_HANDSHAKE_UNTRUSTED`, `KV_HANDSHAKE_REFUSED`, `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export async function readEngineFacts(options: ReadEngineOptions): Promise<EngineFacts> {
-  const { address } = options;
-  const frames = await requestOverSideChannel(
-    address,
-    [encodeHandshakeRequest({ ppRank: 0, tpRank: 0 })],
-    options,
-  );
+  const { address, sideChannel, timeoutMs, signal } = options;
+  const { frames } = await sideChannel.request({
+    ...address,
+    frames: [encodeHandshakeRequest({ ppRank: 0, tpRank: 0 })],
+    timeoutMs,
+    signal,
+  });
   const refusal = decodeHandshakeRefusal(frames);
   if (refusal !== undefined) {
-    const hint =
-      decodeChallenge(frames) === undefined ? undefined : `there is no key here: ${WITHOUT_KEY_HINT}`;
     throw new KvError(
       "KV_HANDSHAKE_REFUSED",
       `the engine at ${address.host}:${address.port} refused: ${refusal}`,
-      { hint },
     );
   }
   const { payload } = decodeHandshakeReply(frames);

@@ -1,12 +1,19 @@
 import { KvError, type Timer } from "@kv/interface";
 import type { Instance, Role } from "../instances/instance.js";
-import type { SideChannelAddress } from "../zmq/zmq-request.js";
 import type { PairCheck } from "./check-pair.js";
 import type { EngineFacts } from "./engine-facts.js";
 
 /** Time until a side channel that could not be read is read again, at first. */
 export const FIRST_RETRY_MS = 1000;
 const DEFAULT_PORT = 5600;
+
+/** Where an engine answers handshakes. */
+export interface SideChannelAddress {
+  /** Host name or IP address; an IPv6 address has no brackets. */
+  readonly host: string;
+  /** TCP port, 1 to 65535. */
+  readonly port: number;
+}
 
 /** An instance as pairing sees it. */
 export interface PairedInstance extends Instance {

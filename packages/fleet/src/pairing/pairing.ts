@@ -1,5 +1,6 @@
 import { setMaxListeners } from "node:events";
-import { type Clock, KvError, type Log } from "@kv/interface";
+import { type Clock, KvError, type Log, type SideChannel } from "@kv/interface";
+import { zmqSideChannel } from "@kv/side-channel";
 import { type Instance, instanceName, type PairingStatus, partOf, type Role } from "../instances/instance.js";
 import { needsFactors } from "./check-pair.js";
 import { type EngineFacts, type InstanceGet, kvBytesOf, modeIn, readEngineFacts } from "./engine-facts.js";
@@ -38,6 +39,8 @@ export interface AnyPartner {
   readonly avoiding: ReadonlySet<Instance>;
 }
 
+/** A handshake of a model with hundreds of layers has some hundred KiB. An engine is asked once a minute. */
+const READING = { maxReplyFrames: 4, maxReplyBytes: 4 * 2 ** 20, keepsConnections: false };
 const MAX_RETRY_MS = 30_000;
 /** Between two readings because of what an instance does. */
 const MIN_INTERVAL_MS = 500;
@@ -58,6 +61,7 @@ export class Pairing {
   /** Entries of which a log line may have changed. */
   readonly #toReport = new Set<Entry>();
   readonly #kinds: Kinds;
+  readonly #sideChannel: SideChannel;
   /** By a list that is the same at each request, and by the kinds that fit: those of the list that do, until an instance changes. */
   #fitting = new WeakMap<readonly PairedInstance[], Map<string, Fitting>>();
 
@@ -65,6 +69,8 @@ export class Pairing {
   constructor(options: PairingOptions) {
     this.#options = options;
     this.#kinds = new Kinds(options.mode);
+    const { clock, log } = options;
+    this.#sideChannel = zmqSideChannel({ clock, log, ...READING });
     // Each reading listens, and all instances are read at the start.
     setMaxListeners(0, this.#closing.signal);
   }
@@ -251,6 +257,7 @@ export class Pairing {
   /** Ends all readings. */
   close(): void {
     this.#closing.abort(new KvError("KV_REQUEST_ABORTED", "pairing was closed"));
+    void this.#sideChannel.close();
     for (const entry of this.#all()) entry.timer?.cancel();
   }
 
@@ -313,13 +320,14 @@ export class Pairing {
 
   async #readOnce(entry: Entry): Promise<void> {
     const { clock, timeoutMs, get, refreshMs } = this.#options;
+    const sideChannel = this.#sideChannel;
     const { instance, address } = entry;
     if (address === undefined || this.#closing.signal.aborted) return;
     entry.timer?.cancel();
     entry.readAtMs = clock.now();
     try {
       const signal = this.#closing.signal;
-      const facts = await readEngineFacts({ instance, address, get, clock, timeoutMs, signal });
+      const facts = await readEngineFacts({ instance, address, sideChannel, get, timeoutMs, signal });
       requireAnsweredEngine(entry, facts, address);
       entry.error = undefined;
       entry.delayMs = FIRST_RETRY_MS;

@@ -1,8 +1,8 @@
 import { writeFile } from "node:fs/promises";
-import { zmqSideChannel } from "@kv/connector";
 import { KvError } from "@kv/interface";
 import { onInterrupt } from "@kv/interface/program";
 import { nixlTransport } from "@kv/nixl";
+import { zmqSideChannel } from "@kv/side-channel";
 import { type Command, Option } from "commander";
 import { EngineServer } from "../http/engine-server.js";
 import { load } from "../load/load.js";

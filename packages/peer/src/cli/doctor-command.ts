@@ -1,5 +1,5 @@
-import { zmqSideChannel } from "@kv/connector";
 import { KvError } from "@kv/interface";
+import { zmqSideChannel } from "@kv/side-channel";
 import { type Command, Option } from "commander";
 import { pairDoctor } from "../doctor/pair-doctor.js";
 import { type PairReport, reportText } from "../doctor/pair-report.js";

@@ -1,6 +1,7 @@
-import { memoryMetrics, zmqSideChannel } from "@kv/connector";
+import { memoryMetrics } from "@kv/connector";
 import { onInterrupt } from "@kv/interface/program";
 import { nixlTransport } from "@kv/nixl";
+import { zmqSideChannel } from "@kv/side-channel";
 import { type Command, Option } from "commander";
 import { openHeadlessPrefill } from "../headless/headless-prefill.js";
 import { PrefillServer } from "../headless/prefill-server.js";

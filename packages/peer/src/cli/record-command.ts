@@ -1,6 +1,6 @@
-import { zmqSideChannel } from "@kv/connector";
 import { KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
+import { zmqSideChannel } from "@kv/side-channel";
 import { type Command, Option } from "commander";
 import { EngineServer } from "../http/engine-server.js";
 import { type DiffOptions, diffRecordings } from "../recording/diff.js";

@@ -1,7 +1,7 @@
-import { zmqSideChannel } from "@kv/connector";
 import { KvError, systemClock, systemRandom } from "@kv/interface";
 import { onInterrupt } from "@kv/interface/program";
 import { nixlTransport } from "@kv/nixl";
+import { zmqSideChannel } from "@kv/side-channel";
 import { type Command, InvalidArgumentError, Option } from "commander";
 import { EngineServer } from "../http/engine-server.js";
 import { sendRequest } from "../http/http-request.js";

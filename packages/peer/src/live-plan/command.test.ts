@@ -1,4 +1,3 @@
-import { zmqSideChannel } from "@kv/connector";
 import { KvError, type SideChannel } from "@kv/interface";
 import type { PairReport } from "@kv/kv-plan";
 import {
@@ -7,6 +6,7 @@ import {
   encodeHandshakePayload,
   encodeHandshakeReply,
 } from "@kv/protocol";
+import { zmqSideChannel } from "@kv/side-channel";
 import { Command } from "commander";
 import { afterAll, afterEach, beforeAll, expect, test, vi } from "vitest";
 import { addPlan } from "./command.js";

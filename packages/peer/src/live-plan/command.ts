@@ -1,6 +1,6 @@
-import { zmqSideChannel } from "@kv/connector";
 import { KV_CACHE_KINDS, type KvCacheKind, KvError } from "@kv/interface";
 import { addReportOptions, MAX_RANKS, printReport, type ReportOptions } from "@kv/kv-plan";
+import { zmqSideChannel } from "@kv/side-channel";
 import { type Command, InvalidArgumentError } from "commander";
 import { commaSeparated, count, counts, hostAndPort } from "../cli/option-values.js";
 import { livePair } from "./live-pair.js";

@@ -1,5 +1,4 @@
 import { readFileSync } from "node:fs";
-import { createServer, type Socket } from "node:net";
 import {
   compatibilityHash,
   decodeAgentMetadata,
@@ -7,8 +6,8 @@ import {
   encodeAgentMetadata,
   encodeHandshakePayload,
   encodeHandshakeReply,
-  ZmtpSession,
 } from "@kv/protocol";
+import { zmqSideChannel } from "@kv/side-channel";
 
 const fixture = (name: string) =>
   new Uint8Array(
@@ -38,51 +37,33 @@ export interface FakeSideChannel {
   close(): Promise<void>;
 }
 
-/** The side channel of an engine on the loopback: a ROUTER that answers handshakes, with the factors of the hash as this project's engines do. */
+/** The side channel of an engine on the loopback: a listener that answers handshakes, with the factors of the hash as this project's engines do. */
 export async function startSideChannel(engine: () => AnnouncedEngine, port = 0): Promise<FakeSideChannel> {
   let asked = 0;
-  const sockets = new Set<Socket>();
-  const server = createServer((socket) => {
-    sockets.add(socket);
-    socket.on("error", () => {}).on("close", () => sockets.delete(socket));
-    const session = new ZmtpSession({
-      socketType: "ROUTER",
-      peerTypes: ["REQ"],
-      maxFrames: 4,
-      maxMessageBytes: 1024,
-    });
-    socket.write(session.greeting);
-    socket.on("data", (chunk) => {
-      session.push(chunk);
-      for (let event = session.read(); event !== undefined; event = session.read()) {
-        if (event.type === "send") for (const bytes of event.chunks) socket.write(bytes);
-        if (event.type !== "message") continue;
-        asked += 1;
-        const { engineId, vllmVersion, mode = "pull", blockSize, announcesFactors = true } = engine();
-        const factors = { model: "m", transfer_mode: mode, vllm_version: vllmVersion };
-        const blocks = blockSize === undefined ? {} : blocksOf(blockSize);
-        const payload = encodeHandshakePayload({
-          compatibilityHash: compatibilityHash(factors),
-          agentMetadataBytes: encodeAgentMetadata({ ...METADATA, ...blocks, engineId }),
-          extension: announcesFactors ? { version: 1, factors } : undefined,
-          rest: {},
-        });
-        const reply = [new Uint8Array(0), ...encodeHandshakeReply(payload, 1)];
-        for (const bytes of session.encode(reply)) socket.write(bytes);
-      }
-    });
+  const side = zmqSideChannel();
+  const listener = await side.listen({
+    host: "127.0.0.1",
+    port,
+    answer() {
+      asked += 1;
+      const { engineId, vllmVersion, mode = "pull", blockSize, announcesFactors = true } = engine();
+      const factors = { model: "m", transfer_mode: mode, vllm_version: vllmVersion };
+      const blocks = blockSize === undefined ? {} : blocksOf(blockSize);
+      const payload = encodeHandshakePayload({
+        compatibilityHash: compatibilityHash(factors),
+        agentMetadataBytes: encodeAgentMetadata({ ...METADATA, ...blocks, engineId }),
+        extension: announcesFactors ? { version: 1, factors } : undefined,
+        rest: {},
+      });
+      return encodeHandshakeReply(payload, 1);
+    },
   });
-  await new Promise<void>((resolve) => server.listen(port, "127.0.0.1", resolve));
   return {
-    port: (server.address() as { port: number }).port,
+    port: listener.port,
     get asked() {
       return asked;
     },
-    async close() {
-      const closed = new Promise((resolve) => server.close(resolve));
-      for (const socket of sockets) socket.destroy();
-      await closed;
-    },
+    close: () => side.close(),
   };
 }
 

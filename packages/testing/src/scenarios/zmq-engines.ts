@@ -1,5 +1,5 @@
-import { zmqSideChannel } from "@kv/connector";
 import type { ConnectorModule } from "@kv/interface";
+import { zmqSideChannel } from "@kv/side-channel";
 import { memoryNetwork } from "@kv/transport-memory";
 import { expect } from "vitest";
 import { createSimEngine, type SimEngine } from "../simulator/sim-engine.js";

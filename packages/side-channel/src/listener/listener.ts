@@ -1,8 +1,8 @@
 import { createServer, type Server, type Socket } from "node:net";
 import { KvError, type SideChannelListener, type SideChannelListenOptions } from "@kv/interface";
+import type { CurveKeySource } from "../keys/curve.js";
+import { reasonOf, resolveHost } from "../zmq-endpoint.js";
 import type { ConnectionTable } from "./connection-table.js";
-import type { CurveKeySource } from "./curve.js";
-import { reasonOf, resolveHost } from "./zmq-endpoint.js";
 
 /** Binds a port and answers requests as a ROUTER does, until it is closed; with `curve`, over CURVE only. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`. */
 export async function openZmqListener(

@@ -1,11 +1,11 @@
 import { KvError } from "@kv/interface";
-import { type CurveKeys, curveKeysOf } from "@kv/protocol";
+import { type CurveKeys, curveKeysOf } from "../zmtp/curve.js";
 
 /** The key pairs that are valid now: listeners accept each, requests use the first. Undefined: connections use NULL. */
 export type CurveKeySource = (() => readonly CurveKeys[]) | undefined;
 
 /** The key pairs of the shared keys, derived again when the keys have changed. */
-export function curveKeysFrom(keys: () => readonly Uint8Array[]): CurveKeySource {
+export function curveKeysFrom(keys: () => readonly Uint8Array[]): () => readonly CurveKeys[] {
   let from: readonly Uint8Array[] | undefined;
   let derived: readonly CurveKeys[] = [];
   return () => {
@@ -18,9 +18,9 @@ export function curveKeysFrom(keys: () => readonly Uint8Array[]): CurveKeySource
   };
 }
 
-/** What to do when the mechanisms or the keys of two sides differ. */
+/** What to do when one side has a key and the other has none, or another one. */
 export const CURVE_HINT =
-  "set kv_connector_extra_config.side_channel_curve to true and handshake_key_file to the same key on both sides, or side_channel_curve on neither; vLLM has no CURVE";
+  "give both sides the same key, or neither: handshake_key_file in kv_connector_extra_config of an engine, --handshake-key-file of kv-peer, kv-proxy and kv-epp; vLLM has no key";
 
 /** Why a peer ends a connection when it has read this side's greeting: libzmq does it before its own greeting is complete. */
 export const OTHER_MECHANISM =
@@ -28,6 +28,5 @@ export const OTHER_MECHANISM =
 
 /** Whether a session ended because of its mechanism or its keys. */
 export function isAboutCurve(error: unknown): boolean {
-  if (KvError.is(error, "KV_HANDSHAKE_UNTRUSTED")) return true;
-  return KvError.is(error) && error.details?.["peerMechanism"] === "CURVE";
+  return KvError.is(error, "KV_HANDSHAKE_UNTRUSTED");
 }

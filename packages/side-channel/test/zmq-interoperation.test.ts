@@ -1,7 +1,7 @@
 import { spawn, spawnSync } from "node:child_process";
 import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
-import { zmqSideChannel } from "@kv/connector";
+import { zmqSideChannel } from "@kv/side-channel";
 import { afterEach, describe, expect, test } from "vitest";
 import { Dealer, Reply, Request, Router } from "zeromq";
 
@@ -33,7 +33,9 @@ describe("libzmq asks, our listener answers", () => {
 
   test("a REQ, in several frames and sizes, with heartbeats", async () => {
     const { port } = await echo();
-    const socket = own(new Request({ linger: 0, heartbeatInterval: 5, routingId: "a name" }));
+    const socket = own(
+      new Request({ linger: 0, heartbeatInterval: 5, heartbeatTimeout: 30_000, routingId: "a name" }),
+    );
     socket.connect(`tcp://${host}:${port}`);
     for (const size of [0, 1, 255, 256, 4000]) {
       const frame = Buffer.alloc(size, "x");
@@ -69,8 +71,8 @@ describe("libzmq asks, our listener answers", () => {
 
 describe("our client asks, libzmq answers", () => {
   test.each([
-    ["a ROUTER", () => new Router({ linger: 0, heartbeatInterval: 5 })],
-    ["a REP", () => new Reply({ linger: 0, heartbeatInterval: 5 })],
+    ["a ROUTER", () => new Router({ linger: 0, heartbeatInterval: 5, heartbeatTimeout: 30_000 })],
+    ["a REP", () => new Reply({ linger: 0, heartbeatInterval: 5, heartbeatTimeout: 30_000 })],
   ])("%s, in several frames and sizes, with heartbeats", async (_, create) => {
     const socket = own(create());
     await socket.bind(`tcp://${host}:*`);

@@ -329,9 +329,9 @@ describe("a session", () => {
     expect(asServer.message).toContain("the peer's security mechanism is \"NULL\", this side's is CURVE");
     expect(mechanisms(req(clientOf()), router()).code).toBe("KV_HANDSHAKE_UNTRUSTED");
     const without = mechanisms(req(), router(serverOf()));
-    expect(without.code).toBe("KV_WIRE_MALFORMED");
+    expect(without.code).toBe("KV_HANDSHAKE_UNTRUSTED");
     expect(without.message).toContain("the peer's security mechanism is \"CURVE\", this side's is NULL");
-    expect(mechanisms(router(), req(clientOf())).code).toBe("KV_WIRE_MALFORMED");
+    expect(mechanisms(router(), req(clientOf())).code).toBe("KV_HANDSHAKE_UNTRUSTED");
     expect(mechanisms(router(serverOf()), router(serverOf())).message).toContain("both sides are the server");
   });
 

@@ -1,10 +1,8 @@
-import { isIPv6 } from "node:net";
-
 /** What counts as one remote address: an IPv4 address, or the /64 network of an IPv6 address, which one host may have as a whole. */
 export function remoteAddressKey(address: string): string {
   const mapped = /^::ffff:(\d+\.\d+\.\d+\.\d+)$/i.exec(address);
   if (mapped?.[1] !== undefined) return mapped[1];
-  if (!isIPv6(address)) return address;
+  if (!address.includes(":")) return address;
   const [head = "", tail] = address.split("%", 1)[0]?.split("::") ?? [];
   const before = head === "" ? [] : head.split(":");
   const after = tail === undefined || tail === "" ? [] : tail.split(":");

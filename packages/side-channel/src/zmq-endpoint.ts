@@ -12,6 +12,15 @@ export async function resolveHost(host: string): Promise<string> {
   return address;
 }
 
+/** Host and port of `tcp://host:port`, an IPv6 address without its brackets; undefined for any other text. */
+export function readTcpEndpoint(
+  endpoint: string,
+): { readonly host: string; readonly port: number } | undefined {
+  const [, bracketed, plain, port] = /^tcp:\/\/(?:\[([^\]]+)\]|([^:[\]]+)):(\d{1,5})$/.exec(endpoint) ?? [];
+  const host = bracketed ?? plain;
+  return host === undefined || Number(port) > 65_535 ? undefined : { host, port: Number(port) };
+}
+
 /** The text of a thrown value. */
 export function reasonOf(error: unknown): string {
   return error instanceof Error ? error.message : String(error);

@@ -1,9 +1,10 @@
 import type { Socket } from "node:net";
 import { type Clock, KvError, type SideChannelListenOptions } from "@kv/interface";
-import { curveServer, type ZmtpEvent, ZmtpSession } from "@kv/protocol";
-import { CURVE_HINT, type CurveKeySource, isAboutCurve, OTHER_MECHANISM } from "./curve.js";
+import { CURVE_HINT, type CurveKeySource, isAboutCurve, OTHER_MECHANISM } from "../keys/curve.js";
+import { reasonOf } from "../zmq-endpoint.js";
+import { curveServer } from "../zmtp/curve.js";
+import { type ZmtpEvent, ZmtpSession } from "../zmtp/session.js";
 import type { SideChannelLimits } from "./limits.js";
-import { reasonOf } from "./zmq-endpoint.js";
 
 /** What a connection needs of the table that it is in. */
 export interface ConnectionHost {

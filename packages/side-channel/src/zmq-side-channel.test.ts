@@ -316,7 +316,7 @@ test("a listener's port is free after close, which may be called more than once"
 
 test("answers the ZMTP bytes recorded from a vLLM client", async () => {
   const recorded = readFileSync(
-    new URL("../../../protocol/fixtures/wire/handshake/pull_tp1_prefill.zmtp.jsonl", import.meta.url),
+    new URL("../../protocol/fixtures/wire/handshake/pull_tp1_prefill.zmtp.jsonl", import.meta.url),
     "utf8",
   )
     .split("\n")
@@ -324,10 +324,7 @@ test("answers the ZMTP bytes recorded from a vLLM client", async () => {
     .map((line) => JSON.parse(line) as { dir: string; hex: string });
   const fixture = (name: string) =>
     readFileSync(
-      new URL(
-        `../../../protocol/fixtures/wire/handshake/pull_tp1_prefill.pp0tp0.${name}.bin`,
-        import.meta.url,
-      ),
+      new URL(`../../protocol/fixtures/wire/handshake/pull_tp1_prefill.pp0tp0.${name}.bin`, import.meta.url),
     );
   const asked: string[] = [];
   const listener = await channel().listen({

@@ -1,17 +1,19 @@
 import type { Clock, Timer } from "@kv/interface";
-import type { ZmqConnection } from "./zmq-connection.js";
+import type { ZmqConnection } from "./connection.js";
 
 const IDLE_MS = 10_000;
-const PER_PEER = 4;
 
 /** Idle established connections, kept because connecting takes longer than a request and its reply. */
 export class IdleConnections {
   readonly #clock: Clock;
+  readonly #perPeer: number;
   readonly #peers = new Map<string, Map<ZmqConnection, Timer>>();
   #closed = false;
 
-  constructor(clock: Clock) {
+  /** Keeps so many connections of each peer at most. */
+  constructor(clock: Clock, perPeer: number) {
     this.#clock = clock;
+    this.#perPeer = perPeer;
   }
 
   take(peer: string): ZmqConnection | undefined {
@@ -25,7 +27,7 @@ export class IdleConnections {
   /** Keeps an idle connection for a limited time. Closes it when there are enough idle ones, or when it is lost. */
   keep(peer: string, connection: ZmqConnection): void {
     const idle = this.#peers.get(peer) ?? new Map<ZmqConnection, Timer>();
-    if (this.#closed || connection.lost || idle.size >= PER_PEER) {
+    if (this.#closed || connection.lost || idle.size >= this.#perPeer) {
       connection.close();
       return;
     }

@@ -160,9 +160,8 @@ export class ZmtpSession {
     const { name } = this.#mechanism;
     if (mechanism !== name) {
       throw new KvError(
-        name === "NULL" ? "KV_WIRE_MALFORMED" : "KV_HANDSHAKE_UNTRUSTED",
+        "KV_HANDSHAKE_UNTRUSTED",
         `ZMTP: the peer's security mechanism is ${printable(mechanism)}, this side's is ${name}`,
-        { details: { mechanism: name, peerMechanism: mechanism } },
       );
     }
     // libzmq's servers do not say that they are servers.

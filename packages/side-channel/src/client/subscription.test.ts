@@ -2,7 +2,9 @@ import { once } from "node:events";
 import { createServer, type Socket } from "node:net";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
-import { SUBSCRIPTION_LIMITS, ZmqSubscription } from "./zmq-subscription.js";
+import { ZmqSubscription } from "./subscription.js";
+
+const limits = { maxFrames: 8, maxMessageBytes: 2 ** 20, greetingTimeoutMs: 5000 };
 
 const GREETING = Buffer.from(`ff00000000000000017f03014e554c4c${"00".repeat(48)}`, "hex");
 const READY_OF_PUB = Buffer.from("04190552454144590b536f636b65742d5479706500000003505542", "hex");
@@ -28,16 +30,16 @@ async function publisher(bytes: Buffer) {
 
 test("maxMessageBytes: a publisher that announces a larger frame is disconnected when the frame's header arrives", async () => {
   const header = Buffer.alloc(9, 2);
-  header.writeBigUInt64BE(BigInt(SUBSCRIPTION_LIMITS.maxMessageBytes) + 1n, 1);
+  header.writeBigUInt64BE(BigInt(limits.maxMessageBytes) + 1n, 1);
   const { sockets, endpoint, close } = await publisher(Buffer.concat([GREETING, READY_OF_PUB, header]));
   const reasons: string[] = [];
   const subscription = new ZmqSubscription({
-    ...{ endpoint, clock: manualClock(), message: () => {} },
+    ...{ endpoint, limits, clock: manualClock(), message: () => {} },
     lost: (reason) => void reasons.push(reason),
   });
   await expect.poll(() => sockets[0]?.closed).toBe(true);
   expect(reasons).toHaveLength(1);
-  expect(reasons[0]).toContain(String(SUBSCRIPTION_LIMITS.maxMessageBytes));
+  expect(reasons[0]).toContain(String(limits.maxMessageBytes));
   subscription.close();
   close();
 });
@@ -45,9 +47,12 @@ test("maxMessageBytes: a publisher that announces a larger frame is disconnected
 test("greetingTimeoutMs: a server that does not greet is left, and asked again later", async () => {
   const clock = manualClock();
   const { sockets, endpoint, close } = await publisher(GREETING.subarray(0, 10));
-  const subscription = new ZmqSubscription({ ...{ endpoint, clock, message: () => {} }, lost: () => {} });
+  const subscription = new ZmqSubscription({
+    ...{ endpoint, limits, clock, message: () => {} },
+    lost: () => {},
+  });
   await expect.poll(() => sockets.length).toBe(1);
-  clock.advance(SUBSCRIPTION_LIMITS.greetingTimeoutMs);
+  clock.advance(limits.greetingTimeoutMs);
   await expect.poll(() => sockets[0]?.closed).toBe(true);
   clock.advance(1000);
   await expect.poll(() => sockets.length).toBe(2);

@@ -3,8 +3,7 @@ import { connect, createServer, type Socket } from "node:net";
 import { type KvError, type LogFields, type SideChannelListener, silentLog } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { afterEach, expect, test } from "vitest";
-import { sideChannelLimits } from "./limits.js";
-import { remoteAddressKey } from "./remote-address.js";
+import { sideChannelLimits } from "./listener/limits.js";
 import { zmqSideChannel } from "./zmq-side-channel.js";
 
 const host = "127.0.0.1";
@@ -319,15 +318,4 @@ test("the default connections leave descriptors, and half of them go to one addr
   expect(maxConnections).toBeGreaterThan(0);
   expect(maxConnections).toBeLessThanOrEqual(1024);
   expect(maxConnectionsPerAddress).toBe(Math.ceil(maxConnections / 2));
-});
-
-test.each([
-  ["10.0.0.7", "10.0.0.7"],
-  ["::ffff:10.0.0.7", "10.0.0.7"],
-  ["2001:db8:0:1:aaaa:bbbb:cccc:dddd", "2001:db8:0:1::/64"],
-  ["2001:db8::1", "2001:db8:0:0::/64"],
-  ["::1", "0:0:0:0::/64"],
-  ["fe80::1%eth0", "fe80:0:0:0::/64"],
-])("connections from %s count for %s", (address, key) => {
-  expect(remoteAddressKey(address)).toBe(key);
 });

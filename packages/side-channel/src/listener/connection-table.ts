@@ -1,9 +1,14 @@
 import type { Socket } from "node:net";
-import type { Clock, Log, SideChannelListenOptions, Timer } from "@kv/interface";
-import { LimitedWarnings } from "../log/limited-warnings.js";
-import type { CurveKeySource } from "./curve.js";
+import {
+  type Clock,
+  type Log,
+  remoteAddressKey,
+  type SideChannelListenOptions,
+  type Timer,
+} from "@kv/interface";
+import type { CurveKeySource } from "../keys/curve.js";
+import { LimitedWarnings } from "./limited-warnings.js";
 import type { SideChannelLimits } from "./limits.js";
-import { remoteAddressKey } from "./remote-address.js";
 import { type ConnectionHost, ServedConnection } from "./served-connection.js";
 
 /** Events of all connections that are handled before HTTP and timers have their turn. */

@@ -5,12 +5,12 @@ import {
   type SideChannel,
   type SideChannelListener,
 } from "@kv/interface";
-import { ConnectionTable } from "./connection-table.js";
-import { type CurveKeySource, curveKeysFrom } from "./curve.js";
-import { IdleConnections } from "./idle-connections.js";
-import { type SideChannelLimits, sideChannelLimits } from "./limits.js";
-import { openZmqListener } from "./zmq-listener.js";
-import { zmqRequest } from "./zmq-request.js";
+import { IdleConnections } from "./client/idle-connections.js";
+import { zmqRequest } from "./client/request.js";
+import { type CurveKeySource, curveKeysFrom } from "./keys/curve.js";
+import { ConnectionTable } from "./listener/connection-table.js";
+import { type SideChannelLimits, sideChannelLimits } from "./listener/limits.js";
+import { openZmqListener } from "./listener/listener.js";
 
 /** Options of `zmqSideChannel`. `SideChannelLimits` are those of its listeners. */
 export interface ZmqSideChannelOptions extends AmbientOptions, Partial<SideChannelLimits> {
@@ -18,6 +18,8 @@ export interface ZmqSideChannelOptions extends AmbientOptions, Partial<SideChann
   readonly maxReplyFrames?: number;
   /** Bytes of a reply, all frames together. A listener that sends more is unreachable. Default 64 MiB. */
   readonly maxReplyBytes?: number;
+  /** Whether connections are kept for ten seconds after a request, for the next one to the same address. Default true. */
+  readonly keepsConnections?: boolean;
 }
 
 /**
@@ -28,11 +30,11 @@ export interface ZmqSideChannelOptions extends AmbientOptions, Partial<SideChann
 export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel {
   const { clock, log } = ambient(options);
   const { maxReplyFrames = 16, maxReplyBytes = 64 * 2 ** 20 } = options;
-  const replies = { maxReplyFrames, maxReplyBytes };
+  const replies = { maxFrames: maxReplyFrames, maxMessageBytes: maxReplyBytes };
   const table = new ConnectionTable(clock, log, sideChannelLimits(options));
   const listeners = new Set<SideChannelListener>();
   const inFlight = new Set<(error: unknown) => void>();
-  const idle = new IdleConnections(clock);
+  const idle = new IdleConnections(clock, options.keepsConnections === false ? 0 : 4);
   let closed = false;
   const refuseWhenClosed = () => {
     if (closed) throw channelClosed();

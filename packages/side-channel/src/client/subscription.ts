@@ -1,12 +1,25 @@
 import type { Clock, Timer } from "@kv/interface";
-import { MAX_BATCH_BYTES } from "../kv-events/kv-event-batch.js";
-import { readTcpEndpoint, ZmqConnection } from "./zmq-connection.js";
+import { readTcpEndpoint } from "../zmq-endpoint.js";
+import { ZmqConnection } from "./connection.js";
+
+/** What a publisher may send. One that exceeds a limit is disconnected; the subscription connects again. */
+export interface SubscriptionLimits {
+  /** Frames of a message. */
+  readonly maxFrames: number;
+  /** Bytes of a message, all frames together. A larger frame is refused when its header arrives. */
+  readonly maxMessageBytes: number;
+  /** From the connection to the end of ZMTP's handshake, in ms. */
+  readonly greetingTimeoutMs: number;
+}
 
 /** Options of `ZmqSubscription`. */
 export interface ZmqSubscriptionOptions {
   /** `tcp://host:port` of a PUB or XPUB. */
   readonly endpoint: string;
+  /** Times the handshake and the next attempt. */
   readonly clock: Clock;
+  /** What is read of the publisher. */
+  readonly limits: SubscriptionLimits;
   /** Called when a connection is established and the subscription is sent. */
   ready?(): void;
   /** Called with the frames of each message, in order. */
@@ -15,15 +28,6 @@ export interface ZmqSubscriptionOptions {
   lost(reason: string): void;
 }
 
-/** What a publisher may send. One that exceeds a limit is disconnected; the subscription connects again. */
-export const SUBSCRIPTION_LIMITS = {
-  /** Frames of a message. */
-  maxFrames: 8,
-  /** Bytes of a message, all frames together: a batch, its sequence number and its topic. A larger frame is refused when its header arrives. */
-  maxMessageBytes: MAX_BATCH_BYTES + 64 * 1024,
-  /** From the connection to the end of ZMTP's handshake, in ms. */
-  greetingTimeoutMs: 5000,
-} as const;
 const RECONNECT_MS = 100;
 const MAX_RECONNECT_MS = 10_000;
 
@@ -38,11 +42,13 @@ export class ZmqSubscription {
   #delayMs = RECONNECT_MS;
   #closed = false;
 
+  /** Connects at once. */
   constructor(options: ZmqSubscriptionOptions) {
     this.#options = options;
     this.#connect();
   }
 
+  /** Ends the subscription. */
   close(): void {
     this.#closed = true;
     this.#timer?.cancel();
@@ -50,34 +56,31 @@ export class ZmqSubscription {
   }
 
   #connect(): void {
-    const { endpoint, clock, message, ready, lost } = this.#options;
+    const { endpoint, clock, limits, message, ready, lost } = this.#options;
     const { host, port } = readTcpEndpoint(endpoint) ?? { host: "", port: 0 };
-    let isEstablished = false;
     const connection = new ZmqConnection({
-      ...{ host, port, unref: true, socketType: "SUB", peerTypes: ["PUB", "XPUB"] },
-      ...{ maxFrames: SUBSCRIPTION_LIMITS.maxFrames, maxMessageBytes: SUBSCRIPTION_LIMITS.maxMessageBytes },
-      ready: () => {
-        isEstablished = true;
-        this.#timer?.cancel();
-        connection.subscribe();
-        ready?.();
-      },
-      message: (frames) => {
-        this.#delayMs = RECONNECT_MS;
-        message(frames);
-      },
-      closed: (error) => {
-        const isRefusal = error !== undefined && connection.waitsFor !== "the connection";
-        if (isEstablished || isRefusal)
-          lost(error === undefined ? "the publisher closed the connection" : reasonOf(error));
-        this.#connectLater();
-      },
+      ...{ host, port, socketType: "SUB", peerTypes: ["PUB", "XPUB"] },
+      ...{ maxFrames: limits.maxFrames, maxMessageBytes: limits.maxMessageBytes },
     });
+    connection.keepAlive(false);
+    connection.onEstablished = () => {
+      this.#timer?.cancel();
+      connection.subscribe();
+      ready?.();
+    };
+    connection.onMessage = (frames) => {
+      this.#delayMs = RECONNECT_MS;
+      message(frames);
+    };
+    connection.onLost = ({ why, cause }) => {
+      if (connection.stage === "established" || cause !== undefined) lost(why);
+      this.#connectLater();
+    };
     this.#connection = connection;
     this.#timer = clock.setTimer(() => {
       connection.close();
       this.#connectLater();
-    }, SUBSCRIPTION_LIMITS.greetingTimeoutMs);
+    }, limits.greetingTimeoutMs);
   }
 
   #connectLater(): void {
@@ -86,8 +89,4 @@ export class ZmqSubscription {
     this.#timer = this.#options.clock.setTimer(() => this.#connect(), this.#delayMs);
     this.#delayMs = Math.min(MAX_RECONNECT_MS, this.#delayMs * 2);
   }
-}
-
-function reasonOf(error: unknown): string {
-  return error instanceof Error ? error.message : String(error);
 }

@@ -1,17 +1,13 @@
 import { type Clock, KvError, type SideChannelReply, type SideChannelRequest } from "@kv/interface";
-import { CURVE_HINT, type CurveKeySource } from "./curve.js";
+import { CURVE_HINT, type CurveKeySource } from "../keys/curve.js";
+import { reasonOf, resolveHost } from "../zmq-endpoint.js";
+import { type ConnectionLoss, type ConnectionStage, refuseMessage, ZmqConnection } from "./connection.js";
 import type { IdleConnections } from "./idle-connections.js";
-import {
-  type ConnectionLoss,
-  type ConnectionStage,
-  type ReplyLimits,
-  ZmqConnection,
-} from "./zmq-connection.js";
-import { reasonOf, resolveHost } from "./zmq-endpoint.js";
 
 export interface ZmqRequestOptions {
   readonly clock: Clock;
-  readonly replies: ReplyLimits;
+  /** What a reply may be. */
+  readonly replies: { readonly maxFrames: number; readonly maxMessageBytes: number };
   readonly inFlight: Set<(error: unknown) => void>;
   readonly idle: IdleConnections;
   /** Connections use CURVE and nothing else. Absent: NULL. */
@@ -24,7 +20,8 @@ type Stage = "looking up" | ConnectionStage;
 /**
  * Sends one request over an idle connection, or over a new one. The request is sent once the connection is established, so that its
  * timeout covers only the exchange. A refused or lost connection ends it at once. Until it ends, `inFlight` holds a function that
- * cancels it. Errors: `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`; with CURVE `KV_HANDSHAKE_UNTRUSTED`.
+ * cancels it. Errors: `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`; `KV_HANDSHAKE_UNTRUSTED` where one side has a key
+ * and the other has none, or another one.
  */
 export async function zmqRequest(
   given: SideChannelRequest,
@@ -76,7 +73,8 @@ async function requestOver(
     }
     // A socket opened after the cancellation would never be closed.
     if (over) throw timedOut(given, stage());
-    return new ZmqConnection(address, port, replies, curve);
+    const socket = { socketType: "REQ", peerTypes: ["ROUTER", "REP"] } as const;
+    return new ZmqConnection({ host: address, port, ...socket, ...replies, curve });
   }
 
   async function exchange(): Promise<SideChannelReply> {
@@ -84,9 +82,9 @@ async function requestOver(
     connection.onLost = (loss) => end(lost(given, loss));
     // An idle connection may have been lost in the meantime.
     if (connection.lost) throw lost(given, { why: "it closed the connection" });
-    await connection.greeted();
+    await established(connection);
     const sentAtMs = clock.now();
-    const answered = await connection.exchange(frames);
+    const answered = await replyTo(frames, connection);
     return { frames: answered, sentAtMs, receivedAtMs: clock.now() };
   }
 
@@ -107,6 +105,26 @@ async function requestOver(
     signal?.removeEventListener("abort", aborted);
     connection?.close();
   }
+}
+
+/** Resolves when messages can be sent; never for a connection that is lost. */
+function established(connection: ZmqConnection): Promise<void> {
+  if (connection.stage === "established") return Promise.resolve();
+  return new Promise((resolve) => {
+    connection.onEstablished = resolve;
+  });
+}
+
+/** Sends a request and resolves with the frames of its reply; never when the connection is lost. */
+function replyTo(frames: readonly Uint8Array[], connection: ZmqConnection): Promise<readonly Uint8Array[]> {
+  return new Promise((resolve) => {
+    connection.onMessage = ([delimiter, ...reply]) => {
+      connection.onMessage = refuseMessage;
+      if (delimiter?.byteLength !== 0) refuseMessage();
+      resolve(reply);
+    };
+    connection.send([new Uint8Array(0), ...frames]);
+  });
 }
 
 /** A kept connection is used by requests to the same address with the same mechanism and key. */
@@ -137,7 +155,7 @@ function lost({ host, port }: SideChannelRequest, { why, hint, cause }: Connecti
   if (KvError.is(cause, "KV_HANDSHAKE_UNTRUSTED")) {
     return new KvError("KV_HANDSHAKE_UNTRUSTED", `side channel: ${host}:${port} is refused: ${why}`, {
       ...options,
-      hint: hint ?? CURVE_HINT,
+      hint: CURVE_HINT,
     });
   }
   const isLocal = ["localhost", "127.0.0.1", "::1"].includes(host);

@@ -1,0 +1,185 @@
+import { connect, type Socket } from "node:net";
+import { KvError } from "@kv/interface";
+import { CURVE_HINT, type CurveKeySource, isAboutCurve, OTHER_MECHANISM } from "../keys/curve.js";
+import { reasonOf } from "../zmq-endpoint.js";
+import { curveClient } from "../zmtp/curve.js";
+import { type ZmtpEvent, ZmtpSession, type ZmtpSessionOptions } from "../zmtp/session.js";
+
+/** How far a connection has come. */
+export type ConnectionStage = "connecting" | "greeting" | "established";
+
+/** Options of `ZmqConnection`. */
+export interface ZmqConnectionOptions extends Omit<ZmtpSessionOptions, "mechanism"> {
+  /** IP address, or a name that Node looks up. */
+  readonly host: string;
+  /** TCP port. */
+  readonly port: number;
+  /** The keys of CURVE. Undefined: NULL. */
+  readonly curve?: CurveKeySource;
+}
+
+/** Why a connection was refused or lost. */
+export interface ConnectionLoss {
+  /** The reason, as a part of a sentence. */
+  readonly why: string;
+  /** The peer's or this side's key or mechanism was refused. */
+  readonly hint?: string | undefined;
+  /** What was wrong with what the peer sent, or with its key or mechanism. */
+  readonly cause?: unknown;
+}
+
+/** Bytes of PONGs that a peer which does not read may leave unsent. */
+const MAX_UNSENT_BYTES = 64 * 1024;
+
+/**
+ * The client's end of one TCP connection of ZeroMQ's protocol (ZMTP 3.0 and 3.1, as libzmq 4 speaks it). What the peer sends is limited while it
+ * arrives; between two messages the event loop has its turn.
+ */
+export class ZmqConnection {
+  readonly #options: ZmqConnectionOptions;
+  readonly #socket: Socket;
+  readonly #session: ZmtpSession;
+  #stage: ConnectionStage = "connecting";
+  #lost = false;
+  #sentBytes = 0;
+  /** Called once, when messages can be sent. */
+  onEstablished: () => void = () => {};
+  /** Called with the frames of each message, in order. What it throws closes the connection. */
+  onMessage: (frames: readonly Uint8Array[]) => void = refuseMessage;
+  /** Called once with the reason when the connection is refused or lost. */
+  onLost: (loss: ConnectionLoss) => void = () => {};
+
+  /** Connects at once. */
+  constructor(options: ZmqConnectionOptions) {
+    const { host, port, curve, socketType } = options;
+    this.#options = options;
+    const mechanism = curve === undefined ? undefined : curveClient({ socketType, keys: curve });
+    this.#session = new ZmtpSession({ ...options, mechanism });
+    const socket = connect({ host, port, noDelay: true, keepAlive: true });
+    this.#socket = socket;
+    socket.on("connect", () => {
+      this.#stage = "greeting";
+      socket.write(this.#session.greeting);
+    });
+    socket.on("data", (chunk) => {
+      const isReading = this.#session.unread;
+      this.#session.push(chunk);
+      if (!isReading) this.#read();
+    });
+    socket.on("error", (error) => this.#lose(this.#whyFailed(error)));
+    socket.on("close", () => this.#lose(this.#whyClosed()));
+  }
+
+  /** How far the connection has come. */
+  get stage(): ConnectionStage {
+    return this.#stage;
+  }
+
+  /** The connection was closed by the peer, because of what the peer sent, or by `close`. */
+  get lost(): boolean {
+    return this.#lost;
+  }
+
+  /** Sends a message. */
+  send(frames: readonly Uint8Array[]): void {
+    this.#sentBytes = frames.reduce((sum, { byteLength }) => sum + byteLength, 0);
+    this.#write(this.#session.encode(frames));
+  }
+
+  /** Subscribes a SUB to all topics. */
+  subscribe(): void {
+    this.#write(this.#session.encodeSubscription());
+  }
+
+  /** Whether the connection keeps the process alive. Default true. */
+  keepAlive(isInUse: boolean): void {
+    if (isInUse) this.#socket.ref();
+    else this.#socket.unref();
+  }
+
+  /** Closes the connection. `onLost` is not called any more. */
+  close(): void {
+    this.#lost = true;
+    this.#socket.destroy();
+  }
+
+  /** Up to one message. */
+  #read(): void {
+    if (this.#lost) return;
+    try {
+      for (let event = this.#session.read(); event !== undefined; event = this.#session.read()) {
+        this.#handle(event);
+        // A message that nobody waits for ends the connection: it is read before the reply to which it was added counts.
+        if (event.type !== "message" || this.onMessage === refuseMessage) continue;
+        this.#socket.pause();
+        setImmediate(() => this.#read());
+        return;
+      }
+      this.#socket.resume();
+    } catch (error) {
+      this.#lose(this.#whyRefused(error));
+    }
+  }
+
+  #handle(event: ZmtpEvent): void {
+    if (event.type === "message") this.onMessage(event.frames);
+    else if (event.type === "ready") {
+      this.#stage = "established";
+      this.onEstablished();
+    } else {
+      this.#write(event.chunks);
+      if (this.#socket.writableLength > MAX_UNSENT_BYTES + this.#sentBytes)
+        throw new KvError("KV_WIRE_LIMIT_EXCEEDED", "it asks for answers and does not read them");
+    }
+  }
+
+  #write(chunks: readonly Uint8Array[]): void {
+    if (chunks.length > 1) this.#socket.cork();
+    for (const chunk of chunks) this.#socket.write(chunk);
+    if (chunks.length > 1) this.#socket.uncork();
+  }
+
+  #lose(loss: ConnectionLoss): void {
+    if (this.#lost) return;
+    this.#lost = true;
+    this.#socket.destroy();
+    this.onLost(loss);
+  }
+
+  #whyFailed(error: Error): ConnectionLoss {
+    if (this.#stage !== "connecting") return this.#whyClosed();
+    const { code } = error as { code?: string };
+    const why =
+      code === "ECONNREFUSED" ? "the connection was refused" : `the connection failed: ${reasonOf(error)}`;
+    return { why };
+  }
+
+  #whyClosed(): ConnectionLoss {
+    if (this.#stage === "established") return { why: "it closed the connection" };
+    const isCurve = this.#options.curve !== undefined;
+    if (!this.#session.greetingBegun) {
+      const why =
+        "it closed the connection without a greeting: it does not speak ZMQ, or has no connection to spare";
+      return isCurve ? { why: `${why}, or has the mechanism NULL and not CURVE`, hint: CURVE_HINT } : { why };
+    }
+    if (!isCurve) return { why: "it ended the ZMQ handshake" };
+    const why = this.#session.greetingComplete
+      ? "it ended the CURVE handshake, as a listener with another key does"
+      : OTHER_MECHANISM;
+    return { why, cause: new KvError("KV_HANDSHAKE_UNTRUSTED", why) };
+  }
+
+  #whyRefused(cause: unknown): ConnectionLoss {
+    if (isAboutCurve(cause)) return { why: reasonOf(cause), cause };
+    if (this.#stage !== "established")
+      return { why: `the server there does not speak ZMQ as this side does: ${reasonOf(cause)}`, cause };
+    const { maxMessageBytes, maxFrames } = this.#options;
+    const what = `its message is larger than ${maxMessageBytes} bytes or ${maxFrames} frames: `;
+    return { why: `${KvError.is(cause, "KV_WIRE_LIMIT_EXCEEDED") ? what : ""}${reasonOf(cause)}`, cause };
+  }
+}
+
+/** Refuses a message that nothing was sent for. */
+export function refuseMessage(): void {
+  throw new KvError("KV_WIRE_MALFORMED", "it sent a message that is not a reply to a request");
+}
