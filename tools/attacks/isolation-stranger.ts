@@ -53,7 +53,7 @@ async function ask(port: number, requestId: string, counts: Counts): Promise<voi
 
 async function play(connector: "pull" | "push", keyFile: string, counts: Counts): Promise<void> {
   const engines = new IsolationEngines();
-  const extra = { require_kv_peer: true, handshake_key_file: keyFile, handshake_key_require: true };
+  const extra = { require_kv_peer: true, handshake_key_file: keyFile };
   const { rogue, prefill } = await engines.start(connector, extra);
   for (let round = 0; round < ROUNDS; round++) {
     const victim = await engines.prefill(`v${round}`, round);

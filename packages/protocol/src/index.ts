@@ -52,16 +52,6 @@ export {
   type PromptPrefix,
 } from "./handshake/lease-query.js";
 export {
-  decodeChallenge,
-  decodeSignedReply,
-  decodeSignedRequest,
-  encodeChallenge,
-  encodeSignedReply,
-  encodeSignedRequest,
-  isSignedWith,
-  type SignedRequest,
-} from "./handshake/signed-message.js";
-export {
   decodeNotification,
   type ExtensionMessage,
   encodeNotification,

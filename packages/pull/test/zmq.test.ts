@@ -1,17 +1,19 @@
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { type AddressInfo, connect, createServer, type Socket } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
 import { zmqEngines } from "@kv/testing/scenarios/zmq-engines";
+import { memorySideChannel } from "@kv/transport-memory";
 import { afterAll, expect, it } from "vitest";
 import { pullConnector } from "../src/index.js";
 
 const folder = mkdtempSync(join(tmpdir(), "kv-curve-"));
 afterAll(() => rmSync(folder, { recursive: true }));
-const withCurve = (key: string) => {
+const withKey = (key: string) => {
   const file = join(folder, key.replaceAll(" ", "-"));
   writeFileSync(file, key);
-  return { handshake_key_file: file, side_channel_curve: true };
+  return { handshake_key_file: file };
 };
 
 it("over ZMQ in real time: handshakes, lease queries, and refusals of a wrong engine and an unknown rank", async () => {
@@ -38,9 +40,9 @@ it("over ZMQ in real time: handshakes, lease queries, and refusals of a wrong en
   await end();
 });
 
-it("with side_channel_curve: engines with the key hand over; those without CURVE or with another key do not", async () => {
+it("with handshake_key_file: engines with the key hand over; of a pair with one key or two, both sides say why not", async () => {
   const { engine, end } = zmqEngines(pullConnector);
-  const key = withCurve("the shared key of this test");
+  const key = withKey("the shared key of this test");
   const p = await engine("p", 2, key);
   const d = await engine("d", 1, key);
   await Promise.all(
@@ -50,7 +52,7 @@ it("with side_channel_curve: engines with the key hand over; those without CURVE
     }),
   );
   const plain = await engine("plain", 1);
-  const other = await engine("other", 1, withCurve("another key than that one"));
+  const other = await engine("other", 1, withKey("another key than that one"));
   for (const [n, [from, to]] of [
     [p, plain],
     [plain, d],
@@ -62,15 +64,65 @@ it("with side_channel_curve: engines with the key hand over; those without CURVE
       () => undefined,
       (thrown: unknown) => thrown,
     );
-    expect(error, `pair ${n}`).toMatchObject({ code: expect.stringMatching(/UNTRUSTED|UNREACHABLE/) });
+    expect(error, `pair ${n}`).toMatchObject({ code: "KV_HANDSHAKE_UNTRUSTED" });
   }
   await end();
 });
 
-it("side_channel_curve is refused where the side channel cannot encrypt", async () => {
+it("with handshake_key_file: a relay between D and P reads nothing", async () => {
+  const { engine, end } = zmqEngines(pullConnector);
+  const key = withKey("the shared key of this test");
+  const p = await engine("engine-of-p", 1, key);
+  const d = await engine("engine-of-d", 1, key);
+  const relay = await openRelay(p.address.port);
+  const params = await p.prefill(prompt(1));
+  await d.decode({ ...prompt(1), params: { ...params, remote_host: "127.0.0.1", remote_port: relay.port } });
+  const seen = relay.seen();
+  expect(seen).toContain("MESSAGE");
+  const { capability } = params.kv_peer as { capability: string };
+  for (const secret of ["engine-of-p", "engine-of-d", "kv_caches", "compatibility_hash", capability])
+    expect(seen).not.toContain(secret);
+  relay.close();
+  await end();
+});
+
+it("handshake_key_file is refused where the side channel cannot encrypt", async () => {
   const play = createScenario();
-  await expect(play.engine("p", { extra: withCurve("the shared key of this test") })).rejects.toMatchObject({
+  const { withEncryption: _, ...sideChannel } = memorySideChannel({ network: play.network, host: "p" });
+  const extra = withKey("the shared key of this test");
+  await expect(play.engine("p", { extra, sideChannel })).rejects.toMatchObject({
     code: "KV_CONFIG_INVALID",
-    message: expect.stringContaining("side_channel_curve"),
+    message: expect.stringContaining("handshake_key_file"),
   });
 });
+
+/** A TCP relay to a port of this host, and all that it has seen. */
+async function openRelay(to: number) {
+  const seen: Buffer[] = [];
+  const sockets = new Set<Socket>();
+  const server = createServer((socket) => {
+    const onward = connect(to, "127.0.0.1");
+    for (const [from, into] of [
+      [socket, onward],
+      [onward, socket],
+    ] as const) {
+      sockets.add(from);
+      from
+        .on("error", () => {})
+        .on("data", (data) => {
+          seen.push(data);
+          into.write(data);
+        })
+        .on("close", () => into.destroy());
+    }
+  });
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  return {
+    port: (server.address() as AddressInfo).port,
+    seen: () => Buffer.concat(seen).toString("latin1"),
+    close() {
+      for (const socket of sockets) socket.destroy();
+      server.close();
+    },
+  };
+}

@@ -12,7 +12,7 @@ writeFileSync(keyFile, "the shared key of this test");
 
 it.each([
   ["", {}],
-  [" with side_channel_curve", { handshake_key_file: keyFile, side_channel_curve: true }],
+  [" with handshake_key_file", { handshake_key_file: keyFile }],
 ])("push works over the ZMQ side channel%s in real time, in both orders", async (_name, extra) => {
   const { engine, end } = zmqEngines(pushConnector);
   const p = await engine("p", 2, extra);

@@ -1,4 +1,4 @@
-import { connect, createServer, type Socket } from "node:net";
+import { type AddressInfo, connect, createServer } from "node:net";
 import { type KvError, type LogFields, silentLog } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { afterEach, describe, expect, test } from "vitest";
@@ -23,13 +23,21 @@ function channel(keys?: readonly Uint8Array[], options: Parameters<typeof zmqSid
   closers.push(() => made.close());
   const side = keys === undefined ? made : made.withEncryption?.(() => keys);
   if (side === undefined) throw new Error("it cannot encrypt");
-  const echo = () => side.listen({ host, port: 0, answer: (frames) => [Buffer.from("echo"), ...frames] });
+  const asked: string[] = [];
+  const echo = () =>
+    side.listen({
+      ...{ host, port: 0 },
+      answer(frames) {
+        asked.push(Buffer.concat(frames).toString());
+        return [Buffer.from("echo"), ...frames];
+      },
+    });
   const ask = async (port: number, ...frames: string[]) => {
     const sent = frames.map((frame) => Buffer.from(frame));
     const reply = await side.request({ host, port, frames: sent, timeoutMs: 20_000 });
     return reply.frames.map((frame) => Buffer.from(frame).toString());
   };
-  return { warnings, echo, ask };
+  return { warnings, asked, echo, ask };
 }
 
 const failure = (promise: Promise<unknown>): Promise<KvError> =>
@@ -47,38 +55,83 @@ async function until(holds: () => boolean): Promise<void> {
   while (!holds()) await new Promise((resolve) => setImmediate(resolve));
 }
 
+/** A TCP relay to a port of this host, with what it has seen. `change` may change the bytes on their way. */
+async function relayTo(
+  port: number,
+  change: (data: Buffer, direction: "request" | "reply") => void = () => {},
+) {
+  const [requests, replies]: [Buffer[], Buffer[]] = [[], []];
+  const server = createServer((socket) => {
+    const onward = connect(port, host);
+    closers.push(
+      () => void socket.destroy(),
+      () => void onward.destroy(),
+    );
+    for (const [from, to, direction, seen] of [
+      [socket, onward, "request", requests],
+      [onward, socket, "reply", replies],
+    ] as const) {
+      from
+        .on("error", () => {})
+        .on("close", () => to.destroy())
+        .on("data", (data) => {
+          seen.push(Buffer.from(data));
+          change(data, direction);
+          to.write(data);
+        });
+    }
+  });
+  await new Promise<void>((resolve) => server.listen(0, host, resolve));
+  closers.push(() => void server.close());
+  return { port: (server.address() as AddressInfo).port, requests, replies };
+}
+
 describe("two of our side channels", () => {
   test("with the same key exchange messages, of which nobody between reads anything", async () => {
     const { port } = await channel([OWN]).echo();
-    const seen: Buffer[] = [];
-    const sockets: Socket[] = [];
-    const between = createServer((socket) => {
-      const onward = connect(port, host);
-      sockets.push(socket, onward);
-      for (const [from, to] of [
-        [socket, onward],
-        [onward, socket],
-      ] as const) {
-        from
-          .on("error", () => {})
-          .on("data", (data) => {
-            seen.push(data);
-            to.write(data);
-          });
-      }
-    });
-    await new Promise<void>((resolve) => between.listen(0, host, resolve));
-    closers.push(() => {
-      for (const socket of sockets) socket.destroy();
-      between.close();
-    });
+    const relay = await relayTo(port);
     const { ask } = channel([OWN]);
-    const { port: relay } = between.address() as { port: number };
-    for (const word of ["secret one", "secret two"]) expect(await ask(relay, word)).toEqual(["echo", word]);
-    expect(sockets).toHaveLength(2);
-    const wire = Buffer.concat(seen).toString("latin1");
+    for (const word of ["secret one", "secret two"])
+      expect(await ask(relay.port, word)).toEqual(["echo", word]);
+    const wire = Buffer.concat([...relay.requests, ...relay.replies]).toString("latin1");
     expect(wire).toContain("MESSAGE");
     for (const word of ["secret", "echo", "ROUTER"]) expect(wire).not.toContain(word);
+  });
+
+  test.each(["request", "reply"] as const)(
+    "a relay that changes one bit of a %s ends the connection",
+    async (which) => {
+      const { echo, asked } = channel([OWN]);
+      const { port } = await echo();
+      // Greetings and handshakes are shorter, or were sent before.
+      const relay = await relayTo(port, (data, direction) => {
+        if (direction === which && data.includes("MESSAGE")) data[data.length - 1] = (data.at(-1) ?? 0) ^ 1;
+      });
+      const error = await failure(channel([OWN]).ask(relay.port, "hello"));
+      expect(error.code).toMatch(/UNTRUSTED|UNREACHABLE/);
+      expect(asked).toEqual(which === "request" ? [] : ["hello"]);
+    },
+  );
+
+  test("recorded bytes are refused when they are sent again, in whole or after a new greeting", async () => {
+    const { echo, asked, warnings } = channel([OWN]);
+    const { port } = await echo();
+    const relay = await relayTo(port);
+    await channel([OWN]).ask(relay.port, "hello");
+    const recorded = Buffer.concat(relay.requests);
+    expect(asked).toEqual(["hello"]);
+    for (const sent of [[recorded], [recorded.subarray(0, 64), recorded.subarray(64)]]) {
+      const socket = connect(port, host);
+      const closed = new Promise((resolve) => socket.on("error", () => {}).on("close", resolve));
+      socket.resume();
+      for (const bytes of sent) socket.write(bytes);
+      await closed;
+    }
+    expect(asked).toEqual(["hello"]);
+    expect(warnings[0]).toMatchObject({
+      reason: "KV_HANDSHAKE_UNTRUSTED",
+      error: expect.stringContaining("cookie"),
+    });
   });
 
   test("with different keys: both sides' errors name the setting", async () => {

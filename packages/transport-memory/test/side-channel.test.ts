@@ -154,3 +154,21 @@ test("requests end when their signal aborts and when the side channel closes", a
   expect(network.outstanding().requests).toBe(0);
   expect(clock.pendingTimers).toBe(0);
 });
+
+test("with keys, a listener and a request that do not have one in common refuse each other", async () => {
+  const { server, client, ask, codeOf } = ground();
+  const [one, other] = [() => [bytes("one")], () => [bytes("other")]];
+  const answer = () => [bytes("pong")];
+  const secret = server.withEncryption?.(() => [bytes("one"), bytes("two")]);
+  await secret?.listen({ host: "p", port: 5600, answer });
+  await server.listen({ host: "p", port: 5601, answer });
+  const asked = { host: "p", port: 5600, frames: [bytes("ping")], timeoutMs: 5000 };
+  expect(await codeOf(ask())).toBe("KV_HANDSHAKE_UNTRUSTED");
+  expect(await codeOf(Promise.resolve(client.withEncryption?.(other).request(asked)))).toBe(
+    "KV_HANDSHAKE_UNTRUSTED",
+  );
+  expect(await codeOf(Promise.resolve(client.withEncryption?.(one).request({ ...asked, port: 5601 })))).toBe(
+    "KV_HANDSHAKE_UNTRUSTED",
+  );
+  expect(await codeOf(Promise.resolve(client.withEncryption?.(one).request(asked)))).toBe("KV_OK");
+});

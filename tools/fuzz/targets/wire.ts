@@ -39,7 +39,6 @@ function framesOf(input: Uint8Array): Uint8Array[] {
 }
 
 const RANK = { ppRank: 0, tpRank: 0 };
-const KEY = bytes("a key of at least thirty-two bytes, for the fuzzer");
 const metadata = encodeMsgpack({
   engine_id: "engine",
   agent_metadata: Uint8Array.of(1, 2, 3),
@@ -104,7 +103,6 @@ export const handshake: FuzzTarget = {
     encodeHandshakeRequest(RANK),
     joinFrames(encodeHandshakeReply(payload, 12.5)),
     joinFrames(encodeHandshakeReply(sealHandshake(payload, RANK), 1)),
-    joinFrames(encodeHandshakeReply(sealHandshake(payload, RANK, KEY), 1)),
     encodeHandshakeRefusal("a reason"),
     metadata,
   ],
@@ -120,7 +118,6 @@ export const handshake: FuzzTarget = {
         readAll(
           () => decodeAgentMetadata(payload.agentMetadataBytes),
           () => checkHandshakeSeal(payload, RANK),
-          () => checkHandshakeSeal(payload, RANK, [KEY]),
         );
       },
     );

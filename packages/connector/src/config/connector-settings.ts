@@ -26,16 +26,9 @@ export interface ConnectorSettings {
   readonly handshakeTimeoutMs: number;
   /** `enforce_handshake_compat` (true). */
   readonly enforceCompatibility: boolean;
-  /** `handshake_key_file`: the keys that sign this side's handshakes; peers must sign theirs with one of them. */
+  /** `handshake_key_file`: the side channel is encrypted between those who have one of these keys, and refuses all others; vLLM has no key. */
   readonly handshakeKeys: HandshakeKeys | undefined;
-  /** `handshake_key_require` (false): the side channel answers only those who prove the key, so vLLM peers cannot be paired. */
-  readonly requiresHandshakeKey: boolean;
-  /** `side_channel_curve` (false): connections of the side channel are encrypted, and made only between those who have the key; vLLM has no CURVE. */
-  readonly encryptsSideChannel: boolean;
-  /**
-   * `require_kv_peer` (false): messages in vLLM's forms, which prove nothing, do not act on requests. True with `handshake_key_require` or
-   * `side_channel_curve`.
-   */
+  /** `require_kv_peer` (true with `handshake_key_file`): messages in vLLM's forms, which prove nothing, do not act on requests. */
   readonly requiresKvPeer: boolean;
   /** `per_worker_ports` (false): one side-channel port per rank, as in vLLM's older guide. */
   readonly perWorkerPorts: boolean;
@@ -65,15 +58,11 @@ export function connectorSettings({ extra, env }: KvTransferConfig): ConnectorSe
     "kv_connector_extra_config.handshake_key_file",
     extra.handshake_key_file,
   );
-  const requiresHandshakeKey = flag("handshake_key_require", extra.handshake_key_require ?? false);
-  const encryptsSideChannel = flag("side_channel_curve", extra.side_channel_curve ?? false);
-  if (handshakeKeys === undefined && (requiresHandshakeKey || encryptsSideChannel)) {
-    const name = requiresHandshakeKey ? "handshake_key_require" : "side_channel_curve";
-    throw new KvError(
-      "KV_CONFIG_INVALID",
-      `kv_connector_extra_config.${name} is true and handshake_key_file is not set`,
-      { hint: "name the file with the key in handshake_key_file on all workers" },
-    );
+  for (const name of ["handshake_key_require", "side_channel_curve"]) {
+    if (extra[name] === undefined || extra[name] === null) continue;
+    throw new KvError("KV_CONFIG_INVALID", `kv_connector_extra_config.${name} is no longer a setting`, {
+      hint: "remove it: handshake_key_file alone encrypts the side channel and refuses peers without the key",
+    });
   }
   return {
     leaseMs,
@@ -99,12 +88,7 @@ export function connectorSettings({ extra, env }: KvTransferConfig): ConnectorSe
     handshakeTimeoutMs: 5000,
     enforceCompatibility: flag("enforce_handshake_compat", extra.enforce_handshake_compat ?? true),
     handshakeKeys,
-    requiresHandshakeKey,
-    encryptsSideChannel,
-    requiresKvPeer: flag(
-      "require_kv_peer",
-      extra.require_kv_peer ?? (requiresHandshakeKey || encryptsSideChannel),
-    ),
+    requiresKvPeer: flag("require_kv_peer", extra.require_kv_peer ?? handshakeKeys !== undefined),
     perWorkerPorts: flag("per_worker_ports", extra.per_worker_ports ?? false),
     announcedBlockSize: blockSize(
       "kv_connector_extra_config.push_announced_block_size",

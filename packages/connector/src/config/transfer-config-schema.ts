@@ -102,15 +102,11 @@ export const extraConfigSchema = z.looseObject({
     .string()
     .min(1)
     .nullish()
-    .describe("File with the key that signs handshakes; a second line is a second valid key."),
-  handshake_key_require: flag(
-    "Answer only peers that prove the key, and refuse peers without it; false by default.",
-  ),
-  side_channel_curve: flag(
-    "Encrypt the side channel with CURVE, by keys that derive from handshake_key_file; false by default. vLLM has no CURVE.",
-  ),
+    .describe(
+      "File with the key of the side channel, which then is encrypted and refuses peers without the key, vLLM too; a second line is a second valid key.",
+    ),
   require_kv_peer: flag(
-    "Refuse messages of plain vLLM peers, which prove nothing; as handshake_key_require by default.",
+    "Refuse messages of plain vLLM peers, which prove nothing; true with handshake_key_file by default.",
   ),
 });
 

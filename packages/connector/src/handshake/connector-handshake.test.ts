@@ -1,6 +1,3 @@
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
 import {
   type EngineIdentity,
   type KvCacheConfig,
@@ -15,7 +12,7 @@ import { manualClock } from "@kv/testing/manual-clock";
 import { simConfig } from "@kv/testing/simulator/sim-config";
 import { createSimRanks } from "@kv/testing/simulator/sim-ranks";
 import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
-import { afterAll, describe, expect, it } from "vitest";
+import { describe, expect, it } from "vitest";
 import { connectorSettings } from "../config/connector-settings.js";
 import { readTransferConfig } from "../config/transfer-config.js";
 import { ConnectorHandshake } from "./connector-handshake.js";
@@ -181,28 +178,6 @@ describe("a handshake with an engine of TP 2", () => {
     ]);
     expect(incarnation).toBe("process");
     expect(asked.map(({ port, timeoutMs }) => [port, timeoutMs])).toEqual(ports.map((port) => [port, 5000]));
-  });
-});
-
-describe("a handshake with handshake_key_file", () => {
-  const folder = mkdtempSync(join(tmpdir(), "kv-handshake-"));
-  afterAll(() => rmSync(folder, { recursive: true }));
-  const signed = (key: string) => {
-    const file = join(folder, key);
-    writeFileSync(file, `${key} of this test, long enough`);
-    return { handshake_key_file: file };
-  };
-  const [none, one, other] = [{}, signed("a key"), signed("another key")];
-
-  it.each([
-    ["both have the same", one, one, "ok"],
-    ["only P has", one, none, "ok"],
-    ["only D has", none, one, "KV_HANDSHAKE_UNTRUSTED"],
-    ["they differ", other, one, "KV_HANDSHAKE_UNTRUSTED"],
-  ])("a key: %s", async (_, ofP, ofD, outcome) => {
-    await using _listener = await engine({ engineId: "p", extra: ofP }).listen();
-    const asked = engine({ engineId: "d", extra: ofD }).handshakes[0]?.ask(addressOf("p", 1), [0]);
-    expect(await outcomeOf(asked)).toBe(outcome);
   });
 });
 

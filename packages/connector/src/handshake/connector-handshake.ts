@@ -49,7 +49,7 @@ export interface RemoteRank {
 export interface ConnectorHandshakeOptions {
   /** Carries the queries to other engines. */
   readonly sideChannel: SideChannel;
-  /** Timeouts, the handshake key and the compatibility check. */
+  /** Timeouts and the compatibility check. */
   readonly settings: ConnectorSettings;
   /** This engine; the model's identity is part of the compatibility hash. */
   readonly engine: WorkerOptions["engine"];
@@ -154,7 +154,6 @@ export class ConnectorHandshake {
         },
       },
       portPerRank: settings.perWorkerPorts,
-      keys: settings.handshakeKeys?.current(this.#options.clock, log),
     });
     log.info("handshake-done", {
       engineId: address.engineId,

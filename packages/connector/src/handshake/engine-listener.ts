@@ -23,7 +23,7 @@ export interface EngineListenerOptions {
   readonly log: Log;
   readonly config: KvTransferConfig;
   readonly engine: SchedulerOptions["engine"];
-  readonly settings: Pick<ConnectorSettings, "perWorkerPorts" | "handshakeKeys">;
+  readonly settings: Pick<ConnectorSettings, "perWorkerPorts">;
   /** Identifies this process to `@kv` peers. */
   readonly incarnation: string;
   /** Whether the blocks that D has read are still kept for its request and hold its prompt's KV; answers lease queries. */
@@ -56,7 +56,6 @@ export class EngineListener implements AsyncDisposable {
       host: config.sideChannelHost,
       ports: portsOf(config, engine, settings.perWorkerPorts),
       payloads,
-      key: () => settings.handshakeKeys?.current(clock, log)[0],
       lease: (query) => ({
         incarnation,
         ...(query.engineId === engine.engineId ? holds(query) : { held: false }),

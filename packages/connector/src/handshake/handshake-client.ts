@@ -51,8 +51,6 @@ export interface HandshakeClientOptions {
     /** Called once per handshake that continues although the hashes differ. */
     readonly relaxed?: ((why: CompatibilityExplanation) => void) | undefined;
   };
-  /** The keys, with one of which peers must sign their payloads. Plain vLLM cannot sign and is refused. */
-  readonly keys?: readonly Uint8Array[] | undefined;
   /** One port per rank, as in vLLM's older guide: rank r answers at the engine's port + r. Default false. */
   readonly portPerRank?: boolean | undefined;
 }
@@ -60,7 +58,7 @@ export interface HandshakeClientOptions {
 /**
  * Asks each rank for its metadata, one after another (vLLM: `_nixl_handshake`). The compatibility hash is checked before the metadata is decoded.
  * Errors: those of `SideChannel.request`; `KV_HANDSHAKE_REFUSED` when the peer answers with a refusal; `KV_HANDSHAKE_UNTRUSTED` when the
- * payload was changed on its way or is not signed with one of `keys`; `KV_HANDSHAKE_INCOMPATIBLE` naming the factor that differs;
+ * payload was changed on its way; `KV_HANDSHAKE_INCOMPATIBLE` naming the factor that differs;
  * `KV_HANDSHAKE_WRONG_ENGINE` when another engine answers; `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export async function shakeHands(
@@ -78,7 +76,7 @@ export async function shakeHands(
     for (const tpRank of tpRanks) {
       const { payload, sample } = await ask(address, ppRank, tpRank, options);
       if (sample !== undefined) samples.push(sample);
-      checkHandshakeSeal(payload, { ppRank, tpRank }, options.keys);
+      checkHandshakeSeal(payload, { ppRank, tpRank });
       relaxed = checkCompatibility(address, payload, options, relaxed) || relaxed;
       const metadata = decodeAgentMetadata(payload.agentMetadataBytes);
       checkEngine(address, metadata);

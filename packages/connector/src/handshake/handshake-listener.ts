@@ -37,8 +37,6 @@ export interface HandshakeListenerOptions {
   readonly ports: readonly number[];
   /** Payloads that are served from the start: an open port without payloads would refuse the first peers. */
   readonly payloads: readonly RankPayload[];
-  /** Returns the key that signs the payloads now, if there is one. */
-  readonly key?: (() => Uint8Array | undefined) | undefined;
   /** Answers lease queries of `@kv` peers; they get no reply when absent. */
   lease?(query: LeaseQuery): LeaseReply;
 }
@@ -112,8 +110,8 @@ export class HandshakeListener implements AsyncDisposable {
 interface ServedPayload {
   readonly rank: HandshakeRequest;
   readonly published: Uint8Array;
-  /** Made at the first request, and again when the generation or the key has changed. */
-  sealed?: { readonly bytes: Uint8Array; readonly generation: number; readonly key: Uint8Array | undefined };
+  /** Made at the first request, and again when the generation has changed. */
+  sealed?: { readonly bytes: Uint8Array; readonly generation: number };
 }
 
 /** The payloads by rank, as published and sealed. */
@@ -133,17 +131,17 @@ class ServedPayloads {
     }
   }
 
-  /** The rank's payload with the generation of all payloads, signed with `key` if there is one. Undefined for an unknown rank. */
-  sealed(rank: RankKey, key: Uint8Array | undefined): Uint8Array | undefined {
+  /** The rank's payload with the generation of all payloads. Undefined for an unknown rank. */
+  sealed(rank: RankKey): Uint8Array | undefined {
     const payload = this.#payloads.get(rank);
     if (payload === undefined) return undefined;
     const { generation } = this;
     const { sealed } = payload;
-    if (sealed !== undefined && sealed.generation === generation && sealed.key === key) return sealed.bytes;
+    if (sealed !== undefined && sealed.generation === generation) return sealed.bytes;
     const decoded = decodeHandshakePayload(payload.published);
     const extension = { ...decoded.extension, registration_generation: generation };
-    const bytes = sealHandshake(encodeHandshakePayload({ ...decoded, extension }), payload.rank, key);
-    payload.sealed = { bytes, generation, key };
+    const bytes = sealHandshake(encodeHandshakePayload({ ...decoded, extension }), payload.rank);
+    payload.sealed = { bytes, generation };
     return bytes;
   }
 
@@ -156,14 +154,14 @@ class ServedPayloads {
 function answerRequest(
   frames: readonly Uint8Array[],
   payloads: ServedPayloads,
-  { clock, lease, key }: HandshakeListenerOptions,
+  { clock, lease }: HandshakeListenerOptions,
   warnings: LimitedWarnings,
 ): readonly Uint8Array[] | undefined {
   const query = decodeLeaseQuery(frames);
   if (query !== undefined) return lease === undefined ? undefined : [encodeLeaseReply(lease(query))];
   try {
     const { ppRank, tpRank } = decodeHandshakeRequest(frames);
-    const payload = payloads.sealed(rankKey({ ppRank, tpRank }), key?.());
+    const payload = payloads.sealed(rankKey({ ppRank, tpRank }));
     if (payload !== undefined) return encodeHandshakeReply(payload, clock.now() / 1000);
     warnings.warn("handshake-for-unknown-rank", "rank", { ppRank, tpRank, known: payloads.ranks });
     const known = payloads.ranks.join(", ") || "none yet";

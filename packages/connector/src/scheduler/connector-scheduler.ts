@@ -14,9 +14,9 @@ import {
   type WorkerOutput,
 } from "@kv/interface";
 import type { TransferMode } from "@kv/protocol";
-import { sideChannelFor } from "../authentication/for-settings.js";
 import { connectorSettings } from "../config/connector-settings.js";
 import { EngineListener } from "../handshake/engine-listener.js";
+import { sideChannelFor } from "../handshake/side-channel-for.js";
 import { type DecodeOrders, DecodeRequests, type PromptSource } from "./decode-requests.js";
 import { type PrefillBackoff, prefillBackoff, wholePromptsError } from "./prefill-backoff.js";
 import { PrefillScheduler } from "./prefill-scheduler.js";

@@ -10,10 +10,10 @@ import {
   type WorkerOptions,
   type WorkerOutput,
 } from "@kv/interface";
-import { sideChannelFor } from "../authentication/for-settings.js";
 import { type ConnectorSettings, connectorSettings } from "../config/connector-settings.js";
 import { ConnectorHandshake } from "../handshake/connector-handshake.js";
 import { localGeometry, modelGeometry } from "../handshake/rank-geometry.js";
+import { sideChannelFor } from "../handshake/side-channel-for.js";
 import { TransferMetrics } from "../metrics/transfer-metrics.js";
 import { NotificationSender } from "../peers/notification-sender.js";
 import type { PeerTable } from "../peers/peer-table.js";

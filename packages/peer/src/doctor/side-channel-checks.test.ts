@@ -1,5 +1,5 @@
 import { KvError, type SideChannel } from "@kv/interface";
-import { encodeChallenge, encodeMsgpack } from "@kv/protocol";
+import { encodeMsgpack } from "@kv/protocol";
 import { expect, test } from "vitest";
 import { METADATA, REPLY } from "../../test/sample-recording.js";
 import { checkSideChannel, type SideChannelCheckOptions } from "./side-channel-checks.js";
@@ -92,14 +92,4 @@ test("metadata that cannot be decoded is a failed check with the field, not an e
   const { facts, by } = await look(answering("10.0.0.7", [payload, REPLY[1]]));
   expect(by["metadata"]?.found).toMatch(/agent metadata: kv_caches_base_addr/);
   expect(facts.metadata).toBeUndefined();
-});
-
-test("an engine that requires a key fails, with the setting to change", async () => {
-  const challenge = encodeChallenge(new Uint8Array(32), "handshake_key_require is set");
-  const { by } = await look(answering("10.0.0.7", [challenge]));
-  expect(by["side-channel"]).toMatchObject({
-    status: "fail",
-    found: "the engine refused: handshake_key_require is set",
-    fix: expect.stringContaining("without handshake_key_require"),
-  });
 });

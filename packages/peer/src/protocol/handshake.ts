@@ -7,7 +7,6 @@ import {
 import {
   type AgentMetadata,
   decodeAgentMetadata,
-  decodeChallenge,
   decodeHandshakePayload,
   decodeHandshakeRefusal,
   decodeHandshakeReply,
@@ -59,13 +58,7 @@ export async function exchangeHandshake(
 /** Decodes the frames of a reply. Errors: `KV_HANDSHAKE_REFUSED`, `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`. */
 export function decodeHandshake({ reply }: HandshakeExchange): RankHandshake {
   const refusal = decodeHandshakeRefusal(reply.frames);
-  if (refusal !== undefined) {
-    const hint =
-      decodeChallenge(reply.frames) === undefined
-        ? undefined
-        : "kv-peer has no key: start the engine without handshake_key_require while kv-peer examines it";
-    throw new KvError("KV_HANDSHAKE_REFUSED", `the engine refused: ${refusal}`, { hint });
-  }
+  if (refusal !== undefined) throw new KvError("KV_HANDSHAKE_REFUSED", `the engine refused: ${refusal}`);
   return decodeHandshakeReply(reply.frames);
 }
 

@@ -47,7 +47,7 @@ export interface Scene {
 export interface SceneOptions {
   /** Pull by default. */
   readonly connector?: ConnectorModule;
-  /** The key file that P and D require. The attackers do not have it. */
+  /** The key file of P and D. The attackers do not have it. */
   readonly keyFile?: string;
   readonly takenOut?: TakenOut;
 }
@@ -102,7 +102,7 @@ export async function playScene(scene: Scene, options: SceneOptions = {}): Promi
   );
   const extra = {
     ...{ require_kv_peer: true, kv_lease_duration: 6, request_timeout: 15, decoder_kv_blocks_ttl: 20 },
-    ...(keyFile === undefined ? {} : { handshake_key_file: keyFile, handshake_key_require: true }),
+    ...(keyFile === undefined ? {} : { handshake_key_file: keyFile }),
   };
   const start = (hostName: string, engineId: string, more: Partial<SimEngineOptions>) =>
     clock.settle(
@@ -226,8 +226,8 @@ async function learns(
   host: string,
 ): Promise<boolean> {
   const frames = [encodeHandshakeRequest({ ppRank: 0, tpRank: 0 })];
-  const reply = await stranger.request({ host, port: p.address.port, frames, timeoutMs: 1000 });
   try {
+    const reply = await stranger.request({ host, port: p.address.port, frames, timeoutMs: 1000 });
     decodeHandshakeReply(reply.frames);
     return true;
   } catch {

@@ -23,6 +23,7 @@ export type TakenOut = "process" | "blocks" | "capability" | "secret" | "prompt"
 export function believing(sideChannel: SideChannel, incarnation: () => string, host?: string): SideChannel {
   return {
     ...sideChannel,
+    withEncryption: (keys) => believing(sideChannel.withEncryption?.(keys) ?? sideChannel, incarnation, host),
     async request(options) {
       if (host !== undefined && options.host !== host) return sideChannel.request(options);
       const query = decodeLeaseQuery(options.frames);
@@ -40,6 +41,7 @@ export function believing(sideChannel: SideChannel, incarnation: () => string, h
 export function copying(sideChannel: SideChannel, incarnation: () => string): SideChannel {
   return {
     ...sideChannel,
+    withEncryption: (keys) => copying(sideChannel.withEncryption?.(keys) ?? sideChannel, incarnation),
     listen: (options) =>
       sideChannel.listen({
         ...options,

@@ -31,6 +31,8 @@ export interface InFlightTransfer {
 /** A listener of a side channel. */
 export interface SideChannelBinding {
   readonly host: MemoryHost;
+  /** The keys of an encrypted listener. */
+  readonly keys: (() => readonly Uint8Array[]) | undefined;
   answer(
     frames: readonly Uint8Array[],
   ): Promise<readonly Uint8Array[] | undefined> | readonly Uint8Array[] | undefined;

@@ -26,7 +26,7 @@ const LAST_PORT = 65_535;
 
 /**
  * Creates a side channel between the hosts of a memory network. Host names are those of the network; "localhost" is the own host. Its listeners have
- * `Symbol.asyncDispose`. Errors: `KV_CONFIG_INVALID` for a network that `memoryNetwork` did not create.
+ * `Symbol.asyncDispose`. `withEncryption` compares keys as a real side channel would, and encrypts nothing. Errors: `KV_CONFIG_INVALID` for a network that `memoryNetwork` did not create.
  */
 export function memorySideChannel(options: MemorySideChannelOptions): SideChannel & AsyncDisposable {
   const fabric = fabricOf(options.network);
@@ -58,7 +58,7 @@ export function memorySideChannel(options: MemorySideChannelOptions): SideChanne
     throw bindFailed(self.name, 0, "no port is free");
   }
 
-  function send(options: SideChannelRequest): Promise<SideChannelReply> {
+  function send(options: SideChannelRequest, keys: Keys): Promise<SideChannelReply> {
     const { port, timeoutMs, signal } = options;
     const to = resolveHost(options.host);
     const subject = `request to ${options.host}:${port}`;
@@ -125,7 +125,15 @@ export function memorySideChannel(options: MemorySideChannelOptions): SideChanne
       else if (fabric.isCut(self.name, to)) unreachable("the hosts are disconnected");
       else if (binding === undefined)
         unreachable(fabric.hostIsAlive(to) ? "the port has no listener" : "the host is not alive");
-      else void exchange(binding);
+      else {
+        const refused = refusalOf(keys, binding.keys);
+        if (refused === undefined) void exchange(binding);
+        else {
+          const hint = "set handshake_key_file to the same key on both sides, or on neither";
+          fabric.log.warn("memory-side-channel-refused", { host: to, port, reason: refused, hint });
+          fail(new KvError("KV_HANDSHAKE_UNTRUSTED", `${subject} is refused: ${refused}`, { hint }));
+        }
+      }
     });
 
     async function exchange(binding: SideChannelBinding): Promise<void> {
@@ -149,7 +157,8 @@ export function memorySideChannel(options: MemorySideChannelOptions): SideChanne
   const noise = (lengthBytes: number): Uint8Array =>
     Uint8Array.from({ length: lengthBytes }, () => fabric.random.integer(256));
 
-  const sideChannel: SideChannel & AsyncDisposable = {
+  const side = (keys: Keys): SideChannel & AsyncDisposable => ({
+    withEncryption: side,
     async listen({ host, port, answer }) {
       assertOpen("listen");
       if (resolveHost(host) !== self.name)
@@ -159,7 +168,7 @@ export function memorySideChannel(options: MemorySideChannelOptions): SideChanne
       const bound = port === 0 ? freePort() : port;
       const key = `${self.name}:${bound}`;
       if (fabric.bindings.has(key)) throw bindFailed(host, bound, "the port is in use");
-      fabric.bindings.set(key, { host: self, answer });
+      fabric.bindings.set(key, { host: self, keys, answer });
       own.add(key);
       const close = async (): Promise<void> => {
         if (own.delete(key)) fabric.bindings.delete(key);
@@ -168,21 +177,39 @@ export function memorySideChannel(options: MemorySideChannelOptions): SideChanne
     },
     async request(requested) {
       assertOpen(`request to ${requested.host}:${requested.port}`);
-      return await send(requested);
+      return await send(requested, keys);
     },
-    async close() {
-      if (closed) return;
-      closed = true;
-      forgetKill();
-      for (const key of own) fabric.bindings.delete(key);
-      own.clear();
-      for (const fail of [...pending]) {
-        fail(new KvError("KV_SIDE_CHANNEL_CLOSED", `the side channel of host ${self.name} was closed`));
-      }
-    },
-    [Symbol.asyncDispose]: () => sideChannel.close(),
-  };
-  return sideChannel;
+    close,
+    [Symbol.asyncDispose]: close,
+  });
+
+  async function close(): Promise<void> {
+    if (closed) return;
+    closed = true;
+    forgetKill();
+    for (const key of own) fabric.bindings.delete(key);
+    own.clear();
+    for (const fail of [...pending]) {
+      fail(new KvError("KV_SIDE_CHANNEL_CLOSED", `the side channel of host ${self.name} was closed`));
+    }
+  }
+
+  return side(undefined);
+}
+
+/** The shared keys of one side; undefined without encryption. */
+type Keys = (() => readonly Uint8Array[]) | undefined;
+
+/** Why a listener and a request refuse each other; undefined when they do not. */
+function refusalOf(asks: Keys, answers: Keys): string | undefined {
+  const key = asks?.()[0];
+  if (asks === undefined && answers === undefined) return undefined;
+  if (answers === undefined) return "the listener has no key, and the request has one";
+  if (asks === undefined) return "the listener has a key, and the request has none";
+  const isKnown = answers().some(
+    (each) => each.length === key?.length && each.every((byte, at) => byte === key[at]),
+  );
+  return isKnown ? undefined : "the listener has another key than the request";
 }
 
 function bindFailed(host: string, port: number, reason: string): KvError {
