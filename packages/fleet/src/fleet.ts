@@ -159,7 +159,7 @@ export class Fleet {
 }
 
 function createPairing(
-  { mode, timeoutMs, refreshMs }: FleetSettings["pairing"],
+  { mode, ...settings }: FleetSettings["pairing"],
   get: InstanceGet,
   { clock, log }: { readonly clock: Clock; readonly log: Log },
 ): Pairing | undefined {
@@ -169,7 +169,7 @@ function createPairing(
     });
     return undefined;
   }
-  return new Pairing({ mode, timeoutMs, refreshMs, get, clock, log });
+  return new Pairing({ mode, ...settings, get, clock, log });
 }
 
 function configuredDiscovery(settings: FleetSettings["discovery"], clock: Clock): Discovery | undefined {

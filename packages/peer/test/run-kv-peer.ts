@@ -7,7 +7,7 @@ const cli = builtProgram("kv-peer");
 /** Runs kv-peer in a process of its own. */
 export function runKvPeer(...args: string[]): Promise<{ code: number; stdout: string; stderr: string }> {
   return promisify(execFile)(process.execPath, [cli, ...args]).then(
-    ({ stdout }) => ({ code: 0, stdout, stderr: "" }),
+    ({ stdout, stderr }) => ({ code: 0, stdout, stderr }),
     (error: { code: number; stdout: string; stderr: string }) => error,
   );
 }

@@ -1,7 +1,7 @@
 import { rmSync } from "node:fs";
 import { memoryMetrics } from "@kv/connector";
 import type { Log, SideChannel, Transport } from "@kv/interface";
-import { zmqSideChannel } from "@kv/side-channel";
+import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
 import { type MemoryNetwork, memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { type HeadlessPrefill, openHeadlessPrefill } from "../src/headless/headless-prefill.js";
 import { PrefillServer } from "../src/headless/prefill-server.js";
@@ -38,6 +38,8 @@ export async function serveSample(
     /** The host that the server announces for its side channel. */
     sideChannelHost?: string;
     log?: Log;
+    /** The key of its side channel and of the decode side's. */
+    handshakeKeyFile?: string;
   } = {},
 ): Promise<Served> {
   const {
@@ -50,7 +52,8 @@ export async function serveSample(
   } = options;
   const network = options.network ?? memoryNetwork();
   const transports = [memoryTransport({ network }), memoryTransport({ network })] as const;
-  const sideChannel = zmqSideChannel();
+  const handshakeKeys = readHandshakeKeys("key", options.handshakeKeyFile);
+  const sideChannel = zmqSideChannel({ handshakeKeys });
   const folder = await sampleRecording(lengths, undefined, options.factors);
   const metrics = memoryMetrics();
   const recording = await openRecording(folder);

@@ -8,6 +8,7 @@ import {
 import { IdleConnections } from "./client/idle-connections.js";
 import { zmqRequest } from "./client/request.js";
 import { type CurveKeySource, curveKeysFrom } from "./keys/curve.js";
+import type { HandshakeKeys } from "./keys/handshake-keys.js";
 import { ConnectionTable } from "./listener/connection-table.js";
 import { type SideChannelLimits, sideChannelLimits } from "./listener/limits.js";
 import { openZmqListener } from "./listener/listener.js";
@@ -18,6 +19,8 @@ export interface ZmqSideChannelOptions extends AmbientOptions, Partial<SideChann
   readonly maxReplyFrames?: number;
   /** Bytes of a reply, all frames together. A listener that sends more is unreachable. Default 64 MiB. */
   readonly maxReplyBytes?: number;
+  /** Encrypts all connections with these keys, as `withEncryption` does. Default: none, as vLLM. */
+  readonly handshakeKeys?: HandshakeKeys | undefined;
   /** Whether connections are kept for ten seconds after a request, for the next one to the same address. Default true. */
   readonly keepsConnections?: boolean;
 }
@@ -72,7 +75,8 @@ export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel
       await Promise.all([...listeners].map((listener) => listener.close()));
     },
   });
-  return side(undefined);
+  const { handshakeKeys: keys } = options;
+  return side(keys && curveKeysFrom(() => keys.current(clock, log)));
 }
 
 const channelClosed = () => new KvError("KV_SIDE_CHANNEL_CLOSED", "the side channel is closed");

@@ -15,4 +15,6 @@ export interface PairingSettings {
   readonly timeoutMs: number;
   /** Between two readings of an engine that shows no sign of a restart, in milliseconds. */
   readonly refreshMs: number;
+  /** The file with the key of the side channels, where the engines have one (`handshake_key_file`). */
+  readonly handshakeKeyFile?: string | undefined;
 }

@@ -1,5 +1,7 @@
-import { readFileSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createServer, type Socket } from "node:net";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { KvError, type LogFields, silentLog, systemClock, systemRandom } from "@kv/interface";
 import {
   type AgentMetadata,
@@ -10,7 +12,7 @@ import {
   encodeHandshakePayload,
   encodeHandshakeReply,
 } from "@kv/protocol";
-import { zmqSideChannel } from "@kv/side-channel";
+import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
 import { afterEach, expect, test } from "vitest";
 import { Router } from "zeromq";
 import type { InstanceSpec, Role } from "../instances/instance.js";
@@ -427,12 +429,19 @@ test.each([
   expect(pools.prefill.status()[0]?.pairing?.reason).toContain(reason);
 });
 
-test("of an engine with a key, the log names both mechanisms and the setting", async () => {
-  const encrypting = zmqSideChannel().withEncryption?.(() => [Buffer.from("the shared key of this test")]);
-  if (encrypting === undefined) throw new Error("it cannot encrypt");
+test("side channels with a key are read with handshakeKeyFile; without it, the log names both mechanisms and the setting", async () => {
+  const folder = mkdtempSync(join(tmpdir(), "kv-pairing-"));
+  open.push(() => rmSync(folder, { recursive: true }));
+  const handshakeKeyFile = join(folder, "key");
+  writeFileSync(handshakeKeyFile, "the shared key of this test", { mode: 0o600 });
+  const encrypting = zmqSideChannel({ handshakeKeys: readHandshakeKeys("key", handshakeKeyFile) });
   open.push(() => void encrypting.close());
-  const { port } = await encrypting.listen({ host: "127.0.0.1", port: 0, answer: () => undefined });
-  const { lines } = await fleet({ prefill: [port], decode: [(await sideChannel()).port] });
+  const reply = [fixture("v33_pull_p1.pp0tp0.rep0"), fixture("v33_pull_p1.pp0tp0.rep1")];
+  const { port } = await encrypting.listen({ host: "127.0.0.1", port: 0, answer: () => reply });
+  const pair = { prefill: [port], decode: [port] };
+  const { route } = await fleet({ ...pair, settings: { mode: "strict", handshakeKeyFile } });
+  expect(route(1)).toEqual(["p0-d0"]);
+  const { lines } = await fleet(pair);
   const [warned] = lines.filter(({ event }) => event === "instance-unverified").map(({ fields }) => fields);
   expect(warned?.["reason"]).toMatch(/CURVE.*NULL/);
   expect(warned?.["hint"]).toContain("--handshake-key-file");

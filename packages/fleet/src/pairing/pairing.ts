@@ -1,6 +1,6 @@
 import { setMaxListeners } from "node:events";
 import { type Clock, KvError, type Log, type SideChannel } from "@kv/interface";
-import { zmqSideChannel } from "@kv/side-channel";
+import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
 import { type Instance, instanceName, type PairingStatus, partOf, type Role } from "../instances/instance.js";
 import { needsFactors } from "./check-pair.js";
 import { type EngineFacts, type InstanceGet, kvBytesOf, modeIn, readEngineFacts } from "./engine-facts.js";
@@ -65,12 +65,13 @@ export class Pairing {
   /** By a list that is the same at each request, and by the kinds that fit: those of the list that do, until an instance changes. */
   #fitting = new WeakMap<readonly PairedInstance[], Map<string, Fitting>>();
 
-  /** Reads nothing until pools have instances. */
+  /** Reads nothing of instances until pools have some. Errors: `KV_CONFIG_INVALID` for a key file that cannot be used. */
   constructor(options: PairingOptions) {
     this.#options = options;
     this.#kinds = new Kinds(options.mode);
-    const { clock, log } = options;
-    this.#sideChannel = zmqSideChannel({ clock, log, ...READING });
+    const { clock, log, handshakeKeyFile } = options;
+    const handshakeKeys = readHandshakeKeys("pairing.handshakeKeyFile", handshakeKeyFile);
+    this.#sideChannel = zmqSideChannel({ clock, log, ...READING, handshakeKeys });
     // Each reading listens, and all instances are read at the start.
     setMaxListeners(0, this.#closing.signal);
   }

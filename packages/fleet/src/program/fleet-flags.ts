@@ -33,6 +33,8 @@ export interface FleetFlags {
   decodeTpSize?: number[];
   /** `--pairing`. */
   pairing?: PairingMode;
+  /** `--handshake-key-file`. */
+  handshakeKeyFile?: string;
   /** `--routing`. */
   routing?: RoutingName;
   /** `--prefill-routing`. */
@@ -90,6 +92,10 @@ export function addFleetOptions(command: Command): Command {
         "--pairing <mode>",
         "what pairs with an instance whose side channel cannot be read: every instance (lenient, default), those of its label, none (strict); off reads no side channel",
       ).choices(PAIRING_MODES),
+    )
+    .option(
+      "--handshake-key-file <file>",
+      "file with the key of the engines' side channels, where they have one; for pairing",
     )
     .addOption(
       new Option("--routing <strategy>", "how instances are chosen (default: round-robin)").choices(
@@ -156,7 +162,7 @@ export function fleetSettingsOf(
       prefill: flags.prefillRouting ?? flags.routing,
       decode: flags.decodeRouting ?? flags.routing,
     }),
-    pairing: defined({ mode: flags.pairing }),
+    pairing: defined({ mode: flags.pairing, handshakeKeyFile: flags.handshakeKeyFile }),
     health: defined({ intervalMs: flags.healthIntervalMs }),
     discovery: Object.keys(discovery).length === 0 ? undefined : discovery,
   };

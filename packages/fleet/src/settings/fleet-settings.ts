@@ -38,6 +38,8 @@ const pairingSchema = z.strictObject({
   timeoutMs: milliseconds.default(3_000),
   /** Between two readings of an engine that shows no sign of a restart. */
   refreshMs: milliseconds.default(60_000),
+  /** The engines' `handshake_key_file`, where they have one: their side channels answer nobody else. */
+  handshakeKeyFile: z.string().min(1).optional(),
 });
 
 const portName = z.union([z.number().int().min(1).max(65_535), z.string().min(1).max(63)]);

@@ -2,15 +2,15 @@ import { writeFile } from "node:fs/promises";
 import { KvError } from "@kv/interface";
 import { onInterrupt } from "@kv/interface/program";
 import { nixlTransport } from "@kv/nixl";
-import { zmqSideChannel } from "@kv/side-channel";
 import { type Command, Option } from "commander";
 import { EngineServer } from "../http/engine-server.js";
 import { load } from "../load/load.js";
 import { loadPlot } from "../load/load-plot.js";
 import { loadReport, loadText } from "../load/load-report.js";
 import { atLeastZero, count, counts, duration, port, serverUrl, share } from "./option-values.js";
+import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
 
-interface Options {
+interface Options extends SideChannelOptions {
   prefill: string;
   promptTokens: number[];
   concurrency: number;
@@ -60,6 +60,7 @@ export function addDecode(program: Command): void {
     .option("--allow-unknown-leaks", "pass when the server's /metrics do not show its blocks")
     .option("--side-channel-host <host>", "host at which a server that pushes reaches this one", "127.0.0.1")
     .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 0)
+    .addOption(handshakeKeyOption())
     .option("--plot <file>", "write latencies over time as SVG")
     .option("--json", "print a JSON report")
     .action(run);
@@ -71,7 +72,7 @@ async function run(options: Options): Promise<void> {
     throw new KvError("KV_CONFIG_INVALID", `--rate is ${rate}; it must be above 0`);
   const server = new EngineServer(options.prefill);
   const transport = nixlTransport();
-  const sideChannel = zmqSideChannel();
+  const sideChannel = openSideChannel(options);
   // Ctrl-C ends the load, and still prints the report where the server answers.
   const stop = new AbortController();
   onInterrupt(() => stop.abort());

@@ -1,13 +1,13 @@
 import { KvError } from "@kv/interface";
-import { zmqSideChannel } from "@kv/side-channel";
 import { type Command, Option } from "commander";
 import { pairDoctor } from "../doctor/pair-doctor.js";
 import { type PairReport, reportText } from "../doctor/pair-report.js";
 import { readTarget } from "../doctor/target.js";
 import type { SideChannelAddress } from "../protocol/handshake.js";
 import { commaSeparated, count, duration, hostAndPort } from "./option-values.js";
+import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
 
-interface Options {
+interface Options extends SideChannelOptions {
   prefill: string;
   decode?: string;
   tp?: number;
@@ -57,6 +57,7 @@ export function addDoctor(program: Command): void {
     .addOption(
       new Option("--lease <time>", "kv_lease_duration of prefill").argParser(duration).default(30_000, "30s"),
     )
+    .addOption(handshakeKeyOption())
     .option("--timeout <ms>", "limit of one handshake", count, 5000)
     .option("--json", "print a JSON report")
     .action(async (options: Options) => {
@@ -67,7 +68,7 @@ export function addDoctor(program: Command): void {
 }
 
 async function runDoctor(options: Options): Promise<PairReport> {
-  const sideChannel = zmqSideChannel();
+  const sideChannel = openSideChannel(options);
   try {
     return await pairDoctor({
       prefill: readTarget(options.prefill),

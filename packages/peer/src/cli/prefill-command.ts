@@ -1,14 +1,14 @@
 import { memoryMetrics } from "@kv/connector";
 import { onInterrupt } from "@kv/interface/program";
 import { nixlTransport } from "@kv/nixl";
-import { zmqSideChannel } from "@kv/side-channel";
 import { type Command, Option } from "commander";
 import { openHeadlessPrefill } from "../headless/headless-prefill.js";
 import { PrefillServer } from "../headless/prefill-server.js";
 import { openRecording } from "../recording/recording.js";
 import { count, duration, port } from "./option-values.js";
+import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
 
-interface Options {
+interface Options extends SideChannelOptions {
   from: string;
   host: string;
   port: number;
@@ -28,6 +28,7 @@ export function addPrefill(program: Command): void {
     .option("--port <port>", "HTTP port; 0 takes a free one", port, 8100)
     .option("--side-channel-host <host>", "host that decode workers shake hands with", "127.0.0.1")
     .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 5600)
+    .addOption(handshakeKeyOption())
     .addOption(
       new Option("--lease <time>", "how long blocks are kept for a decode worker")
         .argParser(duration)
@@ -46,7 +47,7 @@ async function serve(options: Options): Promise<void> {
   const recording = await openRecording(options.from);
   const { manifest } = recording;
   const transport = nixlTransport();
-  const sideChannel = zmqSideChannel();
+  const sideChannel = openSideChannel(options);
   const metrics = memoryMetrics();
   const prefill = await openHeadlessPrefill({
     metrics,

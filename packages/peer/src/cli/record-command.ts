@@ -1,14 +1,14 @@
 import { KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
-import { zmqSideChannel } from "@kv/side-channel";
 import { type Command, Option } from "commander";
 import { EngineServer } from "../http/engine-server.js";
 import { type DiffOptions, diffRecordings } from "../recording/diff.js";
 import { record } from "../recording/record.js";
 import { openRecording } from "../recording/recording.js";
 import { count, counts, port, serverUrl } from "./option-values.js";
+import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
 
-interface RecordFlags {
+interface RecordFlags extends SideChannelOptions {
   prefill: string;
   decode?: string;
   to: string;
@@ -38,13 +38,14 @@ export function addRecord(program: Command): void {
     .option("--output-tokens <n>", "tokens that the decode server generates per prompt", count, 16)
     .option("--side-channel-host <host>", "host at which a server that pushes reaches this one", "127.0.0.1")
     .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 0)
+    .addOption(handshakeKeyOption())
     .action(runRecord);
 }
 
 async function runRecord(flags: RecordFlags): Promise<void> {
   const { prefill, decode, to, promptTokens, outputTokens } = flags;
   const transport = nixlTransport();
-  const sideChannel = zmqSideChannel();
+  const sideChannel = openSideChannel(flags);
   try {
     const manifest = await record({
       folder: to,

@@ -1,7 +1,6 @@
 import { KvError, systemClock, systemRandom } from "@kv/interface";
 import { onInterrupt } from "@kv/interface/program";
 import { nixlTransport } from "@kv/nixl";
-import { zmqSideChannel } from "@kv/side-channel";
 import { type Command, InvalidArgumentError, Option } from "commander";
 import { EngineServer } from "../http/engine-server.js";
 import { sendRequest } from "../http/http-request.js";
@@ -12,8 +11,9 @@ import type { CanaryReference, WatchedPair } from "../watch/canary.js";
 import { FINDING_KINDS, type Finding, findingLine } from "../watch/findings.js";
 import { requireAnswers, Watch, type WatchRound } from "../watch/watch.js";
 import { count, duration, port, serverUrl } from "./option-values.js";
+import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
 
-interface WatchFlags {
+interface WatchFlags extends SideChannelOptions {
   pair: string[];
   against?: string;
   interval: number;
@@ -82,6 +82,7 @@ export function addWatch(program: Command): void {
     )
     .option("--side-channel-host <host>", "host at which a server that pushes reaches this one", "127.0.0.1")
     .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 0)
+    .addOption(handshakeKeyOption())
     .option("--metrics-host <host>", "address of the metrics", "127.0.0.1")
     .option("--metrics-port <port>", "serve Prometheus metrics at /metrics; 0 takes a free port", port)
     .option("--webhook <url>", "POST each new finding as JSON", serverOrPath)
@@ -93,7 +94,7 @@ async function watch(flags: WatchFlags): Promise<void> {
   const pairs = flags.pair.map(readPair);
   const { prompt, reference } = await readReference(flags);
   const transport = nixlTransport();
-  const sideChannel = zmqSideChannel();
+  const sideChannel = openSideChannel(flags);
   const watching = new Watch({
     pairs,
     reference,

@@ -1,11 +1,11 @@
 import { KV_CACHE_KINDS, type KvCacheKind, KvError } from "@kv/interface";
 import { addReportOptions, MAX_RANKS, printReport, type ReportOptions } from "@kv/kv-plan";
-import { zmqSideChannel } from "@kv/side-channel";
 import { type Command, InvalidArgumentError } from "commander";
 import { commaSeparated, count, counts, hostAndPort } from "../cli/option-values.js";
+import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "../cli/side-channel-option.js";
 import { livePair } from "./live-pair.js";
 
-interface Options extends ReportOptions {
+interface Options extends ReportOptions, SideChannelOptions {
   readonly from: readonly { readonly host: string; readonly port: number }[];
   readonly tp: readonly number[];
   readonly kvHeads?: number | undefined;
@@ -30,6 +30,7 @@ export function addPlan(program: Command): void {
     .option("--kv-heads <count>", "KV heads of the model", count)
     .option("--groups <kinds>", "kinds of the KV cache groups, such as full,swa", kinds, [])
     .option("--kv-cache-dtype <name>", "type of the cache, as vLLM names it")
+    .addOption(handshakeKeyOption())
     .option("--timeout <ms>", "for the handshake of each engine", count, 5000);
   addReportOptions(command).action(run);
 }
@@ -61,7 +62,7 @@ async function run(options: Options): Promise<void> {
       },
     );
   }
-  const sideChannel = zmqSideChannel();
+  const sideChannel = openSideChannel(options);
   try {
     const pair = await livePair({
       sideChannel,

@@ -41,6 +41,7 @@ export function unusedSettings(
     ["decoders.label", has("decoders", "label"), unlabelled],
     ["pairing.timeoutMs", input.pairing?.timeoutMs !== undefined, unpaired],
     ["pairing.refreshMs", input.pairing?.refreshMs !== undefined, unpaired],
+    ["pairing.handshakeKeyFile", input.pairing?.handshakeKeyFile !== undefined, unpaired],
     ["prefillers.kvEvents", has("prefillers", "kvEvents"), notPrefixAware("prefill")],
     ["decoders.kvEvents", has("decoders", "kvEvents"), notPrefixAware("decode")],
     ["prefillers.kvEventsReplay", has("prefillers", "kvEventsReplay"), notPrefixAware("prefill")],
