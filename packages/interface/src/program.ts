@@ -126,7 +126,8 @@ export function openSpanOutput(options: {
 function fileOutput(file: string, log: Log): SpanOutput {
   let fd: number;
   try {
-    fd = openSync(file, "a");
+    // Request ids and addresses are for their owner only.
+    fd = openSync(file, "a", 0o600);
   } catch (cause) {
     throw new KvError("KV_CONFIG_INVALID", `--trace ${file} cannot be written: ${String(cause)}`, { cause });
   }

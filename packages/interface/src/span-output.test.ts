@@ -1,4 +1,4 @@
-import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync, statSync } from "node:fs";
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
@@ -39,6 +39,12 @@ function temporaryFile(): string {
   cleanUp.push(() => rmSync(folder, { recursive: true }));
   return join(folder, "spans.jsonl");
 }
+
+test("only the owner can read a trace file", async () => {
+  const file = temporaryFile();
+  await openSpanOutput({ file, env: {}, log: silentLog })?.close();
+  expect(statSync(file).mode & 0o777).toBe(0o600);
+});
 
 test("lines are appended to the file and posted to the collector's /v1/traces, with its headers", async () => {
   const { received, endpoint } = await collector();

@@ -1,4 +1,4 @@
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, readdirSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, beforeAll, expect, test } from "vitest";
@@ -43,7 +43,7 @@ test("a key file that others can read causes a warning on stderr", async () => {
   expect(stderr).toMatch(/handshake-key-exposed.*"mode":"644".*chmod 600/);
 });
 
-test("a recording is made over the encrypted side channel", async () => {
+test("a recording is made over the encrypted side channel, and only its owner can read the files", async () => {
   const made = join(folder, "recording");
   const { server: prefill, transport, sideChannel } = served;
   const { prompts } = await record({
@@ -51,4 +51,9 @@ test("a recording is made over the encrypted side channel", async () => {
     prompts: [Array.from({ length: 100 }, (_, at) => at + 10)],
   });
   expect(prompts).toHaveLength(1);
+  const modes = readdirSync(made, { recursive: true, withFileTypes: true })
+    .filter((entry) => entry.isFile())
+    .map(({ parentPath, name }) => statSync(join(parentPath, name)).mode & 0o777);
+  expect(modes.length).toBeGreaterThan(3);
+  expect(new Set(modes)).toEqual(new Set([0o600]));
 });

@@ -84,7 +84,7 @@ export async function runDemo(options: DemoOptions, output: DemoOutput): Promise
 
 /** Errors: `KV_CONFIG_INVALID`. */
 async function startFile(file: string): Promise<void> {
-  await writeFile(file, "").catch((cause: unknown) => {
+  await writeFile(file, "", { mode: 0o600 }).catch((cause: unknown) => {
     throw new KvError("KV_CONFIG_INVALID", `--trace ${file} cannot be written: ${String(cause)}`, { cause });
   });
 }

@@ -28,7 +28,7 @@ export function addTrace(program: Command): void {
       const traces = requestTraces(await readTraceFile(file, warn));
       const trace = chooseRequest(traces, request);
       if (svg !== undefined)
-        await writeFile(svg, traceSvg(trace)).catch((cause: unknown) => {
+        await writeFile(svg, traceSvg(trace), { mode: 0o600 }).catch((cause: unknown) => {
           throw new KvError("KV_CONFIG_INVALID", `${svg} cannot be written: ${String(cause)}`, { cause });
         });
       process.stdout.write(traceText(trace));

@@ -124,7 +124,8 @@ export function createRecording(folder: string): RecordingWriter {
   async function write(name: string, content: Uint8Array | string): Promise<string> {
     const file = join(folder, name);
     await mkdir(dirname(file), { recursive: true });
-    await writeFile(file, content);
+    // Prompts and their KV are for their owner only.
+    await writeFile(file, content, { mode: 0o600 });
     return name;
   }
   return {
