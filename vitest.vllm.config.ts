@@ -3,7 +3,7 @@ import shared from "./vitest.config.js";
 
 // Live tests against vLLM servers on this machine, one file at a time, minutes each: `npm run test:vllm`.
 export default mergeConfig(
-  { ...shared, test: { ...shared.test, include: [] } },
+  { ...shared, test: { ...shared.test, projects: undefined, include: [] } },
   defineConfig({
     test: {
       include: ["tools/vllm/**/*.live.ts"],

@@ -24,7 +24,7 @@ function testsOf(folder: string): string[] {
 }
 
 export default mergeConfig(
-  { ...shared, test: { ...shared.test, include: [] } },
+  { ...shared, test: { ...shared.test, projects: undefined, include: [] } },
   defineConfig({
     test: {
       include: files,
