@@ -1,0 +1,217 @@
+import { fileURLToPath } from "node:url";
+import { prompt } from "@kv/testing/scenarios/scenario";
+import { started, traceTests } from "@kv/testing/traces/trace-tests";
+import { pullConnector } from "../src/index.js";
+
+/** D's requests for the first prompt: vLLM's ids of `n: 2`. */
+const copy = (n: number) => ({ ...prompt(1), requestId: `${n}_r1` });
+
+traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
+  "full-fetch": {
+    about: ["D has nothing of the prompt and READs all of its blocks."],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const params = await play.prefilled(p, 1);
+      await play.outcome(d.decode({ ...prompt(1), params }));
+      await play.clock.advance(50);
+    },
+  },
+
+  "partial-prefix-hit": {
+    about: ["D's prefix cache has the first block of the prompt. D READs the others."],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const params = await play.prefilled(p, 1);
+      await play.outcome(d.decode({ ...prompt(1), params, cachedTokens: 16 }));
+      await play.clock.advance(50);
+    },
+  },
+
+  "full-prefix-hit": {
+    about: [
+      "D's prefix cache has the whole prompt. D READs nothing, and tells P that it may free the blocks.",
+    ],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const params = await play.prefilled(p, 1);
+      await play.outcome(d.decode({ ...prompt(1), params, cachedTokens: 40 }));
+      await play.clock.advance(50);
+    },
+  },
+
+  "tp-2-to-1": {
+    about: ["P has two ranks, D has one. D READs its heads from both, and both wait for D's one rank."],
+    async play(play) {
+      const [p, d] = [await play.engine("p", { tpSize: 2 }), await play.engine("d")];
+      const params = await play.prefilled(p, 1);
+      await play.outcome(d.decode({ ...prompt(1), params }));
+      await play.clock.advance(50);
+    },
+  },
+
+  "tp-1-to-2": {
+    about: ["P has one rank, D has two. P's rank waits for both: each says that there are two."],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d", { tpSize: 2 })];
+      const params = await play.prefilled(p, 1);
+      await play.outcome(d.decode({ ...prompt(1), params }));
+      await play.clock.advance(50);
+    },
+  },
+
+  "two-readers": {
+    about: [
+      "A completion with n: 2. Two requests of D get the same kv_transfer_params, and both READ P's blocks.",
+      "P is told when the last one is done. A third request comes later and is refused.",
+    ],
+    faults: [{ fault: "delay", operation: "READ", nth: 2, delayMs: 50 }],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const params = await play.prefilled(p, 1);
+      const both = [0, 1].map((n) => d.decode({ ...copy(n), params }));
+      await play.outcome(Promise.all(both));
+      await play.clock.advance(50);
+      await play.outcome(d.decode({ ...copy(2), params }));
+    },
+  },
+
+  "waits-for-blocks": {
+    about: [
+      "D has blocks for one request. The second one waits in D's queue for longer than P's lease of 6 s.",
+      "Heartbeats extend the lease by 4 s each. The first READ hangs, and ends at request_timeout, 7 s.",
+    ],
+    faults: [{ fault: "drop", operation: "READ", times: 1 }],
+    async play(play) {
+      const p = await play.engine("p", { extra: { kv_lease_duration: 6 } });
+      const d = await play.engine("d", {
+        numBlocks: 3,
+        extra: { kv_lease_duration: 6, request_timeout: 7 },
+      });
+      const first = await play.prefilled(p, 1);
+      const second = await play.prefilled(p, 2);
+      started(d.decode({ ...prompt(1), params: first }));
+      await play.clock.advance(10);
+      await play.outcome(d.decode({ ...prompt(2), params: second }));
+      await play.clock.advance(50);
+    },
+  },
+
+  "abort-while-reading": {
+    about: [
+      "The client leaves while D READs. D keeps its blocks until the transport no longer writes into them,",
+      "and then tells P.",
+    ],
+    faults: [{ fault: "delay", operation: "READ", delayMs: 200 }],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const params = await play.prefilled(p, 1);
+      const decoding = started(d.decode({ ...prompt(1), params }));
+      await play.clock.advance(100);
+      d.abort("r1");
+      await play.outcome(decoding);
+      await play.clock.advance(50);
+    },
+  },
+
+  "lease-expires-before-d": {
+    about: [
+      "D comes after P's lease has ended, and another prompt has the blocks by now.",
+      "The READ succeeds, as one-sided READs do. P's answer to the lease query tells D not to use the bytes.",
+    ],
+    async play(play) {
+      const [p, d] = [await play.engine("p", { numBlocks: 3 }), await play.engine("d")];
+      const params = await play.prefilled(p, 1);
+      await play.clock.advance(30_050);
+      await play.prefilled(p, 2);
+      await play.outcome(d.decode({ ...prompt(1), params }));
+      await play.clock.advance(50);
+    },
+  },
+
+  "p-restarts": {
+    about: [
+      "P is killed while it keeps the blocks of r2, and starts again under the same engine id.",
+      "D knows the dead process: its READ fails. The next request of the new process makes D shake hands again.",
+    ],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const [first, lost] = [await play.prefilled(p, 1), await play.prefilled(p, 2)];
+      await play.outcome(d.decode({ ...prompt(1), params: first }));
+      await play.kill(p);
+      const again = await play.engine("p");
+      await play.outcome(d.decode({ ...prompt(2), params: lost }));
+      const params = await play.prefilled(again, 3);
+      await play.outcome(d.decode({ ...prompt(3), params }));
+      await play.clock.advance(50);
+    },
+  },
+
+  "p-restarts-before-handshake": {
+    about: [
+      "P is killed before D has met it, and starts again under the same engine id. The handshake shows it.",
+    ],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const params = await play.prefilled(p, 1);
+      await play.kill(p);
+      await play.engine("p");
+      await play.outcome(d.decode({ ...prompt(1), params }));
+      await play.clock.advance(50);
+    },
+  },
+
+  "p-unreachable": {
+    about: ["P is killed, and nobody answers at its address. The next request to it fails without a try."],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const [first, second] = [await play.prefilled(p, 1), await play.prefilled(p, 2)];
+      await play.kill(p);
+      await play.outcome(d.decode({ ...prompt(1), params: first }));
+      await play.outcome(d.decode({ ...prompt(2), params: second }));
+      await play.clock.advance(50);
+    },
+  },
+
+  "prompt-mismatch": {
+    about: [
+      "D's request has other tokens than the prompt that P computed. P's answer to the lease query says so.",
+    ],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const params = await play.prefilled(p, 1);
+      await play.outcome(d.decode({ ...prompt(1), prompt: 9, params }));
+      await play.clock.advance(50);
+    },
+  },
+
+  "read-fails": {
+    about: [
+      "A READ fails. Under kv_load_failure_policy recompute, D computes the prompt itself.",
+      "D tells P in any case, so P frees its blocks.",
+    ],
+    faults: [{ fault: "fail", operation: "READ", times: 1 }],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d", { loadFailurePolicy: "recompute" })];
+      const params = await play.prefilled(p, 1);
+      await play.outcome(d.decode({ ...prompt(1), params }));
+      await play.clock.advance(50);
+    },
+  },
+
+  "vllm-p": {
+    about: [
+      "P speaks vLLM's protocol without our extensions. It answers no lease query, so D goes by its clock:",
+      "a READ that ends later than 5 s before the end of the lease is not used.",
+    ],
+    faults: [{ fault: "delay", operation: "READ", nth: 2, delayMs: 26_000 }],
+    async play(play) {
+      const p = await play.engine("p", { plain: true });
+      // Without heartbeats in time, as from a D that is stopped for a while.
+      const d = await play.engine("d", { extra: { kv_lease_duration: 240 } });
+      const [first, second] = [await play.prefilled(p, 1), await play.prefilled(p, 2)];
+      await play.outcome(d.decode({ ...prompt(1), params: first }));
+      await play.outcome(d.decode({ ...prompt(2), params: second }));
+      await play.clock.advance(50);
+    },
+  },
+});

@@ -1,0 +1,243 @@
+import { fileURLToPath } from "node:url";
+import type { KvTransferParams } from "@kv/interface";
+import { prompt } from "@kv/testing/scenarios/scenario";
+import { coordinatesOf, type SimEngine } from "@kv/testing/simulator/sim-engine";
+import { started, type TracePlay, traceTests } from "@kv/testing/traces/trace-tests";
+import { pushConnector } from "../src/index.js";
+
+/** One client request as vLLM names it at P and at D: the suffixes of eight digits differ. */
+const legs = (n: number) => ({
+  prefill: { ...prompt(n), requestId: `r${n}-aaaaaaaa` },
+  decode: { ...prompt(n), requestId: `r${n}-dddddddd` },
+});
+
+const prefilled = (play: TracePlay, p: SimEngine, n = 1) => play.prefilled(p, n, legs(n).prefill);
+
+/** D's leg. Without P's parameters, the proxy has sent both legs at once. */
+const decoded = (p: SimEngine, d: SimEngine, n = 1, params: KvTransferParams = coordinatesOf(p, `r${n}`)) =>
+  started(d.decode({ ...legs(n).decode, params }));
+
+traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
+  "prefill-first": {
+    about: ["P has computed the prompt when D registers its blocks. P WRITEs all of them."],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const params = await prefilled(play, p);
+      await play.outcome(decoded(p, d, 1, params));
+      await play.clock.advance(50);
+    },
+  },
+
+  "decode-first": {
+    about: [
+      "The proxy has sent both legs at once. D registers its blocks before P computes the prompt.",
+      "P finds its own request by the name without the suffix.",
+    ],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const decoding = decoded(p, d);
+      await play.clock.advance(20);
+      await prefilled(play, p);
+      await play.outcome(decoding);
+      await play.clock.advance(50);
+    },
+  },
+
+  "layer-wise": {
+    about: [
+      "push_layerwise. P WRITEs layer 0 while it computes layer 1. The last WRITE has the notification with it.",
+    ],
+    async play(play) {
+      const p = await play.engine("p", { extra: { push_layerwise: true }, reportsLayers: true, stepMs: 20 });
+      const d = await play.engine("d");
+      const decoding = decoded(p, d);
+      await play.clock.advance(20);
+      await prefilled(play, p);
+      await play.outcome(decoding);
+      await play.clock.advance(50);
+    },
+  },
+
+  "partial-prefix-hit": {
+    about: ["D's prefix cache has the first block of the prompt. D registers the others."],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const params = await prefilled(play, p);
+      await play.outcome(d.decode({ ...legs(1).decode, params, cachedTokens: 16 }));
+      await play.clock.advance(50);
+    },
+  },
+
+  "full-prefix-hit": {
+    about: [
+      "D's prefix cache has the whole prompt. D withdraws without a registration: P frees its blocks and WRITEs nothing.",
+    ],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const params = await prefilled(play, p);
+      await play.outcome(d.decode({ ...legs(1).decode, params, cachedTokens: 40 }));
+      await play.clock.advance(50);
+    },
+  },
+
+  "tp-2-to-1": {
+    about: ["P has two ranks, D has one. D registers with both, and waits for both. Each WRITEs its heads."],
+    async play(play) {
+      const [p, d] = [await play.engine("p", { tpSize: 2 }), await play.engine("d")];
+      const params = await prefilled(play, p);
+      await play.outcome(decoded(p, d, 1, params));
+      await play.clock.advance(50);
+    },
+  },
+
+  "d-aborts-while-p-computes": {
+    about: ["The client leaves while P computes. D withdraws its blocks, and P's answer gives them back."],
+    async play(play) {
+      const [p, d] = [await play.engine("p", { stepMs: 50 }), await play.engine("d")];
+      const decoding = decoded(p, d);
+      await play.clock.advance(20);
+      const computing = started(p.prefill(legs(1).prefill));
+      await play.clock.advance(60);
+      d.abort(legs(1).decode.requestId);
+      await play.outcome(decoding);
+      await play.outcome(computing);
+      await play.clock.advance(100);
+    },
+  },
+
+  "d-aborts-during-write": {
+    about: [
+      "The client leaves during the WRITE. D keeps its blocks until P says that no WRITE touches them any more.",
+    ],
+    faults: [{ fault: "delay", operation: "WRITE", delayMs: 500 }],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const params = await prefilled(play, p);
+      const decoding = decoded(p, d, 1, params);
+      await play.clock.advance(100);
+      d.abort(legs(1).decode.requestId);
+      await play.outcome(decoding);
+      await play.clock.advance(50);
+    },
+  },
+
+  "p-aborts": {
+    about: ["P's request is aborted while D waits. P's answer ends D's request."],
+    async play(play) {
+      const [p, d] = [await play.engine("p", { stepMs: 50 }), await play.engine("d")];
+      const decoding = decoded(p, d);
+      await play.clock.advance(20);
+      const computing = started(p.prefill(legs(1).prefill));
+      await play.clock.advance(60);
+      p.abort(legs(1).prefill.requestId);
+      await play.outcome(computing);
+      await play.outcome(decoding);
+      await play.clock.advance(50);
+    },
+  },
+
+  "write-fails": {
+    about: ["The WRITE fails. P tells D when nothing touches D's blocks any more. Both free their blocks."],
+    faults: [{ fault: "fail", operation: "WRITE", times: 1 }],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const params = await prefilled(play, p);
+      await play.outcome(decoded(p, d, 1, params));
+      await play.clock.advance(50);
+    },
+  },
+
+  "p-restarts": {
+    about: [
+      "P is killed while D waits for it, and starts again under the same engine id.",
+      "D's next heartbeat is not delivered. The lease query shows the new process: no WRITE of the dead one can come.",
+    ],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const decoding = decoded(p, d);
+      await play.clock.advance(100);
+      await play.kill(p);
+      await play.engine("p");
+      await play.outcome(decoding);
+      await play.clock.advance(2000);
+    },
+  },
+
+  "p-falls-silent": {
+    about: [
+      "The link to P is cut. D's request ends at its deadline, push_registration_timeout, 2 s.",
+      "P may still WRITE, so D keeps the blocks and repeats the withdrawal until P answers.",
+    ],
+    async play(play) {
+      const p = await play.engine("p");
+      const d = await play.engine("d", { extra: { push_registration_timeout: 2 } });
+      const decoding = decoded(p, d);
+      await play.clock.advance(100);
+      play.network.disconnect("p", "d", { forMs: 3500 });
+      await play.outcome(decoding);
+      await play.clock.advance(3000);
+    },
+  },
+
+  "registration-times-out": {
+    about: [
+      "The prompt does not come to P within its push_registration_timeout, 2 s. P refuses the registration.",
+    ],
+    async play(play) {
+      const p = await play.engine("p", { extra: { push_registration_timeout: 2 } });
+      const d = await play.engine("d");
+      await play.outcome(decoded(p, d));
+      await play.clock.advance(50);
+    },
+  },
+
+  "lease-expires-before-d": {
+    about: ["D comes after P's lease has ended. P refuses the registration."],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const params = await prefilled(play, p);
+      await play.clock.advance(30_050);
+      await play.outcome(decoded(p, d, 1, params));
+      await play.clock.advance(50);
+    },
+  },
+
+  "prompt-mismatch": {
+    about: ["D's request has other tokens than the prompt that P computed. P refuses the registration."],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const params = await prefilled(play, p);
+      await play.outcome(d.decode({ ...legs(1).decode, prompt: 9, params }));
+      await play.clock.advance(31_000);
+    },
+  },
+
+  "reused-reference": {
+    about: [
+      "Two requests get the same kv_transfer_params. P WRITEs into the blocks of one request, so D refuses the second.",
+      "Another D does not know of the first one: P refuses its registration.",
+    ],
+    async play(play) {
+      const [p, d, e] = [await play.engine("p"), await play.engine("d"), await play.engine("e")];
+      const params = await prefilled(play, p);
+      const first = decoded(p, d, 1, params);
+      await play.outcome(d.decode({ ...legs(1).decode, requestId: "r1-eeeeeeee", params }));
+      await play.outcome(first);
+      await play.clock.advance(10);
+      await play.outcome(decoded(p, e, 1, params));
+      await play.clock.advance(50);
+    },
+  },
+
+  "vllm-p": {
+    about: [
+      "P speaks vLLM's protocol without our extensions: a plain PUSH_REG, and the done notification comes with the WRITE.",
+    ],
+    async play(play) {
+      const [p, d] = [await play.engine("p", { plain: true }), await play.engine("d")];
+      const params = await prefilled(play, p);
+      await play.outcome(decoded(p, d, 1, params));
+      await play.clock.advance(50);
+    },
+  },
+});

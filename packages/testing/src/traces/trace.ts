@@ -1,0 +1,236 @@
+import { delegateTo } from "@kv/connector/building-blocks";
+import type {
+  Clock,
+  ConnectorModule,
+  ConnectorRequest,
+  SchedulerConnector,
+  SideChannel,
+  Tracer,
+  WorkerConnector,
+  WorkerOptions,
+} from "@kv/interface";
+import { codeOf, TracedAgents } from "./traced-agents.js";
+import { blockRanges, describeAnswer, describeRequest } from "./wire-text.js";
+
+interface Line {
+  readonly cells: readonly string[];
+  /** Blocks that each living engine holds after the event. */
+  readonly held: ReadonlyMap<string, string>;
+}
+
+/** Blocks of each request that an engine holds. */
+type Held = Map<string, readonly number[]>;
+
+const TRACEPARENT = "00-00000000000000000000000000000001-0000000000000001-01";
+
+/** Records what the engines of one scenario do and send, as lines that a person reads. It stands between each engine and its connector. */
+export class Trace {
+  readonly #agents = new TracedAgents();
+  readonly #lines: Line[] = [];
+  readonly #engines = new Map<string, Held>();
+  /** Engines' processes in the order in which peers met them. */
+  readonly #processes = new Set<string>();
+  #clock: Clock | undefined;
+
+  /** The connector, observed. */
+  observed(connector: ConnectorModule): ConnectorModule {
+    return {
+      name: connector.name,
+      createScheduler: async (options) => {
+        const engine = options.engine.engineId.toUpperCase();
+        this.#clock ??= options.clock;
+        const held: Held = new Map();
+        this.#engines.set(engine, held);
+        return this.#scheduler(engine, held, await connector.createScheduler(options));
+      },
+      createWorker: (options) => this.#worker(connector, options),
+    };
+  }
+
+  /** Called when an engine was killed. Its memory is gone. */
+  killed(engineId: string): void {
+    const engine = engineId.toUpperCase();
+    this.#engines.delete(engine);
+    this.#say(engine, "is killed");
+  }
+
+  /** Number of blocks that an engine holds. */
+  heldBy(engineId: string): number {
+    return [...(this.#engines.get(engineId.toUpperCase())?.values() ?? [])].flat().length;
+  }
+
+  /** The lines so far, in aligned columns. */
+  text(): string {
+    const engines = [...new Set(this.#lines.flatMap(({ held }) => [...held.keys()]))];
+    const rows = [
+      ["ms", ...engines.map((engine) => `${engine} holds`), "who", "what"],
+      ...this.#lines.map(({ cells: [ms = "", ...rest], held }) => [
+        ms,
+        ...engines.map((engine) => held.get(engine) ?? "gone"),
+        ...rest,
+      ]),
+    ];
+    const width = (column: number) => Math.max(...rows.map((row) => row[column]?.length ?? 0));
+    const padded = (cell: string, column: number) =>
+      column === 0 ? cell.padStart(width(column)) : cell.padEnd(width(column));
+    return rows.map((row) => row.map(padded).join("  ").trimEnd()).join("\n");
+  }
+
+  #say(who: string, what: string): void {
+    const held = [...this.#engines].map(([engine, each]) => [engine, blockRanges([...each.values()].flat())]);
+    this.#lines.push({ cells: [String(this.#now()), who, what], held: new Map(held as [string, string][]) });
+  }
+
+  #now(): number {
+    return this.#clock?.now() ?? 0;
+  }
+
+  #scheduler(engine: string, held: Held, scheduler: SchedulerConnector): SchedulerConnector {
+    const hits = new Map<string, number>();
+    /** Requests that have ended in the engine, and whose blocks the connector still needs. */
+    const kept = new Set<string>();
+    const say = (requestId: string, what: string) => this.#say(engine, `${requestId} ${what}`);
+    const free = (requestId: string, why: string) => {
+      const blockIds = held.get(requestId);
+      held.delete(requestId);
+      kept.delete(requestId);
+      say(requestId, blockIds === undefined ? why : `${why}, frees ${blockRanges(blockIds)}`);
+    };
+    return delegateTo(scheduler, {
+      requestQueued: (request) => {
+        this.#say(
+          engine,
+          `gets ${request.requestId}, ${request.numPromptTokens} tokens: ${legText(request)}`,
+        );
+        scheduler.requestQueued?.(request);
+      },
+      matchedTokens: (request, numComputedTokens) => {
+        hits.set(request.requestId, numComputedTokens);
+        try {
+          return scheduler.matchedTokens(request, numComputedTokens);
+        } catch (error) {
+          say(request.requestId, `is refused: ${codeOf(error)}`);
+          throw error;
+        }
+      },
+      afterAllocation: (request, blockIds, externalTokens) => {
+        const { requestId, numPromptTokens } = request;
+        held.set(requestId, blockIds.flat());
+        const work = isPrefill(request)
+          ? `computes ${numPromptTokens} tokens`
+          : `${hits.get(requestId)} tokens cached, ${externalTokens} to receive`;
+        say(requestId, `takes ${blockRanges(blockIds.flat())}: ${work}`);
+        scheduler.afterAllocation(request, blockIds, externalTokens);
+      },
+      requestFinished: (request, blockIds, reason) => {
+        const { requestId } = request;
+        const finished = scheduler.requestFinished(request, blockIds, reason);
+        const how = reason === "length" ? "is done" : `ends: ${reason}`;
+        if (finished.keepBlocks) {
+          kept.add(requestId);
+          say(requestId, `${how}, keeps ${blockRanges(blockIds.flat())}`);
+        } else free(requestId, how);
+        return finished;
+      },
+      applyWorkerOutput: (output) => {
+        scheduler.applyWorkerOutput(output);
+        for (const requestId of output.finishedSending) free(requestId, "finished sending");
+        for (const requestId of output.finishedReceiving) {
+          const failure = output.failedReceiving.find((each) => each.requestId === requestId);
+          const risk = failure?.blocksAtRisk === true ? ", P may still write to its blocks" : "";
+          if (failure !== undefined) say(requestId, `fails: ${failure.code} (${failure.failureType})${risk}`);
+          else if (kept.has(requestId)) free(requestId, "finished receiving");
+          else say(requestId, "finished receiving, decodes");
+        }
+      },
+    });
+  }
+
+  async #worker(connector: ConnectorModule, options: WorkerOptions): Promise<WorkerConnector> {
+    const { engine, tpRank, transport } = options;
+    const engineName = engine.engineId.toUpperCase();
+    const rank = engine.tpSize === 1 ? engineName : `${engineName}.${tpRank}`;
+    const worker = await connector.createWorker({
+      ...options,
+      tracer: this.#leaseTracer(rank),
+      sideChannel: this.#sideChannel(rank, options.sideChannel),
+      transport: {
+        ...transport,
+        createAgent: async (agentOptions) =>
+          this.#agents.observed(await transport.createAgent(agentOptions), rank, (way, what) =>
+            this.#say(`${rank} ${way}`, what),
+          ),
+      },
+    });
+    return delegateTo(worker, {
+      registerKvCaches: (caches) => {
+        this.#agents.register(engineName, caches.regions);
+        return worker.registerKvCaches(caches);
+      },
+      layerComputed: (layer) => {
+        for (const requestId of Object.keys(layer.computedTokens))
+          this.#say(rank, `${requestId} has computed ${layer.regions.join()}`);
+        worker.layerComputed?.(layer);
+      },
+    });
+  }
+
+  /** Gets the worker's spans, which say when a lease begins, is extended and ends. */
+  #leaseTracer(rank: string): Tracer {
+    return {
+      start: (name, { attributes } = {}) => {
+        if (name !== "kv.lease") return undefined;
+        const say = (what: string) =>
+          this.#say(rank, `lease of ${String(attributes?.["kv.wire_id"])} ${what}`);
+        let untilMs = this.#now() + Number(attributes?.["kv.lease.granted_ms"]);
+        say(`until ${untilMs}`);
+        return {
+          traceparent: TRACEPARENT,
+          set() {},
+          event: (_, extension) => {
+            const extendedMs = this.#now() + Number(extension?.["kv.lease.extension_ms"]);
+            if (extendedMs > untilMs) say(`until ${extendedMs}`);
+            untilMs = Math.max(untilMs, extendedMs);
+          },
+          end: (error) => say(error === undefined ? "ends" : "expires"),
+        };
+      },
+    };
+  }
+
+  #sideChannel(rank: string, sideChannel: SideChannel): SideChannel {
+    return {
+      ...sideChannel,
+      request: async (options) => {
+        const peer = options.host.toUpperCase();
+        this.#say(`${rank} -> ${peer}`, describeRequest(options.frames));
+        try {
+          const reply = await sideChannel.request(options);
+          const answer = describeAnswer(reply.frames, (incarnation) => this.#processOf(peer, incarnation));
+          this.#say(`${rank} <- ${peer}`, answer);
+          return reply;
+        } catch (error) {
+          this.#say(`${rank} <- ${peer}`, `no answer: ${codeOf(error)}`);
+          throw error;
+        }
+      },
+    };
+  }
+
+  /** The number of an engine's process, from 1. */
+  #processOf(engine: string, incarnation: unknown): number {
+    const process = `${engine} ${String(incarnation)}`;
+    this.#processes.add(process);
+    return [...this.#processes].filter((each) => each.startsWith(`${engine} `)).indexOf(process) + 1;
+  }
+}
+
+const isPrefill = ({ kvTransferParams }: ConnectorRequest) => kvTransferParams?.["do_remote_decode"] === true;
+
+/** The leg of a request, with what `kv_transfer_params` name. */
+function legText(request: ConnectorRequest): string {
+  if (isPrefill(request)) return "do_remote_decode";
+  const { remote_engine_id, remote_request_id, remote_block_ids } = request.kvTransferParams ?? {};
+  const blocks = Array.isArray(remote_block_ids) ? `, blocks ${blockRanges(remote_block_ids.flat())}` : "";
+  return `do_remote_prefill by ${String(remote_engine_id).toUpperCase()} ${String(remote_request_id)}${blocks}`;
+}

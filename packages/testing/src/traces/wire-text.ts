@@ -1,0 +1,74 @@
+import {
+  decodeHandshakeReply,
+  decodeHandshakeRequest,
+  decodeLeaseQuery,
+  decodeLeaseReply,
+  decodeNotification,
+} from "@kv/protocol";
+
+/** A request on the side channel. */
+export function describeRequest(frames: readonly Uint8Array[]): string {
+  const query = decodeLeaseQuery(frames);
+  if (query === undefined) return `handshake: metadata of rank ${decodeHandshakeRequest(frames).tpRank}?`;
+  const { requestId, prompt } = query;
+  const content = prompt === undefined ? "" : `, the KV of this prompt of ${prompt.numTokens} tokens`;
+  return `lease query: do you hold ${requestId}${content}?`;
+}
+
+/** The answer to it. `processOf` numbers the processes of the engine that answers. */
+export function describeAnswer(
+  frames: readonly Uint8Array[],
+  processOf: (incarnation: unknown) => number,
+): string {
+  const lease = decodeLeaseReply(frames);
+  if (lease === undefined) {
+    const { extension } = decodeHandshakeReply(frames).payload;
+    return `handshake answer: compatibility hash, agent, regions, process ${processOf(extension?.["incarnation"])}`;
+  }
+  const { held, prompt, incarnation } = lease;
+  const compared = prompt === undefined ? "" : `, prompt ${prompt}`;
+  return `lease answer: ${held ? "held" : "not held"}${compared}, process ${processOf(incarnation)}`;
+}
+
+/** A notification. Between `@kv` peers, `done` and `HB` have proofs that vLLM's form lacks; they are left out. */
+export function describeNotification(payload: Uint8Array): string {
+  const notification = decodeNotification(payload);
+  switch (notification.kind) {
+    case "done":
+      return `done ${notification.requestId}:${notification.readers}`;
+    case "heartbeat":
+      return `HB:${notification.requestIds.join()}`;
+    case "push-registration":
+      return `PUSH_REG ${mapText(notification.registration)}`;
+    case "extension":
+      return notification.message.type === "heartbeat"
+        ? `HB:${String(notification.message["request_ids"])}`
+        : `${notification.message.type} ${mapText(notification.message)}`;
+  }
+}
+
+function mapText({
+  request_id,
+  readers,
+  code,
+  local_block_ids,
+  kv_peer,
+}: Readonly<Record<string, unknown>>): string {
+  const id = String(request_id) + (readers === undefined ? "" : `:${String(readers)}`);
+  if (code !== undefined) return `${id}: ${String(code)}`;
+  if (!Array.isArray(local_block_ids)) return id;
+  const { prefill } = (kv_peer ?? {}) as { readonly prefill?: { readonly request_id: string } };
+  const blocks = local_block_ids.length === 0 ? "no blocks" : `blocks ${blockRanges(local_block_ids.flat())}`;
+  return `${id}, ${blocks}, ${prefill === undefined ? "by name" : `for ${prefill.request_id}`}`;
+}
+
+/** Block ids in the form `0-2,7`, each once, ascending; "-" for none. */
+export function blockRanges(blockIds: readonly number[]): string {
+  const ranges: [from: number, to: number][] = [];
+  for (const id of [...new Set(blockIds)].sort((a, b) => a - b)) {
+    const last = ranges.at(-1);
+    if (last?.[1] === id - 1) last[1] = id;
+    else ranges.push([id, id]);
+  }
+  return ranges.map(([from, to]) => (from === to ? String(from) : `${from}-${to}`)).join() || "-";
+}
