@@ -96,6 +96,19 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
     },
   },
 
+  "done-before-lease": {
+    about: [
+      "P's steps take 50 ms. D has READ the blocks before P's next step, which would begin the lease.",
+      "P's worker remembers that, and reports the request in that step.",
+    ],
+    async play(play) {
+      const [p, d] = [await play.engine("p", { stepMs: 50 }), await play.engine("d")];
+      const params = await play.prefilled(p, 1);
+      await play.outcome(d.decode({ ...prompt(1), params }));
+      await play.clock.advance(50);
+    },
+  },
+
   "abort-while-reading": {
     about: [
       "The client leaves while D READs. D keeps its blocks until the transport no longer writes into them,",
@@ -181,6 +194,56 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
       const params = await play.prefilled(p, 1);
       await play.outcome(d.decode({ ...prompt(1), prompt: 9, params }));
       await play.clock.advance(50);
+    },
+  },
+
+  "parameters-invalid": {
+    about: [
+      "kv_transfer_params have blocks of two groups, D's cache has one. D refuses them, and has P free its blocks.",
+    ],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const params = { ...(await play.prefilled(p, 1)), remote_block_ids: [[0, 1, 2], [3]] };
+      await play.outcome(d.decode({ ...prompt(1), params }));
+      await play.clock.advance(50);
+    },
+  },
+
+  incompatible: {
+    about: [
+      "P serves another model. D compares the hashes of the handshake and READs nothing. P's lease expires.",
+    ],
+    async play(play) {
+      const [p, d] = [await play.engine("p", { model: "another" }), await play.engine("d")];
+      const params = await play.prefilled(p, 1);
+      await play.outcome(d.decode({ ...prompt(1), params }));
+      await play.clock.advance(30_050);
+    },
+  },
+
+  "abort-while-queued": {
+    about: ["The client leaves before D has blocks for the request. D has P free its blocks."],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d", { numBlocks: 2 })];
+      const params = await play.prefilled(p, 1);
+      const decoding = started(d.decode({ ...prompt(1), params }));
+      await play.clock.advance(20);
+      d.abort("r1");
+      await play.outcome(decoding);
+      await play.clock.advance(50);
+    },
+  },
+
+  "d-dies": {
+    about: ["D is killed while it READs. No heartbeat comes any more, and P's lease expires."],
+    faults: [{ fault: "delay", operation: "READ", delayMs: 200 }],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const params = await play.prefilled(p, 1);
+      started(d.decode({ ...prompt(1), params }));
+      await play.clock.advance(100);
+      await play.kill(d);
+      await play.clock.advance(30_000);
     },
   },
 

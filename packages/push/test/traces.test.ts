@@ -121,6 +121,33 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
     },
   },
 
+  "slow-write": {
+    about: ["The WRITE takes longer than P's lease of 6 s. D's heartbeats extend the lease."],
+    faults: [{ fault: "delay", operation: "WRITE", delayMs: 8000 }],
+    async play(play) {
+      const extra = { kv_lease_duration: 6 };
+      const [p, d] = [await play.engine("p", { extra }), await play.engine("d", { extra })];
+      const params = await prefilled(play, p);
+      await play.outcome(decoded(p, d, 1, params));
+      await play.clock.advance(50);
+    },
+  },
+
+  "lease-expires-during-write": {
+    about: [
+      "The WRITE takes longer than P's lease of 6 s, and D's next heartbeat would come after 10 s.",
+      "P keeps the blocks until the WRITE has ended, and D gets its KV.",
+    ],
+    faults: [{ fault: "delay", operation: "WRITE", delayMs: 8000 }],
+    async play(play) {
+      const p = await play.engine("p", { extra: { kv_lease_duration: 6 } });
+      const d = await play.engine("d", { extra: { kv_lease_duration: 60 } });
+      const params = await prefilled(play, p);
+      await play.outcome(decoded(p, d, 1, params));
+      await play.clock.advance(50);
+    },
+  },
+
   "p-aborts": {
     about: ["P's request is aborted while D waits. P's answer ends D's request."],
     async play(play) {
@@ -160,6 +187,51 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
       await play.engine("p");
       await play.outcome(decoding);
       await play.clock.advance(2000);
+    },
+  },
+
+  "p-dies": {
+    about: [
+      "P is killed while D waits for it, and does not return. After two heartbeats without an answer the request fails.",
+      "A P that is only cut off may still WRITE, so D keeps the blocks for decoder_kv_blocks_ttl, 4 s.",
+    ],
+    async play(play) {
+      const p = await play.engine("p");
+      const d = await play.engine("d", { extra: { decoder_kv_blocks_ttl: 4 } });
+      const decoding = decoded(p, d);
+      await play.clock.advance(100);
+      await play.kill(p);
+      await play.outcome(decoding);
+      await play.clock.advance(5000);
+    },
+  },
+
+  "d-restarts": {
+    about: [
+      "D is killed after its registration, and starts again under the same engine id.",
+      "P's handshake shows the new process, whose blocks are not those of the registration: P WRITEs nothing.",
+    ],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      started(decoded(p, d));
+      await play.clock.advance(20);
+      await play.kill(d);
+      await play.engine("d");
+      await prefilled(play, p);
+      await play.clock.advance(50);
+    },
+  },
+
+  "registration-not-sent": {
+    about: [
+      "The transport does not take the registration. P does not know D's blocks, so D has them back at once.",
+    ],
+    faults: [{ fault: "fail", operation: "NOTIFY", from: "d", times: 1 }],
+    async play(play) {
+      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const params = await prefilled(play, p);
+      await play.outcome(decoded(p, d, 1, params));
+      await play.clock.advance(30_050);
     },
   },
 

@@ -28,8 +28,8 @@ export class Trace {
   readonly #agents = new TracedAgents();
   readonly #lines: Line[] = [];
   readonly #engines = new Map<string, Held>();
-  /** Engines' processes in the order in which peers met them. */
-  readonly #processes = new Set<string>();
+  /** How often each engine was started. */
+  readonly #starts = new Map<string, number>();
   #clock: Clock | undefined;
 
   /** The connector, observed. */
@@ -41,6 +41,7 @@ export class Trace {
         this.#clock ??= options.clock;
         const held: Held = new Map();
         this.#engines.set(engine, held);
+        this.#starts.set(engine, (this.#starts.get(engine) ?? 0) + 1);
         return this.#scheduler(engine, held, await connector.createScheduler(options));
       },
       createWorker: (options) => this.#worker(connector, options),
@@ -206,8 +207,8 @@ export class Trace {
         this.#say(`${rank} -> ${peer}`, describeRequest(options.frames));
         try {
           const reply = await sideChannel.request(options);
-          const answer = describeAnswer(reply.frames, (incarnation) => this.#processOf(peer, incarnation));
-          this.#say(`${rank} <- ${peer}`, answer);
+          const answer = describeAnswer(reply.frames);
+          this.#say(`${rank} <- ${peer}`, `${answer}, process ${this.#starts.get(peer)}`);
           return reply;
         } catch (error) {
           this.#say(`${rank} <- ${peer}`, `no answer: ${codeOf(error)}`);
@@ -215,13 +216,6 @@ export class Trace {
         }
       },
     };
-  }
-
-  /** The number of an engine's process, from 1. */
-  #processOf(engine: string, incarnation: unknown): number {
-    const process = `${engine} ${String(incarnation)}`;
-    this.#processes.add(process);
-    return [...this.#processes].filter((each) => each.startsWith(`${engine} `)).indexOf(process) + 1;
   }
 }
 

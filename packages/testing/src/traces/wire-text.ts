@@ -1,10 +1,4 @@
-import {
-  decodeHandshakeReply,
-  decodeHandshakeRequest,
-  decodeLeaseQuery,
-  decodeLeaseReply,
-  decodeNotification,
-} from "@kv/protocol";
+import { decodeHandshakeRequest, decodeLeaseQuery, decodeLeaseReply, decodeNotification } from "@kv/protocol";
 
 /** A request on the side channel. */
 export function describeRequest(frames: readonly Uint8Array[]): string {
@@ -15,19 +9,12 @@ export function describeRequest(frames: readonly Uint8Array[]): string {
   return `lease query: do you hold ${requestId}${content}?`;
 }
 
-/** The answer to it. `processOf` numbers the processes of the engine that answers. */
-export function describeAnswer(
-  frames: readonly Uint8Array[],
-  processOf: (incarnation: unknown) => number,
-): string {
+/** The answer to it. */
+export function describeAnswer(frames: readonly Uint8Array[]): string {
   const lease = decodeLeaseReply(frames);
-  if (lease === undefined) {
-    const { extension } = decodeHandshakeReply(frames).payload;
-    return `handshake answer: compatibility hash, agent, regions, process ${processOf(extension?.["incarnation"])}`;
-  }
-  const { held, prompt, incarnation } = lease;
-  const compared = prompt === undefined ? "" : `, prompt ${prompt}`;
-  return `lease answer: ${held ? "held" : "not held"}${compared}, process ${processOf(incarnation)}`;
+  if (lease === undefined) return "handshake answer: compatibility hash, agent, regions";
+  const compared = lease.prompt === undefined ? "" : `, prompt ${lease.prompt}`;
+  return `lease answer: ${lease.held ? "held" : "not held"}${compared}`;
 }
 
 /** A notification. Between `@kv` peers, `done` and `HB` have proofs that vLLM's form lacks; they are left out. */
