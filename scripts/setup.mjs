@@ -38,7 +38,8 @@ export function run(command, args, { cwd = root, show = false, env = process.env
 }
 
 /** What builds, tests and packing write beside the sources; and fixtures and pages, which no build reads. */
-const OUTPUTS = /^(node_modules|dist(-\d+)?|build|coverage|__pycache__|fixtures)$|\.(tgz|tsbuildinfo|node|log|md)$/;
+const OUTPUTS =
+  /^(node_modules|dist(-\d+)?|build|coverage|__pycache__|fixtures)$|\.(tgz|tsbuildinfo|node|log|md)$/;
 
 /** A digest of files, by paths from the root of the repository. */
 export function digest(paths) {
