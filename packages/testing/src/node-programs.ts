@@ -26,8 +26,8 @@ const sourceUrls = (entry: string): Plugin => ({
         : {
             loader: "ts",
             contents: readFileSync(path, "utf8")
-              .replaceAll("import.meta.url", JSON.stringify(pathToFileURL(path).href))
-              .replaceAll("import.meta.dirname", JSON.stringify(dirname(path))),
+              .replaceAll(/import\.meta\.url/g, JSON.stringify(pathToFileURL(path).href))
+              .replaceAll(/import\.meta\.dirname/g, JSON.stringify(dirname(path))),
           },
     );
   },
