@@ -16,7 +16,7 @@ export default {
   workspaces: {
     ...packages,
     "packages/kv-plan": {
-      entry: [...packages["packages/kv-plan"].entry, "page/{planner,report,build}.ts", "page/*.test.ts"],
+      entry: [...packages["packages/kv-plan"].entry, "page/{planner,report-page,build}.ts", "page/*.test.ts"],
       project: ["src/**/*.ts", "test/**/*.ts", "page/*.ts"],
     },
     "apps/demo": {

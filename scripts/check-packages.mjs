@@ -14,7 +14,7 @@ const root = fileURLToPath(new URL("..", import.meta.url));
 const NOT_ESM = ["node10", "node16-cjs"];
 
 /** What is wrong with the packages, a line each; empty when nothing is. */
-export async function packageProblems() {
+async function packageProblems() {
   const folders = readdirSync(join(root, "packages"))
     .map((name) => join(root, "packages", name))
     .filter((folder) => existsSync(join(folder, "package.json")) && manifestOf(folder).private !== true);
@@ -48,8 +48,6 @@ async function problemsOf(folder, bytes) {
   ].map((text) => `${manifest.name}: ${text}`);
 }
 
-if (process.argv[1] === fileURLToPath(import.meta.url)) {
-  const problems = await packageProblems();
-  for (const problem of problems) console.error(problem);
-  process.exitCode = problems.length === 0 ? 0 : 1;
-}
+const problems = await packageProblems();
+for (const problem of problems) console.error(problem);
+process.exitCode = problems.length === 0 ? 0 : 1;

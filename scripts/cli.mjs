@@ -21,7 +21,7 @@ const asks = process.argv
   .slice(2)
   .some((arg) => ["--help", "-h", "--version", "help", "complete"].includes(arg));
 try {
-  await setup({ native: asks ? "none" : NATIVE[name] });
+  await setup({ native: asks ? "none" : NATIVE[name], types: process.argv[2] === "selftest" });
 } catch (error) {
   process.stderr.write(`set-up failed: ${error.message}\n`);
   process.exit(2);

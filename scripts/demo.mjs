@@ -20,7 +20,10 @@ if (help !== undefined || wrong !== undefined) {
 // A server by hand runs over NIXL: without it, its own error says what to do.
 const isRole = ["prefill", "decode", "instance", "proxy"].includes(args[0]);
 try {
-  const { nixl } = await setup(usesLibfabric(args, process.env) ? { withLibfabric: true } : {});
+  const { nixl } = await setup({
+    types: false,
+    ...(usesLibfabric(args, process.env) ? { withLibfabric: true } : {}),
+  });
   const isTransportGiven = args.some(
     (argument) => argument.startsWith("--transport") || argument.startsWith("--backend"),
   );

@@ -111,14 +111,14 @@ const declarations = () =>
   );
 
 /**
- * Runs all steps. `types` leaves out the declarations when false. `native` limits native code to the addon (`"addon"`) or leaves it out (`"none"`); `withLibfabric` also fetches the libraries of
- * the LIBFABRIC backend. Returns `{ nixl: { ready, why?, noLibfabric? } }`: the reasons say why NIXL or LIBFABRIC is not available. Throws only
+ * Runs all steps. `types: false` leaves out the declarations, which programs do not need. `native` limits native code to the addon (`"addon"`) or leaves
+ * it out (`"none"`); `withLibfabric` also fetches the libraries of the LIBFABRIC backend. Returns `{ nixl: { ready, why?, noLibfabric? } }`: the reasons say why NIXL or LIBFABRIC is not available. Throws only
  * when the dependencies or the build fail.
  */
 export async function setup({
   withLibfabric = process.env.CI === "true",
   native = "nixl",
-  types = false,
+  types = true,
 } = {}) {
   const [major, minor] = process.versions.node.split(".").map(Number);
   if (major < 20 || (major === 20 && minor < 19))

@@ -86,7 +86,7 @@ const inCi = process.env.CI === "true";
 const digest = digestOfFiles();
 const isUnchanged = !inCi && only.length === 0 && existsSync(stamp) && readFileSync(stamp, "utf8") === digest;
 await check("set-up", async () => {
-  const { nixl } = await setup({ types: true });
+  const { nixl } = await setup();
   if (!nixl.ready && inCi) throw new Error(`CI needs NIXL: ${nixl.why}`);
   if (nixl.noLibfabric && inCi) throw new Error(`CI needs both backends: ${nixl.noLibfabric}`);
 });

@@ -19,7 +19,7 @@ export async function buildPlanner(): Promise<string> {
 
 /** The script of the page that `kv-plan --html` prints. */
 export function buildReportScript(): Promise<string> {
-  return bundled("report.ts");
+  return bundled("report-page.ts");
 }
 
 async function bundled(entry: string, define: Record<string, string> = {}): Promise<string> {

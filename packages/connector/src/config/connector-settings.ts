@@ -1,4 +1,4 @@
-import { KvError, type KvTransferConfig } from "@kv/interface";
+import { type Clock, KvError, type KvTransferConfig, type Log, type SideChannel } from "@kv/interface";
 import { type HandshakeKeys, readHandshakeKeys } from "@kv/side-channel";
 import { MAX_SECONDS } from "./transfer-config-schema.js";
 
@@ -122,4 +122,21 @@ function flag(name: string, value: unknown): boolean {
     "KV_CONFIG_INVALID",
     `kv_connector_extra_config.${name} is ${JSON.stringify(value)}, not true or false`,
   );
+}
+
+/** The engine's side channel, encrypted where `handshake_key_file` is set. Errors: `KV_CONFIG_INVALID` when the side channel cannot encrypt. */
+export function encryptedSideChannel(
+  given: SideChannel,
+  { handshakeKeys: keys }: ConnectorSettings,
+  { clock, log }: { readonly clock: Clock; readonly log: Log },
+): SideChannel {
+  if (keys === undefined) return given;
+  if (given.withEncryption === undefined) {
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      "kv_connector_extra_config.handshake_key_file is set, and the engine's side channel cannot encrypt",
+      { hint: "use zmqSideChannel of @kv/side-channel, or leave handshake_key_file out" },
+    );
+  }
+  return given.withEncryption(() => keys.current(clock, log));
 }

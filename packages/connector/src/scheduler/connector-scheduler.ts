@@ -14,9 +14,8 @@ import {
   type WorkerOutput,
 } from "@kv/interface";
 import type { TransferMode } from "@kv/protocol";
-import { connectorSettings } from "../config/connector-settings.js";
+import { connectorSettings, encryptedSideChannel } from "../config/connector-settings.js";
 import { EngineListener } from "../handshake/engine-listener.js";
-import { sideChannelFor } from "../handshake/side-channel-for.js";
 import { type DecodeOrders, DecodeRequests, type PromptSource } from "./decode-requests.js";
 import { type PrefillBackoff, prefillBackoff, wholePromptsError } from "./prefill-backoff.js";
 import { PrefillScheduler } from "./prefill-scheduler.js";
@@ -81,7 +80,7 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
     this.#clock = clock;
     this.#incarnation = random.uuid();
     this.#listener = new EngineListener({
-      sideChannel: sideChannelFor(sideChannel, settings, { clock, log }),
+      sideChannel: encryptedSideChannel(sideChannel, settings, { clock, log }),
       clock,
       log,
       config,

@@ -10,10 +10,13 @@ import {
   type WorkerOptions,
   type WorkerOutput,
 } from "@kv/interface";
-import { type ConnectorSettings, connectorSettings } from "../config/connector-settings.js";
+import {
+  type ConnectorSettings,
+  connectorSettings,
+  encryptedSideChannel,
+} from "../config/connector-settings.js";
 import { ConnectorHandshake } from "../handshake/connector-handshake.js";
 import { localGeometry, modelGeometry } from "../handshake/rank-geometry.js";
-import { sideChannelFor } from "../handshake/side-channel-for.js";
 import { TransferMetrics } from "../metrics/transfer-metrics.js";
 import { NotificationSender } from "../peers/notification-sender.js";
 import type { PeerTable } from "../peers/peer-table.js";
@@ -173,7 +176,7 @@ class ConnectorWorker implements WorkerConnector, AsyncDisposable {
   async #openWith(caches: KvCaches): Promise<OpenWorker> {
     const { config, engine, transport, tpRank, ppRank } = this.#options;
     const { clock, log, metrics, random, tracer } = ambient(this.#options);
-    const sideChannel = sideChannelFor(this.#options.sideChannel, this.#settings, { clock, log });
+    const sideChannel = encryptedSideChannel(this.#options.sideChannel, this.#settings, { clock, log });
     const agent = await transport.createAgent({
       name: random.uuid(),
       backends: config.backends.length === 0 ? undefined : config.backends,

@@ -55,7 +55,7 @@ export function reportBody(report: PairReport): string {
 
 /**
  * A self-contained page without network or storage access. It shows the sources of each rank and block that the reader picks. `script`: the bundle of
- * page/report.ts.
+ * page/report-page.ts.
  */
 export function renderHtml(report: PairReport, script: string): string {
   // "</script>" in a name would end the element, and "<!--" change how the rest of it is read.
