@@ -8,9 +8,7 @@ import {
 } from "@kv/fleet";
 import {
   AutoscalingSignals,
-  BodyBudget,
   bothMetrics,
-  Certificate,
   Fleet,
   forwardedHeaders,
   PrefillCosts,
@@ -18,6 +16,7 @@ import {
   PromptRenderer,
   type SignalsStatus,
 } from "@kv/fleet/front-end";
+import { BodyBudget, Certificate, type HttpServer } from "@kv/http";
 import {
   type Ambient,
   type Clock,
@@ -39,7 +38,7 @@ import {
 import { EndpointPicker, hasAddress } from "./pick/endpoint-picker.js";
 import { EXT_PROC, GrpcListener, HEALTH, serverCredentials, serviceOf } from "./server/grpc-server.js";
 import { healthService } from "./server/health-service.js";
-import { MetricsServer } from "./server/metrics-server.js";
+import { metricsServer } from "./server/metrics-server.js";
 
 /** Options of `createPicker`: the settings, and what a program may pass in. */
 export interface PickerOptions extends PickerSettingsInput {
@@ -120,7 +119,7 @@ class ExtProcPicker implements Picker {
   readonly #signals: AutoscalingSignals;
   readonly #listener: GrpcListener;
   readonly #healthListener: GrpcListener | undefined;
-  readonly #metricsServer: MetricsServer | undefined;
+  readonly #metricsServer: HttpServer | undefined;
   readonly #certificate: Certificate | undefined;
   #inFlight = 0;
   #draining = false;
@@ -189,7 +188,8 @@ class ExtProcPicker implements Picker {
       this.#healthListener.server.addService(serviceOf(HEALTH), health);
     }
     if (settings.metricsServer !== undefined)
-      this.#metricsServer = new MetricsServer({
+      this.#metricsServer = metricsServer({
+        clock: ambient.clock,
         prometheus,
         status: () => this.status(),
         health: () => this.#health(),

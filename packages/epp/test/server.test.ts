@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { connect as tlsConnect } from "node:tls";
 import { ChannelCredentials } from "@grpc/grpc-js";
 import { leastLoad, type RoutingContext } from "@kv/fleet";
-import { selfSigned } from "@kv/fleet/front-end";
+import { selfSigned } from "@kv/http";
 import { type LogFields, silentLog } from "@kv/interface";
 import { OtlpTracer, readSpans, type TraceSpan } from "@kv/protocol";
 import { type Answer, sendJson, startUpstream } from "@kv/testing/http/fake-upstream";

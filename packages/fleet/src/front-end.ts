@@ -5,12 +5,6 @@
 
 export { Fleet, type FleetHealth, type FleetOptions } from "./fleet.js";
 export { PREFILLER_HEADER } from "./instances/instance.js";
-export {
-  Certificate,
-  type CertificateFiles,
-  type CertificatePair,
-  selfSigned,
-} from "./program/certificate.js";
 export { connectKubernetes } from "./program/connect-kubernetes.js";
 export {
   addFleetOptions,
@@ -23,15 +17,6 @@ export {
   requireInstances,
   wholeNumber,
 } from "./program/fleet-flags.js";
-export { BodyBudget, type BodyShare } from "./request/body-budget.js";
-export { ByteCollector } from "./request/byte-collector.js";
-export {
-  type ErrorForm,
-  errorBody,
-  errorForClient,
-  statusOf,
-  withoutAddresses,
-} from "./request/client-error.js";
 export { refuseConnectorMembers } from "./request/connector-members.js";
 export { Deadline } from "./request/deadline.js";
 export {
@@ -44,12 +29,7 @@ export {
   type RequestBody,
   withLongMembers,
 } from "./request/generation-request.js";
-export { parseJsonPieces } from "./request/json-pieces.js";
-export { type JsonLimits, JsonScan, TOP_LEVEL_MEMBERS } from "./request/json-scan.js";
 export { LazyAbort } from "./request/lazy-abort.js";
-export { type Member, MemberList } from "./request/member-list.js";
-export { type Overload, overloaded } from "./request/overloaded.js";
-export { shortened, shownValue } from "./request/shown-value.js";
 export { type EndedPrefill, PrefillCosts, usageOf } from "./routing/prefill-costs.js";
 export {
   type FleetSettings,

@@ -1,3 +1,4 @@
+export type { HttpLimits } from "@kv/http";
 export type { MemoryCheckOptions } from "./doctor/memory/memory-checks.js";
 export { type PairDoctorOptions, pairDoctor } from "./doctor/pair-doctor.js";
 export {
@@ -30,7 +31,6 @@ export {
   type ServedModel,
   type ServerDate,
 } from "./http/engine-server.js";
-export type { HttpLimits } from "./http/limited-server.js";
 export type { MetricSamples } from "./http/prometheus-text.js";
 export type { LeakReport } from "./load/block-leaks.js";
 export { type LoadOptions, type LoadResult, load } from "./load/load.js";

@@ -14,11 +14,14 @@ interface Running {
   readonly url: string;
   /** Lets the prompts be answered. */
   readonly release: () => void;
+  /** Prompts that have come. */
+  readonly asked: () => number;
   open(text?: string, from?: string): Promise<RawClient>;
 }
 
 /** A server whose prompts are answered when the test says so. */
 async function serveWith(limits: Partial<PrefillLimits>): Promise<Running> {
+  let asked = 0;
   let release = () => {};
   const released = new Promise<void>((resolve) => {
     release = resolve;
@@ -26,7 +29,10 @@ async function serveWith(limits: Partial<PrefillLimits>): Promise<Running> {
   const prefill = {
     blocks: { total: 2, used: 0 },
     blockSize: 16,
-    prefill: async () => released.then(() => ({})),
+    prefill: async () => {
+      asked += 1;
+      return released.then(() => ({}));
+    },
   } as unknown as HeadlessPrefill;
   const server = new PrefillServer({ prefill, model: "m", vllmVersion: "0", limits });
   const url = await server.listen({ host: "127.0.0.1", port: 0 });
@@ -36,7 +42,7 @@ async function serveWith(limits: Partial<PrefillLimits>): Promise<Running> {
     closing.push(() => client.socket.destroy());
     return client;
   };
-  return { url, release, open };
+  return { url, release, asked: () => asked, open };
 }
 
 const GET = "GET /health HTTP/1.1\r\nhost: x\r\n\r\n";
@@ -55,6 +61,20 @@ async function untilClosed({ open }: Running, text: string): Promise<string> {
   return (await open(text)).closed;
 }
 
+/** The head of the answer to a client. */
+async function answerTo(client: RawClient): Promise<string> {
+  await expect.poll(client.received).toContain("\r\n\r\n");
+  return client.received();
+}
+
+/** Opens a connection whose prompt is not answered yet. */
+async function openBusy(running: Running): Promise<RawClient> {
+  const before = running.asked();
+  const client = await running.open(postText(PROMPT));
+  await expect.poll(running.asked).toBe(before + 1);
+  return client;
+}
+
 /** The begin of a chunked body of spaces. */
 const chunked = (bytes: number) =>
   postText(`${bytes.toString(16)}\r\n${" ".repeat(bytes)}\r\n`, "transfer-encoding: chunked\r\n");
@@ -63,29 +83,28 @@ const chunked = (bytes: number) =>
 const tries: Readonly<Record<keyof PrefillLimits, () => Promise<void>>> = {
   async maxConnections() {
     const running = await serveWith({ maxConnections: 2 });
-    const [held] = [await running.open(), await running.open()];
-    expect(await untilClosed(running, "")).toMatch(/^HTTP\/1\.1 503 [\s\S]*Retry-After/);
+    const [held] = [await openBusy(running), await openBusy(running)];
+    expect(await untilClosed(running, "")).toMatch(/^HTTP\/1\.1 503 [\s\S]*retry-after/);
     held?.socket.destroy();
     await expect.poll(async () => (await fetch(running.url).catch(() => undefined))?.status).toBe(404);
   },
   async maxConnectionsPerAddress() {
     const running = await serveWith({ maxConnectionsPerAddress: 1 });
-    await running.open();
+    await openBusy(running);
     expect(await untilClosed(running, "")).toMatch(/^HTTP\/1\.1 503 /);
     await expectServed(running, OTHER);
   },
   async maxRequests() {
     const running = await serveWith({ maxRequests: 2 });
-    const held = await running.open(postText(PROMPT).repeat(2));
-    expect(await untilClosed(running, GET)).toMatch(/^HTTP\/1\.1 503 /);
-    // Requests that wait in a connection are counted until it ends.
-    held.socket.destroy();
+    const [held] = [await openBusy(running), await openBusy(running)];
+    expect(await answerTo(await running.open(GET))).toMatch(/^HTTP\/1\.1 503 [\s\S]*retry-after/);
+    held?.socket.destroy();
     await expect.poll(async () => (await fetch(running.url).catch(() => undefined))?.status).toBe(404);
   },
   async maxRequestsPerAddress() {
     const running = await serveWith({ maxRequestsPerAddress: 1 });
-    const held = await running.open(postText(PROMPT));
-    expect(await untilClosed(running, GET)).toMatch(/^HTTP\/1\.1 503 /);
+    const held = await openBusy(running);
+    expect(await answerTo(await running.open(GET))).toMatch(/^HTTP\/1\.1 503 /);
     await expectServed(running, OTHER);
     running.release();
     await expect.poll(held.received).toMatch(/^HTTP\/1\.1 200 /);
@@ -114,24 +133,24 @@ const tries: Readonly<Record<keyof PrefillLimits, () => Promise<void>>> = {
   },
   async maxBodyBytes() {
     const running = await serveWith({ maxBodyBytes: 1000 });
-    expect(await untilClosed(running, chunked(1001))).toMatch(/^HTTP\/1\.1 413 /);
+    expect(await answerTo(await running.open(chunked(1001)))).toMatch(/^HTTP\/1\.1 413 /);
     await expectServed(running);
   },
   async maxBodiesBytes() {
-    const running = await serveWith({ maxBodiesBytes: 2000 });
-    const held = await running.open(chunked(1500));
+    const running = await serveWith({ maxBodiesBytes: 100_000, maxBodyBytes: 100_000 });
+    const bodies = [await running.open(chunked(90_000)), await running.open(chunked(80_000), OTHER)];
+    // The largest body that is still arriving makes room; the first 16 KiB of each do not count.
+    expect(await Promise.race(bodies.map(answerTo))).toMatch(/^HTTP\/1\.1 503 [\s\S]*retry-after/);
     await expectServed(running);
-    expect(await untilClosed(running, chunked(1000))).toMatch(/^HTTP\/1\.1 503 [\s\S]*retry-after/);
-    held.socket.destroy();
+    for (const { socket } of bodies) socket.destroy();
     running.release();
-    await expect.poll(async () => (await post(running, PROMPT + " ".repeat(1000))).status).toBe(200);
+    await expect.poll(async () => (await post(running, PROMPT + " ".repeat(90_000))).status).toBe(200);
   },
   async maxBodiesBytesPerAddress() {
-    const running = await serveWith({ maxBodiesBytesPerAddress: 2000 });
-    await running.open(chunked(1500));
-    await expectServed(running);
-    expect(await untilClosed(running, chunked(1000))).toMatch(/^HTTP\/1\.1 503 /);
-    const other = await running.open(chunked(1000), OTHER);
+    const running = await serveWith({ maxBodiesBytesPerAddress: 100_000, maxBodyBytes: 100_000 });
+    const bodies = [await running.open(chunked(90_000)), await running.open(chunked(80_000))];
+    expect(await Promise.race(bodies.map(answerTo))).toMatch(/^HTTP\/1\.1 503 /);
+    const other = await running.open(chunked(80_000), OTHER);
     running.release();
     other.socket.write(`${PROMPT.length.toString(16)}\r\n${PROMPT}\r\n0\r\n\r\n`);
     await expect.poll(other.received).toMatch(/^HTTP\/1\.1 200 /);
@@ -155,6 +174,16 @@ function post({ url }: Running, body: string): Promise<Response> {
 describe("limits of the HTTP of kv-peer", () => {
   it.each(Object.entries(tries))("%s: the offender is refused, and others are served", async (_, attempt) => {
     await attempt();
+  });
+
+  it("idle connections do not keep a new client out", async () => {
+    const running = await serveWith({ maxConnections: 4, maxConnectionsPerAddress: 3 });
+    const idle = [];
+    for (let at = 0; at < 3; at += 1) idle.push(await running.open());
+    // One more of this address, and one of another address.
+    for (const from of [undefined, OTHER, OTHER]) await expectServed(running, from);
+    expect(await idle[0]?.closed).toMatch(/^HTTP\/1\.1 503 /);
+    expect(idle[2]?.socket.destroyed).toBe(false);
   });
 
   it("each limit is tried here", () => {

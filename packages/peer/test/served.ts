@@ -1,4 +1,6 @@
+import { subscribe } from "node:diagnostics_channel";
 import { rmSync } from "node:fs";
+import type { IncomingMessage, ServerResponse } from "node:http";
 import { memoryMetrics } from "@kv/connector";
 import type { Log, SideChannel, Transport } from "@kv/interface";
 import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
@@ -78,8 +80,10 @@ export async function serveSample(
   });
   const app = new PrefillServer({ prefill, model, vllmVersion, metrics: metrics.render });
   if (clockOffsetMs !== 0) {
-    app.server.prependListener("request", (_request, response) => {
-      response.setHeader("date", new Date(Date.now() + clockOffsetMs).toUTCString());
+    subscribe("http.server.request.start", (message) => {
+      const { request, response } = message as { request: IncomingMessage; response: ServerResponse };
+      if (request.headers.host === new URL(url).host)
+        response.setHeader("date", new Date(Date.now() + clockOffsetMs).toUTCString());
     });
   }
   const url = await app.listen({ host: "127.0.0.1", port: 0 });

@@ -1,14 +1,13 @@
-import type { Server } from "node:http";
 import type { Discovery, InstancePool, InstanceStatus, Role, Routing } from "@kv/fleet";
 import {
   AutoscalingSignals,
   bothMetrics,
-  Certificate,
   Fleet,
   type MetricAsJson,
   PrometheusMetrics,
   type SignalsStatus,
 } from "@kv/fleet/front-end";
+import { Certificate, type HttpServer, RequestsInFlight } from "@kv/http";
 import {
   type Ambient,
   type Clock,
@@ -31,9 +30,8 @@ import { DecodeRoute } from "./http/decode-route.js";
 import { GenerationRoute } from "./http/generation-route.js";
 import { changeInstance, type InstanceChange } from "./http/instance-changes.js";
 import { AbandonedPrefills } from "./http/limits/abandoned-prefills.js";
-import { RequestsInFlight } from "./http/limits/requests-in-flight.js";
 import { resolveLimits } from "./http/limits/resolved-limits.js";
-import { closeServer, createServer, listen } from "./http/server.js";
+import { ClientServer } from "./http/server.js";
 import { NamedPrefillers } from "./sidecar/named-prefillers.js";
 import { RequestCounts, type RequestCountsStatus } from "./telemetry/request-counts.js";
 import { RequestHistory } from "./telemetry/request-history.js";
@@ -141,7 +139,7 @@ export class PrefillDecodeProxy implements Proxy {
   readonly #named: NamedPrefillers | undefined;
   /** Of a sidecar that speaks TLS. */
   readonly #certificate: Certificate | undefined;
-  readonly #server: Server;
+  readonly #server: HttpServer;
   readonly #admin: AdminServer | undefined;
   readonly #startedAtMs: number;
   #draining = false;
@@ -223,7 +221,7 @@ export class PrefillDecodeProxy implements Proxy {
       settings,
     });
     const changeHere = (change: InstanceChange, body: unknown) => this.changeInstance(change, body);
-    this.#server = createServer({
+    this.#server = new ClientServer({
       ambient,
       settings,
       limits,
@@ -237,7 +235,7 @@ export class PrefillDecodeProxy implements Proxy {
         const status = (await shared?.status()) ?? this.status();
         return settings.exposeInstances ? status : withoutInstances(status);
       },
-    });
+    }).http;
     if (settings.instanceRoutes !== undefined && settings.instanceRoutes.token === undefined) {
       const hint = "whoever reaches the clients' port can add instances, which get requests: set a token";
       own.log.warn("instance-routes-without-token", { hint });
@@ -272,7 +270,7 @@ export class PrefillDecodeProxy implements Proxy {
   } = {}): Promise<ProxyAddress> {
     const server = this.#server;
     await this.#fleet.firstReadings();
-    const listening = await listen(server, host, port);
+    const listening = await server.listen(host, port);
     const url = httpUrl(host, listening);
     const address = {
       host,
@@ -286,9 +284,7 @@ export class PrefillDecodeProxy implements Proxy {
       return { ...address, adminUrl: httpUrl(admin.host, adminPort) };
     } catch (error) {
       // Without its admin routes, the proxy would serve clients and could not be observed or changed.
-      const closed = closeServer(server);
-      server.closeAllConnections();
-      await closed;
+      await server.close();
       throw error;
     }
   }
@@ -350,7 +346,7 @@ export class PrefillDecodeProxy implements Proxy {
   #abortRequests(): void {
     this.#generation.abortAll(closingError("the proxy is closing, and the grace period is over"));
     // Clients that have not sent their whole request keep their connections; Node's own check for them ends when the server begins to close.
-    void this.#generation.idle().then(() => this.#server.closeAllConnections());
+    void this.#generation.idle().then(() => this.#server.endConnections());
   }
 
   async #closeAll(): Promise<void> {
@@ -359,7 +355,7 @@ export class PrefillDecodeProxy implements Proxy {
     this.#fleet.stop();
     await this.#generation.idle();
     await this.#flow.settled();
-    await closeServer(this.#server);
+    await this.#server.close(Number.POSITIVE_INFINITY);
     this.#certificate?.close();
     await this.#admin?.close();
     await this.#fleet.close();

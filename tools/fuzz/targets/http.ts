@@ -11,8 +11,8 @@ import {
   type RequestBody,
   withLongMembers,
 } from "../../../packages/fleet/src/request/generation-request.js";
-import { type ParsedPieces, parseJsonPieces } from "../../../packages/fleet/src/request/json-pieces.js";
-import { JsonScan } from "../../../packages/fleet/src/request/json-scan.js";
+import { type ParsedPieces, parseJsonPieces } from "../../../packages/http/src/bodies/json-pieces.js";
+import { JsonScan } from "../../../packages/http/src/bodies/json-scan.js";
 import { checkRemotePrefillParams, parseTransferParams } from "../../../packages/protocol/src/index.js";
 import {
   decodeBody,

@@ -1,5 +1,5 @@
 import type { IncomingMessage } from "node:http";
-import { ByteCollector } from "@kv/fleet/front-end";
+import { ByteCollector } from "@kv/http";
 import { Turns } from "@kv/interface";
 import { httpError } from "./error-response.js";
 import type { HttpLimits } from "./limits.js";

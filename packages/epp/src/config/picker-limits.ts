@@ -1,4 +1,5 @@
-import { REQUEST_ID_LENGTH, TOP_LEVEL_MEMBERS } from "@kv/fleet/front-end";
+import { REQUEST_ID_LENGTH } from "@kv/fleet/front-end";
+import { TOP_LEVEL_MEMBERS } from "@kv/http";
 import { METRICS_LIMITS } from "../server/metrics-server.js";
 import { readSettings } from "./settings.js";
 

@@ -2,23 +2,25 @@ import { once } from "node:events";
 import type { ServerDuplexStream } from "@grpc/grpc-js";
 import type { FailureStage, Instance, Visit } from "@kv/fleet";
 import {
-  type BodyBudget,
-  type BodyShare,
-  ByteCollector,
   Deadline,
   type Endpoint,
-  errorBody,
-  errorForClient,
   type Fleet,
   type GenerationRequest,
-  JsonScan,
-  overloaded,
   PREFILLER_HEADER,
   type PromptRenderer,
   parseRequestInTurns,
   requestIdOf,
   traceparentOf,
 } from "@kv/fleet/front-end";
+import {
+  type BodyBudget,
+  type BodyShare,
+  ByteCollector,
+  errorBody,
+  errorForClient,
+  JsonScan,
+  overloaded,
+} from "@kv/http";
 import { type Ambient, KvError, type Span, Turns } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
 import { type Choice, type EndpointPicker, endpointOf } from "../pick/endpoint-picker.js";

@@ -1,5 +1,6 @@
 import { status as GrpcStatus } from "@grpc/grpc-js";
-import { type Endpoint, statusOf } from "@kv/fleet/front-end";
+import type { Endpoint } from "@kv/fleet/front-end";
+import { statusOf } from "@kv/http";
 import { KvError } from "@kv/interface";
 import { bodyModeName, FULL_DUPLEX_STREAMED, type ProcessingRequest } from "./messages.js";
 

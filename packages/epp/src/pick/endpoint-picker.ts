@@ -9,7 +9,8 @@ import {
   type RoutingContext,
   type Visit,
 } from "@kv/fleet";
-import { type Fleet, type GenerationRequest, overloaded, type PrefillCosts } from "@kv/fleet/front-end";
+import type { Fleet, GenerationRequest, PrefillCosts } from "@kv/fleet/front-end";
+import { overloaded } from "@kv/http";
 import { KvError, type Metrics } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
 

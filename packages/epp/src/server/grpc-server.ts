@@ -1,5 +1,4 @@
-import { once } from "node:events";
-import { type AddressInfo, createServer, type Server as NetServer, type Socket } from "node:net";
+import { createServer, type Server as NetServer } from "node:net";
 import { fileURLToPath } from "node:url";
 import {
   experimental,
@@ -9,10 +8,8 @@ import {
   type ServiceDefinition,
 } from "@grpc/grpc-js";
 import { loadSync } from "@grpc/proto-loader";
-import type { Certificate, CertificatePair } from "@kv/fleet/front-end";
-import { KvError } from "@kv/interface";
+import { type Certificate, type CertificatePair, ClientConnections, listen } from "@kv/http";
 import type { PickerSettings } from "../config/settings.js";
-import { AddressLimit } from "./address-limit.js";
 
 const OPTIONS = { keepCase: true };
 
@@ -75,31 +72,24 @@ export class GrpcListener {
     });
     const injector = this.server.createConnectionInjector(credentials);
     this.#drain = (graceMs) => injector.drain(graceMs);
-    const addresses = new AddressLimit(limits.connectionsPerAddress);
-    this.#net = createServer({ noDelay: true }, (socket: Socket) => {
-      if (!addresses.admit(socket)) return;
+    const connections = new ClientConnections({
+      all: limits.connections,
+      perAddress: limits.connectionsPerAddress,
+      pipelined: 0,
+      refuse: (socket) => socket.destroy(),
+    });
+    this.#net = createServer({ noDelay: true }, (socket) => {
       socket.on("error", () => {});
+      if (!connections.accept(socket)) return;
+      // Whether it carries streams is not known here, so no connection makes room for another one. The server ends those that are idle.
+      connections.received(socket);
       injector.injectConnection(socket);
     });
-    this.#net.maxConnections = limits.connections;
   }
 
   /** Listens. Returns the port. Errors: `KV_CONFIG_INVALID` for a port that is taken, or a host that is not of this machine. */
-  async listen(host: string, port: number): Promise<number> {
-    try {
-      this.#net.listen(port, host);
-      await once(this.#net, "listening");
-    } catch (cause) {
-      throw new KvError(
-        "KV_CONFIG_INVALID",
-        `cannot listen on ${host}:${port}: ${(cause as Error).message}`,
-        {
-          hint: "give another --port, or an address of this machine",
-          cause,
-        },
-      );
-    }
-    return (this.#net.address() as AddressInfo).port;
+  listen(host: string, port: number): Promise<number> {
+    return listen(this.#net, host, port);
   }
 
   /** Takes no further connections and no further requests. Requests in flight may end within `graceMs`; the rest is cancelled. */

@@ -1,9 +1,6 @@
-import { once } from "node:events";
-import { createServer, type Server } from "node:http";
-import type { AddressInfo } from "node:net";
 import type { PrometheusMetrics } from "@kv/fleet/front-end";
-import { KvError } from "@kv/interface";
-import { AddressLimit } from "./address-limit.js";
+import { HttpServer, send, sendJson, type Turn } from "@kv/http";
+import type { Clock } from "@kv/interface";
 
 /** Limits of the listener for metrics. */
 export const METRICS_LIMITS = {
@@ -14,56 +11,24 @@ export const METRICS_LIMITS = {
 } as const;
 
 export interface MetricsServerOptions {
+  readonly clock: Clock;
   readonly prometheus: PrometheusMetrics;
   readonly status: () => object;
   readonly health: () => Promise<{ readonly ok: boolean; readonly body: object }>;
 }
 
-/** Serves `GET /metrics`, `/status` and `/health`. */
-export class MetricsServer {
-  readonly #server: Server;
-
-  constructor({ prometheus, status, health }: MetricsServerOptions) {
-    const { connections, connectionsPerAddress, headersLengthBytes, requestMs } = METRICS_LIMITS;
-    const limits = {
-      maxHeaderSize: headersLengthBytes,
-      headersTimeout: requestMs,
-      requestTimeout: requestMs,
-      connectionsCheckingInterval: 1_000,
-    };
-    this.#server = createServer(limits, (request, response) => {
-      const send = (code: number, type: string, body: string) =>
-        response.writeHead(code, { "content-type": type }).end(body);
-      const json = (code: number, body: object) => send(code, "application/json", JSON.stringify(body));
-      const path = request.url?.split("?", 1)[0];
-      request.resume();
-      if (request.method !== "GET") json(405, { error: "only GET is served" });
-      else if (path === "/metrics")
-        void prometheus.text().then((text) => send(200, prometheus.contentType, text));
-      else if (path === "/status") json(200, status());
-      else if (path === "/health") void health().then(({ ok, body }) => json(ok ? 200 : 503, body));
-      else json(404, { error: "served are /metrics, /status and /health" });
-    });
-    this.#server.maxConnections = connections;
-    const addresses = new AddressLimit(connectionsPerAddress);
-    this.#server.on("connection", (socket) => addresses.admit(socket));
-  }
-
-  /** Listens. Returns the port. Errors: `KV_CONFIG_INVALID`. */
-  async listen(host: string, port: number): Promise<number> {
-    try {
-      this.#server.listen(port, host);
-      await once(this.#server, "listening");
-    } catch (cause) {
-      const message = `cannot listen on ${host}:${port} for metrics: ${(cause as Error).message}`;
-      throw new KvError("KV_CONFIG_INVALID", message, { hint: "give another --metrics-port", cause });
-    }
-    return (this.#server.address() as AddressInfo).port;
-  }
-
-  async close(): Promise<void> {
-    const closed = new Promise((resolve) => this.#server.close(resolve));
-    this.#server.closeAllConnections();
-    await closed;
-  }
+/** The server of `GET /metrics`, `/status` and `/health`. */
+export function metricsServer({ clock, prometheus, status, health }: MetricsServerOptions): HttpServer {
+  const { requestMs } = METRICS_LIMITS;
+  const limits = { pipelinedRequests: 1, headersMs: requestMs, receiveMs: requestMs, keepAliveMs: 5_000 };
+  const serve = async ({ request, response, path }: Turn) => {
+    if (request.method !== "GET") sendJson(response, 405, { error: "only GET is served" });
+    else if (path === "/metrics") send(response, 200, prometheus.contentType, await prometheus.text());
+    else if (path === "/status") sendJson(response, 200, status());
+    else if (path === "/health") {
+      const { ok, body } = await health();
+      sendJson(response, ok ? 200 : 503, body);
+    } else sendJson(response, 404, { error: "served are /metrics, /status and /health" });
+  };
+  return new HttpServer({ limits: { ...METRICS_LIMITS, ...limits }, clock, serve });
 }

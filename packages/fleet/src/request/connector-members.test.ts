@@ -1,10 +1,10 @@
+import { parseJsonPieces } from "@kv/http";
 import { Turns } from "@kv/interface";
 import { vllmRequests } from "@kv/protocol";
 import fc from "fast-check";
 import { expect, test } from "vitest";
 import { refuseConnectorMembers } from "./connector-members.js";
 import { type Endpoint, parseGenerationRequest, parseRequestInTurns } from "./generation-request.js";
-import { parseJsonPieces } from "./json-pieces.js";
 
 const ENDPOINTS: readonly Endpoint[] = [
   "/v1/completions",

@@ -1,4 +1,4 @@
-import { shownValue } from "./shown-value.js";
+import { shownValue } from "@kv/http";
 
 type Fields = Readonly<Record<string, unknown>>;
 

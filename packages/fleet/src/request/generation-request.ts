@@ -1,8 +1,8 @@
+import { type LongMember, parseJsonPieces } from "@kv/http";
 import { KvError, type Turns } from "@kv/interface";
 import { isRequestId, REQUEST_ID_RULE } from "../upstream/headers.js";
 import { refuseConnectorMembers, type WrittenBody } from "./connector-members.js";
 import { disaggregationLimit } from "./disaggregation-limits.js";
-import { type LongMember, parseJsonPieces } from "./json-pieces.js";
 import { validateBody } from "./validate-body.js";
 
 /** A path at which clients ask for generated text. The instances serve it under the same path. */

@@ -1,5 +1,5 @@
+import { shownValue } from "@kv/http";
 import { KvError } from "@kv/interface";
-import { shownValue } from "./shown-value.js";
 
 type Fields = Readonly<Record<string, unknown>>;
 

@@ -1,8 +1,8 @@
+import { MemberList } from "@kv/http";
 import type { Clock } from "@kv/interface";
 import type { Instance } from "../instances/instance.js";
 import type { InstancePool } from "../instances/instance-pool.js";
 import type { Pairing } from "../pairing/pairing.js";
-import { MemberList } from "../request/member-list.js";
 
 /** What an autoscaler needs to know, as JSON for `/status`. A value that is not known is null. */
 export interface SignalsStatus {

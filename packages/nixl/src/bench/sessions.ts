@@ -1,4 +1,5 @@
 import type { Socket } from "node:net";
+import { remoteAddressKey } from "@kv/interface";
 
 /** The sessions of a target: bounded in all and per remote address. */
 export class Sessions {
@@ -13,7 +14,7 @@ export class Sessions {
   /** Runs a session, or calls `refuse` with the reason. */
   begin(socket: Socket, refuse: (reason: string) => void, run: () => Promise<void>): void {
     const { maxSessions, maxSessionsPerAddress } = this.#limits;
-    const address = socket.remoteAddress ?? "";
+    const address = remoteAddressKey(socket.remoteAddress ?? "");
     const own = this.#perAddress.get(address) ?? 0;
     if (this.#running.size >= maxSessions) {
       refuse(`the target has ${maxSessions} sessions, its limit`);

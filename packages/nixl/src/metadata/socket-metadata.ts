@@ -1,6 +1,13 @@
 import { once } from "node:events";
 import { type AddressInfo, connect, createServer, type Server, type Socket } from "node:net";
-import { type Agent, type AmbientOptions, ambient, KvError, type Registration } from "@kv/interface";
+import {
+  type Agent,
+  type AmbientOptions,
+  ambient,
+  KvError,
+  type Registration,
+  remoteAddressKey,
+} from "@kv/interface";
 import { formatValue, requireObject } from "../validate.js";
 import { encodeMessage, FrameReader, MAX_FRAME_BYTES, type MetadataMessage } from "./socket-frames.js";
 
@@ -76,7 +83,8 @@ export async function listenForMetadata(
   const limits = { ...METADATA_LISTENER_LIMITS, ...options.limits };
   const connections = new Set<Socket>();
   const server = createServer({ allowHalfOpen: true }, (socket) => {
-    const ofAddress = [...connections].filter(({ remoteAddress }) => remoteAddress === socket.remoteAddress);
+    const addressOf = ({ remoteAddress = "" }: Socket) => remoteAddressKey(remoteAddress);
+    const ofAddress = [...connections].filter((other) => addressOf(other) === addressOf(socket));
     if (connections.size >= limits.maxConnections || ofAddress.length >= limits.maxConnectionsPerAddress) {
       socket.destroy();
       return;

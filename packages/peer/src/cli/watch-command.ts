@@ -1,10 +1,11 @@
+import { connectionLimits, HttpServer, send } from "@kv/http";
 import { KvError, systemClock, systemRandom } from "@kv/interface";
 import { onInterrupt } from "@kv/interface/program";
 import { nixlTransport } from "@kv/nixl";
 import { type Command, InvalidArgumentError, Option } from "commander";
+import { answerError } from "../headless/prefill-server.js";
 import { EngineServer } from "../http/engine-server.js";
 import { sendRequest } from "../http/http-request.js";
-import { createLimitedServer } from "../http/limited-server.js";
 import type { DiffOptions } from "../recording/diff.js";
 import { openRecording } from "../recording/recording.js";
 import type { CanaryReference, WatchedPair } from "../watch/canary.js";
@@ -36,8 +37,6 @@ const TOLERANCES = { float32: 1e-4, float16: 2e-2, bfloat16: 1.5e-1 } as const;
 export const WATCH_METRICS_LIMITS = {
   maxConnections: 32,
   maxConnectionsPerAddress: 16,
-  maxRequests: 32,
-  maxRequestsPerAddress: 16,
   maxHeaderBytes: 16 * 1024,
   headerTimeoutMs: 10_000,
   requestTimeoutMs: 10_000,
@@ -210,28 +209,19 @@ async function serveMetrics(
   watching: Watch,
 ): Promise<() => Promise<void>> {
   if (metricsPort === undefined) return async () => {};
-  const server = createLimitedServer(WATCH_METRICS_LIMITS, (request, response) => {
-    request.resume();
-    if (request.method !== "GET" || request.url !== "/metrics") {
-      response.writeHead(404).end();
-      return;
-    }
-    response.writeHead(200, { "content-type": "text/plain; version=0.0.4" }).end(watching.metrics());
+  const server = new HttpServer({
+    limits: connectionLimits(WATCH_METRICS_LIMITS, 1),
+    clock: systemClock(),
+    answerError,
+    async serve({ request, response, path }) {
+      if (request.method === "GET" && path === "/metrics")
+        send(response, 200, "text/plain; version=0.0.4", watching.metrics());
+      else response.writeHead(404).end();
+    },
   });
-  await new Promise<void>((resolve, reject) => {
-    server.once("error", (error) =>
-      reject(KvError.from(error, "KV_CONFIG_INVALID", `the metrics cannot listen on port ${metricsPort}`)),
-    );
-    server.listen(metricsPort, metricsHost, resolve);
-  });
-  const address = server.address();
-  if (typeof address === "object" && address !== null)
-    process.stderr.write(`kv-peer: metrics at http://${metricsHost}:${address.port}/metrics\n`);
-  return () =>
-    new Promise((resolve) => {
-      server.closeAllConnections();
-      server.close(() => resolve());
-    });
+  const bound = await server.listen(metricsHost, metricsPort);
+  process.stderr.write(`kv-peer: metrics at http://${metricsHost}:${bound}/metrics\n`);
+  return () => server.close();
 }
 
 function pause(ms: number, signal: AbortSignal): Promise<void> {

@@ -1,10 +1,17 @@
-import { once } from "node:events";
-import type { IncomingMessage, Server, ServerResponse } from "node:http";
-import type { AddressInfo } from "node:net";
-import { ByteCollector, JsonScan } from "@kv/fleet/front-end";
-import { KvError, type Random, systemRandom } from "@kv/interface";
+import {
+  type BodiesLimits,
+  bodyLimits,
+  connectionLimits,
+  type ErrorAnswer,
+  type HttpLimits,
+  HttpServer,
+  RequestsInFlight,
+  send,
+  sendJson,
+  type Turn,
+} from "@kv/http";
+import { type Clock, KvError, type Random, systemClock, systemRandom } from "@kv/interface";
 import { z } from "zod";
-import { createLimitedServer, type HttpLimits } from "../http/limited-server.js";
 import type { HeadlessPrefill } from "./headless-prefill.js";
 
 /** Options of `PrefillServer`. */
@@ -19,23 +26,14 @@ export interface PrefillServerOptions {
   readonly metrics?: (() => string) | undefined;
   /** Source of the request ids' suffixes. Default: the system's. */
   readonly random?: Random | undefined;
+  /** Default: the system's. */
+  readonly clock?: Clock | undefined;
   /** Other limits than `PREFILL_LIMITS`. */
   readonly limits?: Partial<PrefillLimits> | undefined;
 }
 
 /** Bounds of a `PrefillServer`. */
-export interface PrefillLimits extends HttpLimits {
-  /** Bytes of one body; more get 413. */
-  readonly maxBodyBytes: number;
-  /** Bytes of the bodies of all requests that have no answer; more get 503. */
-  readonly maxBodiesBytes: number;
-  /** The same of one remote address. */
-  readonly maxBodiesBytesPerAddress: number;
-  /** Nesting of arrays and objects in a body; more gets 400. */
-  readonly maxBodyDepth: number;
-  /** Members of all objects in a body, together; more get 400. */
-  readonly maxBodyMembers: number;
-}
+export type PrefillLimits = HttpLimits & BodiesLimits;
 
 /** The defaults of a `PrefillServer`'s limits. */
 export const PREFILL_LIMITS: PrefillLimits = {
@@ -54,6 +52,9 @@ export const PREFILL_LIMITS: PrefillLimits = {
   maxBodyMembers: 20_000,
 };
 
+/** Requests of one connection that wait for the answers of those before them. */
+const PIPELINED_REQUESTS = 15;
+
 const completionSchema = z.looseObject({
   // One error, however many elements are wrong.
   prompt: z.custom<readonly number[]>(isTokenIds, "must be a list of token ids"),
@@ -65,82 +66,66 @@ function isTokenIds(prompt: unknown): boolean {
   return Array.isArray(prompt) && prompt.length > 0 && prompt.every(isTokenId);
 }
 
-interface Answer {
-  readonly status: number;
-  /** JSON, unless `type` says otherwise. */
-  readonly body: object | string;
-  readonly type?: string | undefined;
-}
-
 /**
  * An HTTP server with the routes of a vLLM prefill server that a proxy, a doctor and a scraper use: `/health`, `/version`, `/v1/models`,
  * `/metrics` and `/v1/completions` for prompts of token ids with `do_remote_decode`.
  */
 export class PrefillServer {
-  /** The server; it does not listen before `listen`. */
-  readonly server: Server;
   readonly #options: PrefillServerOptions;
   readonly #random: Random;
-  readonly #limits: PrefillLimits;
-  /** Bytes of bodies by remote address. */
-  readonly #bodies = new Map<string, number>();
-  #bodiesBytes = 0;
+  readonly #http: HttpServer;
+  readonly #inFlight: RequestsInFlight;
 
   constructor(options: PrefillServerOptions) {
     this.#options = options;
     this.#random = options.random ?? systemRandom();
-    this.#limits = { ...PREFILL_LIMITS, ...options.limits };
-    this.server = createLimitedServer(
-      this.#limits,
-      (request, response) => void this.#serve(request, response),
-    );
+    const limits = { ...PREFILL_LIMITS, ...options.limits };
+    this.#inFlight = new RequestsInFlight({
+      all: limits.maxRequests,
+      perClient: limits.maxRequestsPerAddress,
+    });
+    this.#http = new HttpServer({
+      limits: connectionLimits(limits, PIPELINED_REQUESTS),
+      bodies: bodyLimits(limits),
+      anyContentType: true,
+      clock: options.clock ?? systemClock(),
+      serve: (turn) => this.#serve(turn),
+      answerError,
+    });
   }
 
-  /** Resolves with the URL. Errors: those of Node's `listen`. */
+  /** Resolves with the URL. Errors: `KV_CONFIG_INVALID` for a port that is taken, or a host that is not of this machine. */
   async listen({ host, port }: { readonly host: string; readonly port: number }): Promise<string> {
-    this.server.listen({ host, port });
-    await once(this.server, "listening");
-    const { port: bound } = this.server.address() as AddressInfo;
+    const bound = await this.#http.listen(host, port);
     return `http://${host.includes(":") ? `[${host}]` : host}:${bound}`;
   }
 
   /** Ends all connections. */
-  async close(): Promise<void> {
-    if (!this.server.listening) return;
-    const closed = once(this.server, "close");
-    this.server.close();
-    this.server.closeAllConnections();
-    await closed;
+  close(): Promise<void> {
+    return this.#http.close();
   }
 
-  async #serve(request: IncomingMessage, response: ServerResponse): Promise<void> {
-    const { status, body, type = "application/json" } = await this.#answer(request).catch(failure);
-    // The bytes that follow may belong to the refused body.
-    if (!request.complete) response.setHeader("connection", "close");
-    if (status === 503) response.setHeader("retry-after", "1");
-    response.writeHead(status, { "content-type": type });
-    response.end(typeof body === "string" ? body : JSON.stringify(body));
-  }
-
-  async #answer(request: IncomingMessage): Promise<Answer> {
+  async #serve(turn: Turn): Promise<void> {
+    const { request, response, path, client } = turn;
+    const slot = this.#inFlight.admit(client);
+    response.once("close", () => slot.end());
     const { model, vllmVersion } = this.#options;
-    const { pathname } = new URL(request.url ?? "/", "http://localhost");
-    switch (`${request.method} ${pathname}`) {
+    switch (`${request.method} ${path}`) {
       case "GET /health":
-        return { status: 200, body: {} };
+        return sendJson(response, 200, {});
       case "GET /version":
-        return { status: 200, body: { version: vllmVersion } };
+        return sendJson(response, 200, { version: vllmVersion });
       case "GET /v1/models":
-        return {
-          status: 200,
-          body: { object: "list", data: [{ id: model, object: "model", root: model }] },
-        };
+        return sendJson(response, 200, {
+          object: "list",
+          data: [{ id: model, object: "model", root: model }],
+        });
       case "GET /metrics":
-        return { status: 200, body: this.#metrics(), type: "text/plain; version=0.0.4" };
+        return send(response, 200, "text/plain; version=0.0.4", this.#metrics());
       case "POST /v1/completions":
-        return this.#complete(request);
+        return this.#http.withJson(turn, (body) => this.#complete(turn, body));
       default:
-        return refusal(404, `there is no route ${request.method} ${pathname}`);
+        throw refused(404, `there is no route ${request.method} ${path}`);
     }
   }
 
@@ -154,61 +139,13 @@ export class PrefillServer {
     ].join("\n");
   }
 
-  async #complete(request: IncomingMessage): Promise<Answer> {
-    const address = request.socket.remoteAddress ?? "";
-    const held = { bytes: 0 };
-    try {
-      return await this.#completeBody(request, await this.#readJson(request, address, held));
-    } finally {
-      this.#bodiesBytes -= held.bytes;
-      const left = (this.#bodies.get(address) ?? 0) - held.bytes;
-      if (left > 0) this.#bodies.set(address, left);
-      else this.#bodies.delete(address);
-    }
-  }
-
-  /** Errors: `KV_REQUEST_INVALID` for a body above a limit, and for what is not JSON; `KV_ENGINE_FAILED` without room for it. */
-  async #readJson(request: IncomingMessage, address: string, held: { bytes: number }): Promise<unknown> {
-    const { maxBodyBytes, maxBodiesBytes, maxBodiesBytesPerAddress, maxBodyDepth, maxBodyMembers } =
-      this.#limits;
-    const scan = new JsonScan({
-      bodyDepth: maxBodyDepth,
-      bodyMembers: maxBodyMembers,
-      bodyValues: Number.POSITIVE_INFINITY,
-    });
-    const collector = new ByteCollector();
-    for await (const chunk of request.iterator({ destroyOnReturn: false }) as AsyncIterable<Buffer>) {
-      const { length } = chunk;
-      const ofAddress = (this.#bodies.get(address) ?? 0) + length;
-      if (held.bytes + length > maxBodyBytes)
-        throw new KvError("KV_REQUEST_INVALID", `the body is larger than ${maxBodyBytes} bytes`, {
-          details: { httpStatus: 413 },
-        });
-      if (this.#bodiesBytes + length > maxBodiesBytes)
-        throw noRoom(`the bodies of all requests are larger than ${maxBodiesBytes} bytes together`);
-      if (ofAddress > maxBodiesBytesPerAddress)
-        throw noRoom(`the bodies of this address are larger than ${maxBodiesBytesPerAddress} bytes together`);
-      held.bytes += length;
-      this.#bodiesBytes += length;
-      this.#bodies.set(address, ofAddress);
-      scan.push(chunk);
-      collector.push(chunk);
-    }
-    try {
-      return JSON.parse(collector.take().toString());
-    } catch {
-      // V8's message repeats the text, which may be a prompt.
-      throw new KvError("KV_REQUEST_INVALID", "the body is not JSON");
-    }
-  }
-
-  async #completeBody(request: IncomingMessage, body: unknown): Promise<Answer> {
+  async #complete({ request, response }: Turn, body: unknown): Promise<void> {
     const { prefill, model } = this.#options;
     const parsed = completionSchema.safeParse(body);
     if (!parsed.success) {
       const [issue] = parsed.error.issues;
       const path = issue?.path.join(".") ?? "";
-      return refusal(
+      throw refused(
         400,
         `${path}: ${issue?.message ?? "invalid"}: this server has no model; it answers prompts of token ids with do_remote_decode`,
       );
@@ -220,20 +157,21 @@ export class PrefillServer {
     const params = await prefill.prefill(id, parsed.data.prompt);
     const choice = { index: 0, text: "", logprobs: null, finish_reason: "length", token_ids: [0] };
     const completion = { id, object: "text_completion", created: 0, model, choices: [choice] };
-    return { status: 200, body: { ...completion, kv_transfer_params: params } };
+    sendJson(response, 200, { ...completion, kv_transfer_params: params });
   }
 }
 
-const noRoom = (message: string) =>
-  new KvError("KV_ENGINE_FAILED", message, { details: { httpStatus: 503 } });
+const refused = (httpStatus: number, message: string) =>
+  new KvError("KV_REQUEST_INVALID", message, { details: { httpStatus } });
 
-const refusal = (status: number, message: string, type = "BadRequestError"): Answer => ({
-  status,
-  body: { error: { message, type, code: status } },
-});
-
-function failure(thrown: unknown): Answer {
-  const error = KvError.from(thrown, "KV_INTERNAL", "the prompt could not be served");
-  const status = error.details.httpStatus ?? (error.code === "KV_REQUEST_INVALID" ? 400 : 503);
-  return refusal(status as number, error.message, error.code);
+/** An error in vLLM's form. Also what one client has too much of is 503: a proxy then tries another instance. */
+export function answerError({ code, message, details }: KvError): ErrorAnswer {
+  const known = details.httpStatus ?? (code === "KV_REQUEST_INVALID" ? 400 : 503);
+  const status = known === 429 ? 503 : Number(known);
+  const type = code === "KV_REQUEST_INVALID" ? "BadRequestError" : code;
+  return {
+    status,
+    headers: status === 503 ? { "retry-after": "1" } : {},
+    body: JSON.stringify({ error: { message, type, code: status } }),
+  };
 }

@@ -1,6 +1,6 @@
-import { bodyLength, changedBodyHeaders, withoutAddresses } from "@kv/fleet/front-end";
+import { bodyLength, changedBodyHeaders } from "@kv/fleet/front-end";
+import { PARSES, withoutAddresses } from "@kv/http";
 import { KvError } from "@kv/interface";
-import { PARSES } from "../http/read-body.js";
 import { type RequestPart, splitRequest } from "../request/split-request.js";
 import type { LegAnswer } from "../response/leg-answer.js";
 import { mergeAnswers } from "../response/merge-answers.js";

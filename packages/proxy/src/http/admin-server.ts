@@ -1,18 +1,11 @@
 import { readFile } from "node:fs/promises";
-import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
-import type { Socket } from "node:net";
-import { BodyBudget, overloaded, shortened, statusOf } from "@kv/fleet/front-end";
+import type { IncomingMessage, ServerResponse } from "node:http";
+import { HttpServer, overloaded, send, sendJson, shortened, type Turn } from "@kv/http";
 import { type Clock, KvError, type Timer } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import type { RequestSummary } from "../telemetry/request-history.js";
-import { refuseConnection, sendEarlyError, sendError, sendParserError } from "./error-response.js";
 import { INSTANCE_CHANGES, type InstanceChange } from "./instance-changes.js";
 import { checkAdminRequest, requireToken } from "./limits/admin-origin.js";
-import { ClientConnections } from "./limits/client-connections.js";
-import { checkRequestHead, targetOf } from "./limits/request-head.js";
-import { parseBody, readJsonBody } from "./read-body.js";
-import { send, sendJson } from "./send-json.js";
-import { closeServer, listen } from "./server.js";
 
 export interface AdminServerOptions {
   readonly settings: NonNullable<ProxySettings["admin"]>;
@@ -44,8 +37,18 @@ export const ADMIN_LIMITS = {
   eventStreams: 32,
   requestMs: 10_000,
 } as const;
+const { connections, bodyLengthBytes, requestMs } = ADMIN_LIMITS;
+const LIMITS = {
+  ...ADMIN_LIMITS,
+  pipelinedRequests: 0,
+  headersMs: requestMs,
+  receiveMs: requestMs,
+  keepAliveMs: 5_000,
+};
 const BODY_LIMITS = {
-  bodyLengthBytes: ADMIN_LIMITS.bodyLengthBytes,
+  bodyLengthBytes,
+  bodiesLengthBytes: connections * bodyLengthBytes,
+  bodiesPerClientLengthBytes: connections * bodyLengthBytes,
   bodyDepth: 32,
   bodyMembers: 1_000,
   bodyValues: 10_000,
@@ -57,63 +60,35 @@ const ROUTES = ["/status", "/requests", "/metrics", "/events"] as const;
 /** The HTTP server for operators: instances, status, metrics, and the page. All routes except the page's file require the token. */
 export class AdminServer {
   readonly #options: AdminServerOptions;
-  readonly #server: Server;
-  readonly #connections: ClientConnections;
-  readonly #budget: BodyBudget;
+  readonly #http: HttpServer;
   readonly #streams = new Set<ServerResponse>();
 
   constructor(options: AdminServerOptions) {
     this.#options = options;
     const { clock } = options;
-    const allBytes = ADMIN_LIMITS.connections * ADMIN_LIMITS.bodyLengthBytes;
-    this.#budget = new BodyBudget({ allBytes, perClientBytes: allBytes });
-    this.#connections = new ClientConnections({
-      all: ADMIN_LIMITS.connections,
-      perAddress: ADMIN_LIMITS.connectionsPerAddress,
-      pipelined: 0,
-      refuse: refuseConnection,
+    this.#http = new HttpServer({
+      limits: LIMITS,
+      bodies: BODY_LIMITS,
+      clock,
+      serve: (turn) => this.#serve(turn),
     });
-    this.#server = createServer({
-      maxHeaderSize: ADMIN_LIMITS.headersLengthBytes,
-      connectionsCheckingInterval: 2_000,
-      requestTimeout: ADMIN_LIMITS.requestMs,
-      headersTimeout: ADMIN_LIMITS.requestMs,
-    });
-    this.#server.on("connection", (socket) => this.#connections.accept(socket));
-    this.#server.on("request", (request, response) =>
-      this.#connections.takeTurn(request, response, () => this.#serve(request, response)),
-    );
-    this.#server.on("clientError", (error, socket) => sendParserError(error, socket as Socket, clock));
   }
 
   /** Resolves with the port. Errors: `KV_CONFIG_INVALID` when it cannot listen there. */
   listen(host: string, port: number): Promise<number> {
-    return listen(this.#server, host, port);
+    return this.#http.listen(host, port);
   }
 
   /** Ends all connections. */
-  async close(): Promise<void> {
-    const closed = closeServer(this.#server);
-    this.#server.closeAllConnections();
-    await closed;
+  close(): Promise<void> {
+    return this.#http.close();
   }
 
-  #serve(request: IncomingMessage, response: ServerResponse): void {
-    response.setHeader("cache-control", "no-store");
-    this.#connections.received(request);
-    this.#route(request, response).catch((thrown: unknown) => {
-      const error = KvError.from(thrown, "KV_INTERNAL", "the proxy failed");
-      if (response.headersSent || response.destroyed) response.destroy();
-      else if (request.complete) sendError(response, error);
-      else sendEarlyError(request, response, error, this.#options.clock);
-    });
-  }
-
-  async #route(request: IncomingMessage, response: ServerResponse): Promise<void> {
+  async #serve(turn: Turn): Promise<void> {
+    const { request, response, path, query } = turn;
     const { settings, page, operations } = this.#options;
-    checkRequestHead(request);
+    response.setHeader("cache-control", "no-store");
     checkAdminRequest(request.headers, settings);
-    const { path, query } = targetOf(request.url ?? "");
     if (request.method === "GET" && path === "/") {
       response.setHeader(
         "content-security-policy",
@@ -124,8 +99,7 @@ export class AdminServer {
     // EventSource cannot send a header, so the page's stream has the token in its query.
     requireToken(request.headers.authorization, settings.token, new URLSearchParams(query).get("token"));
     const change = INSTANCE_CHANGES.find((each) => path === `/instances/${each}`);
-    if (request.method === "POST" && change !== undefined)
-      return this.#changeInstance(change, request, response);
+    if (request.method === "POST" && change !== undefined) return this.#changeInstance(change, turn);
     const route = request.method === "GET" ? ROUTES.find((each) => each === path) : undefined;
     switch (route) {
       case "/status":
@@ -143,22 +117,11 @@ export class AdminServer {
     }
   }
 
-  async #changeInstance(
-    change: InstanceChange,
-    request: IncomingMessage,
-    response: ServerResponse,
-  ): Promise<void> {
-    const client = this.#connections.addressOf(request.socket);
-    const body = await readJsonBody(request, { limits: BODY_LIMITS, budget: this.#budget, client }).catch(
-      (error: unknown) => {
-        throw statusOf(KvError.from(error, "KV_INTERNAL", "the proxy failed")) === 413 ? tooLarge() : error;
-      },
+  async #changeInstance(change: InstanceChange, turn: Turn): Promise<void> {
+    const { operations } = this.#options;
+    await this.#http.withJson(turn, async (body) =>
+      sendJson(turn.response, 200, await operations.changeInstance(change, body)),
     );
-    try {
-      sendJson(response, 200, await this.#options.operations.changeInstance(change, await parseBody(body)));
-    } finally {
-      body.share.end();
-    }
   }
 
   #follow(response: ServerResponse): void {
@@ -173,14 +136,6 @@ function notFound({ method, url = "" }: IncomingMessage): KvError {
   return new KvError("KV_REQUEST_INVALID", `there is no admin route ${method} ${shortened(url)}`, {
     hint: "the routes are GET /, /status, /requests, /events, /metrics, POST /instances/add, /instances/drain, /instances/remove",
     details: { httpStatus: 404 },
-  });
-}
-
-function tooLarge(): KvError {
-  const message = `the body is larger than ${ADMIN_LIMITS.bodyLengthBytes} bytes, the limit of admin routes`;
-  return new KvError("KV_REQUEST_INVALID", message, {
-    hint: "send one instance at a time",
-    details: { httpStatus: 413 },
   });
 }
 

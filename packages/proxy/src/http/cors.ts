@@ -1,5 +1,5 @@
 import type { IncomingMessage, ServerResponse } from "node:http";
-import { shortened } from "@kv/fleet/front-end";
+import { shortened } from "@kv/http";
 import { KvError } from "@kv/interface";
 
 /** Names of headers, as a browser lists those that a page wants to send. */

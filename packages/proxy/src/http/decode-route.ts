@@ -1,20 +1,12 @@
 import type { IncomingMessage, ServerResponse } from "node:http";
 import type { InstancePool } from "@kv/fleet";
 import type { Upstream } from "@kv/fleet/front-end";
-import {
-  answerHeaders,
-  Deadline,
-  errorForClient,
-  forwardedHeaders,
-  legHeaders,
-  shortened,
-} from "@kv/fleet/front-end";
+import { answerHeaders, Deadline, forwardedHeaders, legHeaders } from "@kv/fleet/front-end";
+import { errorForClient, type RequestSlot, type RequestsInFlight, sendError, shortened } from "@kv/http";
 import { type Ambient, KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { tryInstances } from "../flow/attempts.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
-import { sendError } from "./error-response.js";
-import type { RequestSlot, RequestsInFlight } from "./limits/requests-in-flight.js";
 
 export interface DecodeRouteOptions {
   readonly decoders: InstancePool;

@@ -2,15 +2,23 @@ import type { IncomingHttpHeaders, ServerResponse } from "node:http";
 import {
   Deadline,
   type Endpoint,
-  type ErrorForm,
-  errorForClient,
   forwardedHeaders,
-  MemberList,
   parseRequestInTurns,
   requestIdOf,
-  statusOf,
   traceparentOf,
 } from "@kv/fleet/front-end";
+import {
+  type ErrorForm,
+  errorEvent,
+  errorForClient,
+  MemberList,
+  PARSES,
+  type ReceivedBody,
+  type RequestSlot,
+  type RequestsInFlight,
+  sendError,
+  statusOf,
+} from "@kv/http";
 import { type Ambient, KvError, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { ClientRequest } from "../flow/client-request.js";
@@ -19,10 +27,7 @@ import type { NamedPrefillers } from "../sidecar/named-prefillers.js";
 import { isClients, type RequestCounts } from "../telemetry/request-counts.js";
 import type { RequestHistory } from "../telemetry/request-history.js";
 import { RequestRecord } from "../telemetry/request-record.js";
-import { errorEvent, sendError } from "./error-response.js";
 import type { AbandonedPrefills } from "./limits/abandoned-prefills.js";
-import type { RequestSlot, RequestsInFlight } from "./limits/requests-in-flight.js";
-import { PARSES, type ReceivedBody } from "./read-body.js";
 
 export interface GenerationRouteOptions {
   readonly ambient: Ambient;

@@ -1,36 +1,25 @@
 import { createHash } from "node:crypto";
+import { type Endpoint, refuseConnectorMembers } from "@kv/fleet/front-end";
 import {
-  createServer as createHttpServer,
-  type IncomingMessage,
-  type Server,
-  type ServerResponse,
-} from "node:http";
-import { createServer as createHttpsServer, type ServerOptions as HttpsServerOptions } from "node:https";
-import type { AddressInfo, Socket } from "node:net";
-import type { Endpoint } from "@kv/fleet/front-end";
-import {
-  BodyBudget,
   type Certificate,
-  type CertificatePair,
+  errorAnswer,
   errorForClient,
-  refuseConnectorMembers,
+  HttpServer,
+  sendJson,
   shortened,
-} from "@kv/fleet/front-end";
+  type Turn,
+} from "@kv/http";
 import { type Ambient, KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { applyCors } from "./cors.js";
 import type { DecodeRoute } from "./decode-route.js";
-import { refuseConnection, sendEarlyError, sendError, sendParserError } from "./error-response.js";
 import type { GenerationRoute } from "./generation-route.js";
 import { INSTANCE_CHANGES, type InstanceChange } from "./instance-changes.js";
 import { requireToken } from "./limits/admin-origin.js";
-import { ClientConnections } from "./limits/client-connections.js";
-import { checkRequestHead, targetOf } from "./limits/request-head.js";
 import type { ResolvedLimits } from "./limits/resolved-limits.js";
-import { parseBody, type ReceivedBody, readJsonBody } from "./read-body.js";
-import { sendJson } from "./send-json.js";
 
-export interface ServerOptions {
+/** Options of `ClientServer`. */
+export interface ClientServerOptions {
   readonly ambient: Ambient;
   readonly settings: Pick<
     ProxySettings,
@@ -51,20 +40,6 @@ export interface ServerOptions {
   readonly status: () => object | Promise<object>;
 }
 
-/** A request whose turn it is. */
-interface Turn {
-  readonly request: IncomingMessage;
-  readonly response: ServerResponse;
-  /** The client, as limits per client count it. */
-  readonly client: string;
-  /** The path of the target. */
-  readonly path: string;
-  /** The query of the target, with its `?`. */
-  readonly query: string;
-  /** The client waits for `100 Continue` before it sends its body. */
-  readonly expectsContinue: boolean;
-}
-
 type Handler = (turn: Turn) => Promise<void>;
 
 const ENDPOINTS: readonly Endpoint[] = [
@@ -82,54 +57,27 @@ const PASSED_ON = {
 } as const;
 
 /** The HTTP server for clients: its routes, its limits, and errors in OpenAI's form. */
-export function createServer(options: ServerOptions): Server {
-  return new ClientServer(options).server;
-}
-
-class ClientServer {
-  readonly server: Server;
-  readonly #options: ServerOptions;
+export class ClientServer {
+  readonly http: HttpServer;
+  readonly #options: ClientServerOptions;
   /** By path, the method and what serves it. */
   readonly #routes = new Map<string, { readonly method: "GET" | "POST"; readonly serve: Handler }>();
-  readonly #connections: ClientConnections;
-  readonly #budget: BodyBudget;
 
-  constructor(options: ServerOptions) {
+  constructor(options: ClientServerOptions) {
     this.#options = options;
-    const { limits, ambient } = options;
-    const { metrics, clock } = ambient;
-    this.#budget = new BodyBudget({
-      allBytes: limits.bodiesLengthBytes,
-      perClientBytes: limits.bodiesPerClientLengthBytes,
-    });
-    this.#connections = new ClientConnections({
-      all: limits.connections,
-      perAddress: limits.connectionsPerAddress,
-      pipelined: limits.pipelinedRequests,
-      refuse: (socket, error, answer) => {
-        metrics.count("kv_proxy_refused_total", 1, { limit: String(error.details.limit) });
-        refuseConnection(socket, error, answer);
+    const { limits, settings, certificate, ambient } = options;
+    this.#addRoutes();
+    this.http = new HttpServer({
+      limits: { ...limits, ...settings.timeouts },
+      bodies: limits,
+      certificate,
+      clock: ambient.clock,
+      serve: (turn) => this.#serve(turn),
+      answerError: (error) => {
+        this.#countRefusal(error);
+        return errorAnswer(errorForClient(error, settings.exposeInstances));
       },
     });
-    this.#addRoutes();
-    const { timeouts } = options.settings;
-    const headersMs = Math.min(timeouts.headersMs, timeouts.receiveMs);
-    this.server = createPlainOrTls(options.certificate, {
-      maxHeaderSize: limits.headersLengthBytes,
-      // How often Node searches for requests that are late; its default is 30 s.
-      connectionsCheckingInterval: Math.ceil(Math.min(30_000, headersMs / 4)),
-      handshakeTimeout: headersMs,
-    });
-    // A limit on the connections whose TLS handshake is under way; the others have theirs in `ClientConnections`.
-    if (options.certificate !== undefined) this.server.maxConnections = 2 * limits.connections;
-    this.server.requestTimeout = timeouts.receiveMs;
-    this.server.keepAliveTimeout = timeouts.keepAliveMs;
-    this.server.headersTimeout = headersMs;
-    const connected = options.certificate === undefined ? "connection" : "secureConnection";
-    this.server.on(connected, (socket: Socket) => this.#connections.accept(socket));
-    this.server.on("request", (request, response) => this.#accept(request, response, false));
-    this.server.on("checkContinue", (request, response) => this.#accept(request, response, true));
-    this.server.on("clientError", (error, socket) => sendParserError(error, socket as Socket, clock));
   }
 
   #addRoutes(): void {
@@ -161,47 +109,23 @@ class ClientServer {
     }
   }
 
-  #accept(request: IncomingMessage, response: ServerResponse, expectsContinue: boolean): void {
-    this.#connections.takeTurn(request, response, () => this.#serve(request, response, expectsContinue));
-  }
-
-  #serve(request: IncomingMessage, response: ServerResponse, expectsContinue: boolean): void {
-    const { isDraining, settings, ambient } = this.#options;
+  async #serve(turn: Turn): Promise<void> {
+    const { request, response, path } = turn;
     // A client that keeps its connection would send its next request to a server that is closing.
-    if (isDraining()) response.setHeader("connection", "close");
-    this.#route(request, response, expectsContinue).catch((thrown: unknown) => {
-      const error = KvError.from(thrown, "KV_INTERNAL", "the proxy failed");
-      this.#countRefusal(error);
-      const shown = errorForClient(error, settings.exposeInstances);
-      if (response.headersSent || response.destroyed) response.destroy();
-      else if (request.complete) sendError(response, shown);
-      else sendEarlyError(request, response, shown, ambient.clock);
-    });
-  }
-
-  async #route(request: IncomingMessage, response: ServerResponse, expectsContinue: boolean): Promise<void> {
-    try {
-      checkRequestHead(request);
-    } catch (error) {
-      // Another reading of this head would find another end of the request.
-      response.setHeader("connection", "close");
-      throw error;
-    }
+    if (this.#options.isDraining()) response.setHeader("connection", "close");
     const { cors } = this.#options.settings;
     if (cors !== undefined && applyCors(cors.origins, request, response)) return;
-    const { path, query } = targetOf(request.url ?? "");
     const route = this.#routes.get(path.startsWith(MODEL_PATH) ? MODEL_PATH : path);
     if (route === undefined) throw notFound(request.method, path);
     if (route.method !== request.method) throw wrongMethod(request.method, path, route.method);
-    const client = this.#clientOf(request);
-    await route.serve({ request, response, client, path, query, expectsContinue });
+    await route.serve({ ...turn, client: this.#clientOf(turn) });
   }
 
   async #generate(endpoint: Endpoint, turn: Turn): Promise<void> {
     const { request, response, client } = turn;
     const { generation } = this.#options;
     generation.check(client);
-    const body = await this.#readBody(turn);
+    const body = await this.http.readBody(turn);
     try {
       await generation.serve({ endpoint, headers: request.headers, body, response, client });
     } finally {
@@ -211,19 +135,14 @@ class ClientServer {
 
   /** Has a decode instance answer a GET. */
   #passOn(turn: Turn, modelId?: string): Promise<void> {
-    this.#connections.received(turn.request);
     return this.#options.decodeRoute.serve({ ...turn, modelId });
   }
 
-  async #passOnWithBody(turn: Turn): Promise<void> {
-    const body = await this.#readBody(turn);
-    try {
-      const parsed = await parseBody(body);
-      refuseConnectorMembers(parsed as Readonly<Record<string, unknown>>);
-      await this.#options.decodeRoute.serve({ ...turn, body: JSON.stringify(parsed) });
-    } finally {
-      body.share.end();
-    }
+  #passOnWithBody(turn: Turn): Promise<void> {
+    return this.http.withJson(turn, (body) => {
+      refuseConnectorMembers(body as Readonly<Record<string, unknown>>);
+      return this.#options.decodeRoute.serve({ ...turn, body: JSON.stringify(body) });
+    });
   }
 
   /** As on the admin port. A page of another site knows no token, and has an origin. */
@@ -236,30 +155,16 @@ class ClientServer {
         details: { httpStatus: 403 },
       });
     }
-    const body = await this.#readBody(turn);
-    try {
-      sendJson(response, 200, await this.#options.changeInstance(change, await parseBody(body)));
-    } finally {
-      body.share.end();
-    }
-  }
-
-  async #readBody({ request, response, client, expectsContinue }: Turn): Promise<ReceivedBody> {
-    const body = await readJsonBody(request, {
-      limits: this.#options.limits,
-      budget: this.#budget,
-      client,
-      onAccepted: expectsContinue ? () => response.writeContinue() : undefined,
-    });
-    this.#connections.received(request);
-    return body;
+    await this.http.withJson(turn, async (body) =>
+      sendJson(response, 200, await this.#options.changeInstance(change, body)),
+    );
   }
 
   /** The client of a request: named by a header that a front end sets, else by its address. */
-  #clientOf(request: IncomingMessage): string {
+  #clientOf({ request, client }: Turn): string {
     const { clientHeader } = this.#options.limits;
     const name = clientHeader === undefined ? undefined : request.headers[clientHeader];
-    if (typeof name !== "string" || name === "") return this.#connections.addressOf(request.socket);
+    if (typeof name !== "string" || name === "") return client;
     // It may be a key, which should not stay in memory as it is.
     return createHash("sha256").update(name).digest("base64");
   }
@@ -269,14 +174,6 @@ class ClientServer {
     if (typeof limit === "string")
       this.#options.ambient.metrics.count("kv_proxy_refused_total", 1, { limit });
   }
-}
-
-function createPlainOrTls(certificate: Certificate | undefined, options: HttpsServerOptions): Server {
-  if (certificate === undefined) return createHttpServer(options);
-  const secure = ({ certificate: cert, privateKey: key }: CertificatePair) => ({ cert, key });
-  const server = createHttpsServer({ ...options, ...secure(certificate.pair) });
-  certificate.onChange((pair) => server.setSecureContext(secure(pair)));
-  return server;
 }
 
 function notFound(method: string | undefined, path: string): KvError {
@@ -300,41 +197,4 @@ function decoded(text: string): string {
   } catch {
     return text;
   }
-}
-
-/**
- * Starts to listen, and resolves with the port. Errors: `KV_CONFIG_INVALID` when the port is taken or the host is not of this machine.
- */
-export async function listen(server: Server, host: string, port: number): Promise<number> {
-  try {
-    await new Promise<void>((resolve, reject) => {
-      server.once("error", reject);
-      server.listen({ host, port }, () => {
-        server.removeListener("error", reject);
-        resolve();
-      });
-    });
-  } catch (cause) {
-    throw cannotListen(host, port, cause);
-  }
-  return (server.address() as AddressInfo).port;
-}
-
-/** The error of a server that cannot listen. */
-function cannotListen(host: string, port: number, cause: unknown): KvError {
-  const { code } = cause as { code?: string };
-  const hint =
-    code === "EADDRINUSE"
-      ? "stop the program that listens there, or choose another port"
-      : "choose a host and a port of this machine";
-  const message = `the proxy cannot listen on ${host}:${port} (${code ?? cause})`;
-  return new KvError("KV_CONFIG_INVALID", message, { hint, cause });
-}
-
-/** Stops listening. Idle connections end at once, all others with the answer that they carry. */
-export function closeServer(server: Server): Promise<void> {
-  return new Promise((resolve) => {
-    server.close(() => resolve());
-    server.closeIdleConnections();
-  });
 }

@@ -1,5 +1,5 @@
 import type { GenerationRequest } from "@kv/fleet/front-end";
-import { shortened } from "@kv/fleet/front-end";
+import { shortened } from "@kv/http";
 import { KvError } from "@kv/interface";
 import { editMembers, rawMember } from "./json-members.js";
 

@@ -1,4 +1,4 @@
-import { ByteCollector } from "@kv/fleet/front-end";
+import { ByteCollector } from "@kv/http";
 import { rawMember } from "../request/json-members.js";
 
 /** Whether a `content-type` is that of server-sent events. */

@@ -8,7 +8,8 @@ import {
   type PooledInstance,
   parseInstanceSpec,
 } from "@kv/fleet";
-import { PREFILLER_HEADER, shortened } from "@kv/fleet/front-end";
+import { PREFILLER_HEADER } from "@kv/fleet/front-end";
+import { shortened } from "@kv/http";
 import { type Clock, KvError, type Log } from "@kv/interface";
 import { Allowlist } from "./allowlist.js";
 

@@ -1,4 +1,4 @@
-import { statusOf } from "@kv/fleet/front-end";
+import { statusOf } from "@kv/http";
 import type { KvError } from "@kv/interface";
 
 /** Counts of requests since the start, as JSON for `/status`. */

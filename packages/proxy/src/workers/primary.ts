@@ -2,12 +2,12 @@ import cluster, { type Worker } from "node:cluster";
 import { createServer } from "node:net";
 import type { MetricAsJson } from "@kv/fleet/front-end";
 import { WorkerMetrics } from "@kv/fleet/front-end";
+import { listen } from "@kv/http";
 import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
 import type { CliOptions } from "../config/cli-options.js";
 import { type ProxySettings, readSettings } from "../config/settings.js";
 import { AdminServer } from "../http/admin-server.js";
 import { type InstanceChange, readChange } from "../http/instance-changes.js";
-import { listen } from "../http/server.js";
 import { httpUrl, PAGE, type ProxyStatus } from "../proxy.js";
 import { Calls } from "./calls.js";
 import { InstanceChangesLog } from "./instance-changes-log.js";
@@ -279,7 +279,7 @@ export class WorkerGroup {
 /** A port that is free now. */
 async function freePort(host: string): Promise<number> {
   const server = createServer();
-  const port = await listen(server as Parameters<typeof listen>[0], host, 0);
+  const port = await listen(server, host, 0);
   await new Promise((resolve) => server.close(resolve));
   return port;
 }

@@ -4,7 +4,7 @@ import { connect, createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import type { DiscoveredInstances } from "@kv/fleet";
-import { selfSigned } from "@kv/fleet/front-end";
+import { selfSigned } from "@kv/http";
 import { type LogFields, silentLog } from "@kv/interface";
 import {
   type Answer,

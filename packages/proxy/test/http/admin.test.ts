@@ -62,7 +62,7 @@ test("admin routes refuse invalid requests with a 4xx in OpenAI's form", async (
   const add = (instance: string) => post(`${adminUrl}/instances/add`, { role: "decode", instance });
   expect(await errorOf(await add("ftp://x"))).toMatchObject({ status: 400, code: "KV_CONFIG_INVALID" });
   const large = (await (await add("x".repeat(70_000))).json()) as { error: object };
-  expect(large.error).toMatchObject({ code: "KV_REQUEST_INVALID", hint: "send one instance at a time" });
+  expect(large.error).toMatchObject({ code: "KV_REQUEST_INVALID", hint: "send less at once" });
   expect(await errorOf(await fetch(`${adminUrl}/nothing`))).toMatchObject({
     status: 404,
     code: "KV_REQUEST_INVALID",

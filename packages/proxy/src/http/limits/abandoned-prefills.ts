@@ -1,4 +1,4 @@
-import { overloaded } from "@kv/fleet/front-end";
+import { overloaded } from "@kv/http";
 import type { Clock } from "@kv/interface";
 
 export interface AbandonedPrefillsOptions {

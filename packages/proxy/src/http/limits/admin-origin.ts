@@ -1,7 +1,7 @@
 import { createHash, timingSafeEqual } from "node:crypto";
 import type { IncomingHttpHeaders } from "node:http";
 import { isIP } from "node:net";
-import { shortened } from "@kv/fleet/front-end";
+import { shortened } from "@kv/http";
 import { KvError } from "@kv/interface";
 
 interface AdminHosts {

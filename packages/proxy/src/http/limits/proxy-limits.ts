@@ -1,4 +1,5 @@
-import { PREFILLER_HEADER, REQUEST_ID_LENGTH, TOP_LEVEL_MEMBERS } from "@kv/fleet/front-end";
+import { PREFILLER_HEADER, REQUEST_ID_LENGTH } from "@kv/fleet/front-end";
+import { TOP_LEVEL_MEMBERS } from "@kv/http";
 import { BODIES_PER_CLIENT_BYTES, readSettings } from "../../config/settings.js";
 import { MAX_NAMED } from "../../sidecar/named-prefillers.js";
 import { ADMIN_LIMITS } from "../admin-server.js";

@@ -1,8 +1,8 @@
 import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Socket } from "node:net";
-import { type Member, MemberList, overloaded } from "@kv/fleet/front-end";
-import type { KvError } from "@kv/interface";
-import { clientAddress } from "./client-address.js";
+import { type KvError, remoteAddressKey } from "@kv/interface";
+import { overloaded } from "../answers/overloaded.js";
+import { type Member, MemberList } from "./member-list.js";
 
 export interface ClientConnectionsOptions {
   /** Connections of all addresses together. */
@@ -41,14 +41,15 @@ export class ClientConnections {
   readonly #bySocket = new WeakMap<Socket, Connection>();
   readonly #byAddress = new Map<string, AddressConnections>();
   #count = 0;
+  #isClosing = false;
 
   constructor(options: ClientConnectionsOptions) {
     this.#options = options;
   }
 
-  /** Takes a new connection, or refuses it. */
-  accept(socket: Socket): void {
-    const address = clientAddress(socket.remoteAddress);
+  /** Takes a new connection, or refuses it. Returns whether it was taken. */
+  accept(socket: Socket): boolean {
+    const address = this.addressOf(socket);
     const { all, perAddress, refuse } = this.#options;
     const own = this.#byAddress.get(address);
     const byClient = (own?.count ?? 0) >= perAddress;
@@ -57,7 +58,7 @@ export class ClientConnections {
       const error = byClient ? tooManyOfAddress(perAddress) : tooMany(all);
       if (victim === undefined) {
         refuse(socket, error, true);
-        return;
+        return false;
       }
       this.#forget(victim);
       refuse(victim.socket, error, victim.current?.headersSent !== true);
@@ -70,11 +71,12 @@ export class ClientConnections {
     this.#count += 1;
     this.#bySocket.set(socket, connection);
     socket.once("close", () => this.#forget(connection));
+    return true;
   }
 
   /** The client behind a connection, as limits per address count it. */
   addressOf(socket: Socket): string {
-    return this.#bySocket.get(socket)?.address ?? clientAddress(socket.remoteAddress);
+    return this.#bySocket.get(socket)?.address ?? remoteAddressKey(socket.remoteAddress ?? "local");
   }
 
   /**
@@ -100,9 +102,16 @@ export class ClientConnections {
   }
 
   /** The whole request has arrived: from now on, the connection keeps its place until the answer has ended. */
-  received(request: IncomingMessage): void {
-    const connection = this.#bySocket.get(request.socket);
+  received(socket: Socket): void {
+    const connection = this.#bySocket.get(socket);
     if (connection !== undefined) this.#notIdle(connection);
+  }
+
+  /** Ends the connections on which nothing has come, and each other one when it has no request any more. */
+  close(): void {
+    this.#isClosing = true;
+    for (const { idle } of this.#byAddress.values())
+      for (const { socket } of idle.values()) if (socket.bytesRead === 0) socket.destroy();
   }
 
   #begin(connection: Connection, response: ServerResponse, serve: () => void): void {
@@ -112,7 +121,9 @@ export class ClientConnections {
       const { socket } = connection;
       if (socket.destroyed || socket.writableEnded || this.#bySocket.get(socket) !== connection) return;
       connection.idle ??= this.#byAddress.get(connection.address)?.idle.join(connection);
-      connection.waiting.shift()?.();
+      const next = connection.waiting.shift();
+      if (next !== undefined) next();
+      else if (this.#isClosing) socket.destroySoon();
     });
     serve();
   }
@@ -146,7 +157,7 @@ export class ClientConnections {
 const tooMany = (all: number) =>
   overloaded({
     limit: "limits.connections",
-    message: `the proxy has ${all} connections, which is its limit`,
+    message: `there are ${all} connections, which is the limit`,
     byClient: false,
   });
 

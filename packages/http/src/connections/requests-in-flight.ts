@@ -1,4 +1,4 @@
-import { overloaded } from "@kv/fleet/front-end";
+import { overloaded } from "../answers/overloaded.js";
 
 /** Clients without a request that are kept: a table whose entries come and go with each request is built anew all the time, and ends in the old heap. */
 const KEPT_CLIENTS = 1024;

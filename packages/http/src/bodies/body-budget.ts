@@ -1,5 +1,5 @@
 import { KvError } from "@kv/interface";
-import { overloaded } from "./overloaded.js";
+import { overloaded } from "../answers/overloaded.js";
 
 export interface BodyBudgetOptions {
   /** Bytes of all bodies together. */

@@ -1,8 +1,8 @@
 import type { IncomingMessage } from "node:http";
 import { PassThrough } from "node:stream";
 import { setImmediate as nextTurn } from "node:timers/promises";
-import { BodyBudget } from "@kv/fleet/front-end";
 import { expect, test } from "vitest";
+import { BodyBudget } from "./body-budget.js";
 import { readJsonBody } from "./read-body.js";
 
 const LIMITS = { bodyLengthBytes: 2 ** 20, bodyDepth: 10, bodyMembers: 10, bodyValues: 10 };

@@ -1,7 +1,10 @@
 import type { IncomingMessage } from "node:http";
-import type { BodyBudget, BodyShare } from "@kv/fleet/front-end";
-import { ByteCollector, type JsonLimits, JsonScan, parseJsonPieces, shortened } from "@kv/fleet/front-end";
 import { KvError, Turns } from "@kv/interface";
+import { shortened } from "../answers/shown-value.js";
+import type { BodyBudget, BodyShare } from "./body-budget.js";
+import { ByteCollector } from "./byte-collector.js";
+import { parseJsonPieces } from "./json-pieces.js";
+import { type JsonLimits, JsonScan } from "./json-scan.js";
 
 /** A body of at most this many bytes is read and parsed at once; a larger one in turns with the others. */
 const AT_ONCE_BYTES = 64 * 1024;
@@ -17,6 +20,8 @@ export interface BodyLimits extends JsonLimits {
 
 export interface ReadBodyOptions {
   readonly limits: BodyLimits;
+  /** Takes every content type. */
+  readonly anyContentType?: true | undefined;
   readonly budget: BodyBudget;
   /** The client, as limits per client count it. */
   readonly client: string;
@@ -39,11 +44,12 @@ export interface ReceivedBody {
  */
 export function readJsonBody(
   request: IncomingMessage,
-  { limits, budget, client, onAccepted }: ReadBodyOptions,
+  { limits, anyContentType, budget, client, onAccepted }: ReadBodyOptions,
 ): Promise<ReceivedBody> {
   const { bodyLengthBytes: limitBytes } = limits;
   const type = request.headers["content-type"];
-  if (type === undefined || !/^application\/json\s*(;|$)/i.test(type)) return Promise.reject(wrongType(type));
+  if (anyContentType !== true && !/^application\/json\s*(;|$)/i.test(type ?? ""))
+    return Promise.reject(wrongType(type));
   if (Number(request.headers["content-length"] ?? 0) > limitBytes)
     return Promise.reject(tooLarge(limitBytes));
   onAccepted?.();
@@ -116,7 +122,7 @@ function wrongType(type: string | undefined): KvError {
 
 function tooLarge(limitBytes: number): KvError {
   return new KvError("KV_REQUEST_INVALID", `the body is larger than ${limitBytes} bytes`, {
-    hint: "the limit is set by limits.bodyLengthBytes, or --body-limit-bytes",
+    hint: "send less at once",
     details: { httpStatus: 413, limit: "limits.bodyLengthBytes" },
   });
 }

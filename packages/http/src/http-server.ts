@@ -1,0 +1,238 @@
+import {
+  createServer as createHttpServer,
+  type IncomingMessage,
+  type Server,
+  type ServerResponse,
+} from "node:http";
+import { createServer as createHttpsServer, type ServerOptions } from "node:https";
+import type { AddressInfo, Server as NetServer, Socket } from "node:net";
+import { type Clock, KvError } from "@kv/interface";
+import {
+  type ErrorAnswer,
+  errorAnswer,
+  refuseConnection,
+  sendEarlyError,
+  sendParserError,
+  writeError,
+} from "./answers/error-response.js";
+import { BodyBudget } from "./bodies/body-budget.js";
+import type { JsonLimits } from "./bodies/json-scan.js";
+import { parseBody, type ReceivedBody, readJsonBody } from "./bodies/read-body.js";
+import type { Certificate, CertificatePair } from "./certificate.js";
+import { ClientConnections } from "./connections/client-connections.js";
+import { checkRequestHead, targetOf } from "./request-head.js";
+
+/** Limits of connections and of the heads of requests. */
+export interface HttpConnectionLimits {
+  /** Connections of all clients together. */
+  readonly connections: number;
+  /** Connections of one client. */
+  readonly connectionsPerAddress: number;
+  /** Requests of one connection that wait for the answers of those before them. */
+  readonly pipelinedRequests: number;
+  /** Bytes of a head. */
+  readonly headersLengthBytes: number;
+  /** For a head, in ms. */
+  readonly headersMs: number;
+  /** For a whole request, in ms. */
+  readonly receiveMs: number;
+  /** For which a connection stays open without a request, in ms. */
+  readonly keepAliveMs: number;
+}
+
+/** Limits of bodies. */
+export interface HttpBodyLimits extends JsonLimits {
+  /** Bytes of one body. */
+  readonly bodyLengthBytes: number;
+  /** Bytes of all bodies together. */
+  readonly bodiesLengthBytes: number;
+  /** Bytes of the bodies of one client. */
+  readonly bodiesPerClientLengthBytes: number;
+}
+
+/** Options of an `HttpServer`. */
+export interface HttpServerOptions {
+  /** Limits of connections and heads. */
+  readonly limits: HttpConnectionLimits;
+  /** Without them, the server reads no body. */
+  readonly bodies?: HttpBodyLimits | undefined;
+  /** Reads bodies of every content type as JSON; without it, others get 415. */
+  readonly anyContentType?: true | undefined;
+  /** For the time that a refused client has to read its answer, and for `close`. */
+  readonly clock: Clock;
+  /** With it, clients speak TLS. */
+  readonly certificate?: Certificate | undefined;
+  /** Answers a request whose turn it is. What it throws is answered with `answerError`. */
+  readonly serve: (turn: Turn) => Promise<void>;
+  /** How each error is answered, those of connections and of the parser included. Default: `errorAnswer`. */
+  readonly answerError?: ((error: KvError) => ErrorAnswer) | undefined;
+}
+
+/** A request whose turn it is. */
+export interface Turn {
+  /** Its body is read by `readBody` or `withJson`. */
+  readonly request: IncomingMessage;
+  /** Its answer. The next request of the connection is served when it has closed. */
+  readonly response: ServerResponse;
+  /** The client, as limits per client count it: its address, unless `serve` knows better. */
+  readonly client: string;
+  /** The path of the target. */
+  readonly path: string;
+  /** The query of the target, with its `?`. */
+  readonly query: string;
+  /** The client waits for `100 Continue` before it sends its body. */
+  readonly expectsContinue: boolean;
+}
+
+/** An HTTP server with limits, in clear or with TLS. */
+export class HttpServer {
+  readonly #options: HttpServerOptions;
+  readonly #server: Server;
+  readonly #connections: ClientConnections;
+  readonly #budget: BodyBudget;
+  readonly #answerError: (error: KvError) => ErrorAnswer;
+
+  constructor(options: HttpServerOptions) {
+    this.#options = options;
+    const { limits, bodies, certificate, clock } = options;
+    this.#answerError = options.answerError ?? errorAnswer;
+    this.#budget = new BodyBudget({
+      allBytes: bodies?.bodiesLengthBytes ?? 0,
+      perClientBytes: bodies?.bodiesPerClientLengthBytes ?? 0,
+    });
+    this.#connections = new ClientConnections({
+      all: limits.connections,
+      perAddress: limits.connectionsPerAddress,
+      pipelined: limits.pipelinedRequests,
+      refuse: (socket, error, answer) => refuseConnection(socket, this.#answerError(error), answer),
+    });
+    const headersTimeout = Math.min(limits.headersMs, limits.receiveMs);
+    this.#server = createPlainOrTls(certificate, {
+      maxHeaderSize: limits.headersLengthBytes,
+      headersTimeout,
+      requestTimeout: limits.receiveMs,
+      keepAliveTimeout: limits.keepAliveMs,
+      // How often Node searches for requests that are late; its default is 30 s.
+      connectionsCheckingInterval: Math.ceil(Math.min(30_000, headersTimeout / 4)),
+      handshakeTimeout: headersTimeout,
+    });
+    // A limit on the connections whose TLS handshake is under way; the others have theirs in `ClientConnections`.
+    if (certificate !== undefined) this.#server.maxConnections = 2 * limits.connections;
+    const connected = certificate === undefined ? "connection" : "secureConnection";
+    this.#server.on(connected, (socket: Socket) => this.#connections.accept(socket));
+    this.#server.on("request", (request, response) => this.#accept(request, response, false));
+    this.#server.on("checkContinue", (request, response) => this.#accept(request, response, true));
+    this.#server.on("clientError", (error, socket) =>
+      sendParserError(error, socket as Socket, this.#answerError, clock),
+    );
+  }
+
+  /** Starts to listen, and resolves with the port. Errors: as `listen`. */
+  listen(host: string, port: number): Promise<number> {
+    return listen(this.#server, host, port);
+  }
+
+  /**
+   * Stops listening. Idle connections end at once, the others with the answer that they carry or after `graceMs` (default: at once); without an end of it for
+   * `Infinity`.
+   */
+  async close(graceMs = 0): Promise<void> {
+    const closed = new Promise<void>((resolve) => this.#server.close(() => resolve()));
+    this.#server.closeIdleConnections();
+    this.#connections.close();
+    if (graceMs === 0) this.endConnections();
+    const timer =
+      graceMs > 0 && graceMs < Number.POSITIVE_INFINITY
+        ? this.#options.clock.setTimer(() => this.endConnections(), graceMs)
+        : undefined;
+    await closed;
+    timer?.cancel();
+  }
+
+  /** Ends all connections, with their requests. */
+  endConnections(): void {
+    this.#server.closeAllConnections();
+  }
+
+  /**
+   * Reads the body of a request. The caller ends its share, with the request. Errors: `KV_REQUEST_INVALID` with the HTTP status 413 or 415, or for JSON above the limits;
+   * `KV_PROXY_OVERLOADED` without memory for it; `KV_REQUEST_ABORTED` when the client disconnects.
+   */
+  async readBody({ request, response, client, expectsContinue }: Turn): Promise<ReceivedBody> {
+    const { bodies, anyContentType } = this.#options;
+    if (bodies === undefined) throw new KvError("KV_INTERNAL", "this server has no limits for bodies");
+    const body = await readJsonBody(request, {
+      limits: bodies,
+      anyContentType,
+      budget: this.#budget,
+      client,
+      onAccepted: expectsContinue ? () => response.writeContinue() : undefined,
+    });
+    this.#connections.received(request.socket);
+    return body;
+  }
+
+  /** Calls `use` with the value of a request's body, whose bytes count until then. Errors: as `readBody`, and `KV_REQUEST_INVALID` for what is not JSON. */
+  async withJson<T>(turn: Turn, use: (value: unknown) => T | Promise<T>): Promise<T> {
+    const body = await this.readBody(turn);
+    try {
+      return await use(await parseBody(body));
+    } finally {
+      body.share.end();
+    }
+  }
+
+  #accept(request: IncomingMessage, response: ServerResponse, expectsContinue: boolean): void {
+    this.#connections.takeTurn(request, response, () => void this.#serve(request, response, expectsContinue));
+  }
+
+  async #serve(request: IncomingMessage, response: ServerResponse, expectsContinue: boolean): Promise<void> {
+    const { socket, headers } = request;
+    // A client that disconnects is also an error of the response; its `close` is enough.
+    response.on("error", () => {});
+    try {
+      checkRequestHead(request, response);
+      if (headers["transfer-encoding"] === undefined && !(Number(headers["content-length"]) > 0))
+        this.#connections.received(socket);
+      const client = this.#connections.addressOf(socket);
+      const target = targetOf(request.url ?? "");
+      await this.#options.serve({ request, response, client, ...target, expectsContinue });
+    } catch (thrown) {
+      const error = KvError.from(thrown, "KV_INTERNAL", "the server failed");
+      const answer = this.#answerError(error);
+      if (response.headersSent || response.destroyed) response.destroy();
+      else if (request.complete) {
+        writeError(response, answer);
+        response.end();
+      } else sendEarlyError(request, response, error, answer, this.#options.clock);
+    }
+  }
+}
+
+function createPlainOrTls(certificate: Certificate | undefined, options: ServerOptions): Server {
+  if (certificate === undefined) return createHttpServer(options);
+  const secure = ({ certificate: cert, privateKey: key }: CertificatePair) => ({ cert, key });
+  const server = createHttpsServer({ ...options, ...secure(certificate.pair) });
+  certificate.onChange((pair) => server.setSecureContext(secure(pair)));
+  return server;
+}
+
+/** Starts to listen, and resolves with the port. Errors: `KV_CONFIG_INVALID` when the port is taken or the host is not of this machine. */
+export async function listen(server: NetServer, host: string, port: number): Promise<number> {
+  await new Promise<void>((resolve, reject) => {
+    const fail = (cause: NodeJS.ErrnoException) => {
+      const hint =
+        cause.code === "EADDRINUSE"
+          ? "stop the program that listens there, or choose another port (0 takes a free one)"
+          : "choose a host and a port of this machine";
+      const message = `cannot listen on ${host}:${port} (${cause.code ?? cause.message})`;
+      reject(new KvError("KV_CONFIG_INVALID", message, { hint, cause }));
+    };
+    server.once("error", fail);
+    server.listen({ host, port }, () => {
+      server.removeListener("error", fail);
+      resolve();
+    });
+  });
+  return (server.address() as AddressInfo).port;
+}
