@@ -14,22 +14,24 @@ export function httpError(httpStatus: number, message: string, param?: string): 
   return new KvError("KV_REQUEST_INVALID", message, { details: { httpStatus, param } });
 }
 
-/** The HTTP status of an error: `details.httpStatus`, else the status of its code, else 500. */
+/** The HTTP status of an error: `details.httpStatus`, else the status of its code, else 500. What one client has too much of is 503 too: the proxy then tries another instance. */
 export function statusOf(error: KvError): number {
   const { httpStatus } = error.details;
+  if (httpStatus === 429) return 503;
   return typeof httpStatus === "number" ? httpStatus : (STATUS[error.code] ?? 500);
 }
 
 /** The body of an error in the form of OpenAI's API. */
 export function errorBody(error: KvError): { error: Record<string, unknown> } {
-  const { param } = error.details;
+  const { param, limit } = error.details;
   return {
     error: {
       message: error.message,
       type: statusOf(error) < 500 ? "invalid_request_error" : "server_error",
       param: typeof param === "string" ? param : null,
       code: error.code,
-      hint: error.hint,
+      // That of a limit names the proxy's setting.
+      hint: limit === undefined ? error.hint : undefined,
     },
   };
 }

@@ -49,7 +49,7 @@ const tries: { readonly [K in keyof HttpLimits]: () => Promise<void> } = {
     await idle.untilClosed();
     await expect.poll(() => inEngine(served)).toBe(3);
     const refused = await RawConnection.open(served.url);
-    expect(await refused.untilClosed()).toMatch(/^HTTP\/1.1 503 .*\r\nRetry-After: 1\r\n/);
+    expect(await refused.untilClosed()).toMatch(/^HTTP\/1.1 503 .*\r\nretry-after: 1\r\n/);
     release();
     for (const connection of [...busy, newer]) await connection.until(/token_ids/);
     await expectServed(served);
@@ -87,7 +87,7 @@ const tries: { readonly [K in keyof HttpLimits]: () => Promise<void> } = {
     const refused = await served.post(greedy);
     expect(refused.status).toBe(503);
     expect(await refused.json()).toMatchObject({
-      error: { message: expect.stringContaining("this address") },
+      error: { message: expect.stringContaining("this client") },
     });
     const other = await RawConnection.open(served.url, "127.0.0.7");
     other.write(postText(JSON.stringify(greedy)));
@@ -98,7 +98,7 @@ const tries: { readonly [K in keyof HttpLimits]: () => Promise<void> } = {
   async maxRequestsPerConnection() {
     const served = await serveWith({ maxRequestsPerConnection: 2 });
     const connection = await RawConnection.open(served.url);
-    connection.write(GET.repeat(20));
+    connection.write(postText(JSON.stringify(greedy)).repeat(20));
     const text = await connection.untilClosed();
     expect(text.match(/HTTP\/1.1 \d+/g)).toEqual(["HTTP/1.1 503"]);
     await expectServed(served);
@@ -134,49 +134,43 @@ const tries: { readonly [K in keyof HttpLimits]: () => Promise<void> } = {
     const served = await serveWith({ maxBodyBytes: 1000 });
     const connection = await RawConnection.open(served.url);
     connection.write(postText("", { lengthBytes: 2000 }));
-    expect(await connection.untilClosed()).toMatch(/^HTTP\/1.1 413 /);
+    await connection.until(/^HTTP\/1.1 413 /);
     const chunked = await RawConnection.open(served.url);
     chunked.write(
       `POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n7d0\r\n${" ".repeat(2000)}\r\n`,
     );
-    expect(await chunked.untilClosed()).toMatch(/^HTTP\/1.1 413 /);
+    await chunked.until(/^HTTP\/1.1 413 /);
     await expectServed(served);
   },
   async maxBodiesBytes() {
     const served = await serveWith({
-      maxBodiesBytes: 2500,
-      maxBodiesBytesPerAddress: 5000,
-      maxBodyBytes: 1100,
+      maxBodiesBytes: 100_000,
+      maxBodiesBytesPerAddress: 100_000,
+      maxBodyBytes: 100_000,
     });
-    const slow: RawConnection[] = [];
-    for (let i = 0; i < 3; i += 1) {
-      const connection = await RawConnection.open(served.url);
-      connection.write(postText(" ".repeat(1000), { lengthBytes: 1001 }));
-      slow.push(connection);
-    }
-    // The body that is being read longest makes room for the others.
-    const texts = await Promise.race(slow.map((connection) => connection.untilClosed()));
-    expect(texts).toMatch(/^HTTP\/1.1 503 [\s\S]*retry-after: 1\r\n/);
+    const slow = [90_000, 80_000].map(async (bytes, at) => {
+      const connection = await RawConnection.open(served.url, `127.0.0.${at + 2}`);
+      return connection.write(postText(" ".repeat(bytes), { lengthBytes: bytes + 1 }));
+    });
+    // The largest body that is still arriving makes room for the others.
+    const text = await Promise.race(slow.map(async (connection) => (await connection).until(/\r\n\r\n/)));
+    expect(text).toMatch(/^HTTP\/1.1 503 [\s\S]*retry-after: 1\r\n/);
     await expectServed(served);
-    expect(slow.filter(({ text }) => text === "").length).toBeGreaterThan(0);
-    for (const connection of slow) connection.close();
+    for (const connection of slow) (await connection).close();
   },
   async maxBodiesBytesPerAddress() {
-    const served = await serveWith({ maxBodiesBytesPerAddress: 5000 });
-    const open = async (text: string) => (await RawConnection.open(served.url)).write(text);
-    // A declared body counts before its bytes come.
-    const held = await open(postText("", { lengthBytes: 4000 }));
+    const served = await serveWith({ maxBodiesBytesPerAddress: 100_000, maxBodyBytes: 100_000 });
+    const open = async (bytes: number, from?: string) =>
+      (await RawConnection.open(served.url, from)).write(
+        postText(" ".repeat(bytes), { lengthBytes: bytes + 1 }),
+      );
+    const [first, second, other] = [await open(90_000), await open(80_000), await open(80_000, "127.0.0.2")];
+    const text = await Promise.race([first, second].map((connection) => connection.until(/\r\n\r\n/)));
+    expect(text).toMatch(/^HTTP\/1.1 503 [\s\S]*retry-after: 1\r\n/);
+    await other.write(" ").until(/^HTTP\/1.1 400 /);
+    for (const connection of [first, second, other]) connection.close();
     await expectServed(served);
-    const second = await open(postText("", { lengthBytes: 1500 }));
-    expect(await second.untilClosed()).toMatch(/^HTTP\/1.1 503 [\s\S]*retry-after: 1\r\n/);
-    const chunked = await open(
-      `POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n5dc\r\n${" ".repeat(1500)}\r\n`,
-    );
-    expect(await chunked.untilClosed()).toMatch(/^HTTP\/1.1 503 /);
-    await expectServed(served);
-    held.close();
-    await expect.poll(async () => (await served.post({ x: "x".repeat(4500) })).status).toBe(400);
-    await expectServed(served);
+    await expect.poll(async () => (await served.post({ x: "x".repeat(90_000) })).status).toBe(400);
   },
   async maxBodyDepth() {
     const served = await serve();
@@ -193,7 +187,7 @@ const tries: { readonly [K in keyof HttpLimits]: () => Promise<void> } = {
       const nested = `${"[".repeat(100_000)}${"]".repeat(100_000)}`;
       const connection = await RawConnection.open(served.url);
       const text = await connection.write(postText(`{"${field}":${nested}}`)).until(/\r\n\r\n.*\}/);
-      expect(text).toMatch(/^HTTP\/1.1 400 [\s\S]*nested deeper than 64/);
+      expect(text).toMatch(/^HTTP\/1.1 400 [\s\S]*more than 64 levels/);
       connection.close();
     }
     await expectServed(served);
@@ -237,11 +231,11 @@ describe("limits of the HTTP server", () => {
 
 describe("pipelined requests of a client that leaves", () => {
   it("are aborted and give their places back", async () => {
-    const served = await serveWith({ maxRequests: 4, maxRequestsPerAddress: 4 });
+    const served = await serveWith({ maxRequests: 1, maxRequestsPerAddress: 1 });
     const release = holdRequests(served);
     const connection = await RawConnection.open(served.url);
     connection.write(postText(JSON.stringify({ ...greedy, max_tokens: 200 })).repeat(4));
-    await expect.poll(() => inEngine(served)).toBe(4);
+    await expect.poll(() => inEngine(served)).toBe(1);
     expect((await served.post({})).status).toBe(503);
     connection.close();
     await expect.poll(async () => (await served.post({})).status).toBe(400);

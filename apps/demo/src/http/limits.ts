@@ -1,35 +1,10 @@
 import { readFileSync } from "node:fs";
+import type { BodiesLimits, HttpLimits as ServerLimits } from "@kv/http";
 
 /** Bounds of an instance's HTTP server. They apply before a request is validated. */
-export interface HttpLimits {
-  /** Open connections in all. A further one takes the place of the oldest idle one, else it gets 503. */
-  readonly maxConnections: number;
-  /** Open connections of one remote address. A further one takes the place of its oldest idle one, else it gets 503. */
-  readonly maxConnectionsPerAddress: number;
-  /** Requests that are served at the same time; a further one gets 503. */
-  readonly maxRequests: number;
-  /** Requests of one remote address that are served at the same time; a further one gets 503. */
-  readonly maxRequestsPerAddress: number;
-  /** Requests of one connection that are served at the same time (pipelining); a further one gets 503, and the connection closes. */
+export interface HttpLimits extends ServerLimits, BodiesLimits {
+  /** Requests of one connection, the one that is served and those that wait (pipelining); with a further one, the connection gets 503 and ends. */
   readonly maxRequestsPerConnection: number;
-  /** Bytes of a request's headers; more get 431. */
-  readonly maxHeaderBytes: number;
-  /** For a request's headers, in ms; later ones get 408. */
-  readonly headerTimeoutMs: number;
-  /** For a whole request, headers and body, in ms; a later one gets 408. */
-  readonly requestTimeoutMs: number;
-  /** For which a connection stays open without a request, in ms. */
-  readonly idleTimeoutMs: number;
-  /** Bytes of one body; more get 413. */
-  readonly maxBodyBytes: number;
-  /** Bytes of all bodies that are being read. A further body takes the room of the one that is being read longest, which gets 503. */
-  readonly maxBodiesBytes: number;
-  /** Bytes of the bodies of one remote address that are being read, as their `Content-Length` declares them; a further body gets 503. */
-  readonly maxBodiesBytesPerAddress: number;
-  /** Nesting of arrays and objects in a body; more gets 400. */
-  readonly maxBodyDepth: number;
-  /** Members of all objects in a body, together; more get 400. */
-  readonly maxBodyMembers: number;
   /** Bytes of an event stream that the client has not read yet; more end the request. */
   readonly maxUnreadBytes: number;
 }

@@ -1,11 +1,17 @@
-import { createServer, type IncomingMessage, type RequestListener, type Server } from "node:http";
-import type { AddressInfo } from "node:net";
+import {
+  bodyLimits,
+  connectionLimits,
+  type ErrorAnswer,
+  HttpServer,
+  RequestsInFlight,
+  send,
+  sendJson,
+  type Turn,
+} from "@kv/http";
 import { type Ambient, type AmbientOptions, ambient, KvError } from "@kv/interface";
-import Fastify, { type FastifyInstance, type FastifyReply, type FastifyRequest } from "fastify";
 import type { EngineToken } from "../engine/request.js";
 import { ChatFormat, chatPrompt } from "./chat-response.js";
 import { CompletionFormat } from "./completion-response.js";
-import { Connections } from "./connections.js";
 import { asKvError, errorBody, httpError, publicError, statusOf } from "./error-response.js";
 import { EventStream } from "./event-stream.js";
 import {
@@ -16,7 +22,6 @@ import {
   startGeneration,
 } from "./generation.js";
 import { type HttpLimits, type HttpLimitsInput, httpLimits } from "./limits.js";
-import { BodyReader } from "./read-body.js";
 import { RefusedRequests } from "./refused-requests.js";
 import {
   type ChatBody,
@@ -34,8 +39,6 @@ import {
 const CHAT_TOKENS = 256;
 const COMPLETION_TOKENS = 16;
 const CLOSE_TIMEOUT_MS = 2000;
-/** Statuses after which the connection closes: its next bytes may belong to the refused request. */
-const CLOSING_STATUSES: readonly number[] = [408, 413, 503];
 
 interface Answer {
   readonly prompt: Pick<GenerationOptions, "prefix" | "promptTokens" | "maxTokens" | "topLogprobs">;
@@ -56,8 +59,8 @@ export class InstanceServer {
   readonly #ambient: Ambient;
   readonly #limits: HttpLimits;
   readonly #exposeErrors: boolean;
-  readonly #app: FastifyInstance;
-  readonly #connections: Connections;
+  readonly #http: HttpServer;
+  readonly #inFlight: RequestsInFlight;
   readonly #refused: RefusedRequests;
 
   constructor(instance: ServedInstance, options: InstanceServerOptions = {}) {
@@ -65,118 +68,87 @@ export class InstanceServer {
     this.#ambient = ambient(options);
     this.#limits = httpLimits(options.limits);
     this.#exposeErrors = options.exposeErrors ?? false;
-    this.#connections = new Connections(this.#limits);
-    this.#app = Fastify({ logger: false, serverFactory: (serve) => this.#createServer(serve) });
+    const { maxRequests, maxRequestsPerAddress, maxRequestsPerConnection } = this.#limits;
+    this.#inFlight = new RequestsInFlight({ all: maxRequests, perClient: maxRequestsPerAddress });
     this.#refused = new RefusedRequests(instance.engines[0], this.#ambient);
-    this.#limitRequests();
-    this.#addErrorHandlers();
-    this.#addRoutes();
+    this.#http = new HttpServer({
+      limits: connectionLimits(this.#limits, maxRequestsPerConnection - 1),
+      bodies: bodyLimits(this.#limits),
+      clock: this.#ambient.clock,
+      serve: (turn) => this.#serve(turn),
+      answerError: (error) => this.#answerError(error),
+    });
   }
 
-  #createServer(serve: RequestListener): Server {
-    const { headerTimeoutMs, requestTimeoutMs, idleTimeoutMs, maxHeaderBytes } = this.#limits;
-    const options = {
-      requestTimeout: requestTimeoutMs,
-      keepAliveTimeout: idleTimeoutMs,
-      headersTimeout: Math.min(headerTimeoutMs, requestTimeoutMs),
-      maxHeaderSize: maxHeaderBytes,
-      connectionsCheckingInterval: Math.max(10, Math.min(1000, Math.floor(headerTimeoutMs / 4))),
+  #answerError(error: KvError): ErrorAnswer {
+    const status = statusOf(error);
+    // A refusal is the sender's business: a flood of refused requests does not fill the log.
+    if (status >= 500 && error.details.httpStatus === undefined)
+      this.#ambient.log.error("request-failed", { code: error.code, message: error.message });
+    return {
+      status,
+      headers: status === 503 ? { "retry-after": "1" } : {},
+      body: JSON.stringify(errorBody(this.#shown(error))),
     };
-    const server = createServer(options, (request, response) => {
-      if (this.#connections.begin(request, response)) serve(request, response);
-    });
-    return server.on("connection", (socket) => this.#connections.accept(socket));
   }
 
-  #limitRequests(): void {
-    const { maxRequests, maxRequestsPerAddress } = this.#limits;
-    const bodies = new BodyReader(this.#limits);
-    this.#app.removeAllContentTypeParsers();
-    this.#app.addContentTypeParser("application/json", (_request: FastifyRequest, payload: IncomingMessage) =>
-      bodies.read(payload),
-    );
-    this.#app.addHook("onRequest", async ({ raw }) => {
-      // Probes and metrics are answered under load too.
-      if (raw.method !== "POST") return;
-      if (this.#connections.requestsOfAddress(raw.socket) > maxRequestsPerAddress)
-        throw httpError(
-          503,
-          `the instance serves ${maxRequestsPerAddress} requests of this address, its limit`,
-        );
-      if (this.#connections.requests > maxRequests)
-        throw httpError(503, `the instance serves ${maxRequests} requests, its limit`);
-    });
-  }
-
-  #addErrorHandlers(): void {
-    const { log } = this.#ambient;
-    this.#app.setErrorHandler((thrown, _request, reply) => {
-      const status = (thrown as { statusCode?: number }).statusCode;
-      const error =
-        !KvError.is(thrown) && status !== undefined && status < 500
-          ? httpError(status, (thrown as Error).message)
-          : asKvError(thrown);
-      const httpStatus = statusOf(error);
-      // A refusal is the sender's business: a flood of refused requests does not fill the log.
-      if (httpStatus >= 500 && error.details.httpStatus === undefined)
-        log.error("request-failed", { code: error.code, message: error.message });
-      if (httpStatus === 503) void reply.header("retry-after", "1");
-      if (CLOSING_STATUSES.includes(httpStatus)) void reply.header("connection", "close");
-      return reply.code(httpStatus).send(errorBody(this.#shown(error)));
-    });
-    this.#app.setNotFoundHandler((request, reply) =>
-      reply
-        .code(404)
-        .send(errorBody(httpError(404, `${request.method} ${request.url.slice(0, 200)} is not served here`))),
-    );
-  }
-
-  #addRoutes(): void {
-    const app = this.#app;
+  async #serve(turn: Turn): Promise<void> {
+    const { request, response, path } = turn;
     const instance = this.#instance;
-    app.get("/health", (_request, reply) => reply.code(instance.ready() ? 200 : 503).send());
-    app.get("/version", () => ({ version: "kv-demo" }));
-    app.get("/status", () => instance.status());
-    app.get("/metrics", (_request, reply) =>
-      reply.type("text/plain; version=0.0.4").send(instance.metrics()),
-    );
-    app.get("/kv/transfers", () => instance.kvTransfers());
-    app.get("/v1/models", () => ({
-      object: "list",
-      data: instance.modelNames.slice(0, 1).map((id) => ({
-        id,
-        object: "model",
-        created: 0,
-        owned_by: "kv-demo",
-        max_model_len: instance.maxModelLen,
-      })),
-    }));
-    app.post("/v1/responses", (request) =>
-      this.#refused.watch(request.body, () => {
-        throw httpError(
-          404,
-          "/v1/responses is not served here: this engine keeps no responses and no conversations; send the messages to /v1/chat/completions",
-        );
-      }),
-    );
-    app.post("/v1/completions", (request, reply) =>
-      this.#refused.watch(request.body, () => this.#completion(request, reply))(),
-    );
-    app.post("/v1/chat/completions", (request, reply) =>
-      this.#refused.watch(request.body, () => this.#chat(request, reply))(),
-    );
+    switch (`${request.method} ${path}`) {
+      case "GET /health":
+        response.writeHead(instance.ready() ? 200 : 503).end();
+        return;
+      case "GET /version":
+        return sendJson(response, 200, { version: "kv-demo" });
+      case "GET /status":
+        return sendJson(response, 200, instance.status());
+      case "GET /metrics":
+        return send(response, 200, "text/plain; version=0.0.4", instance.metrics());
+      case "GET /kv/transfers":
+        return sendJson(response, 200, instance.kvTransfers());
+      case "GET /v1/models":
+        return sendJson(response, 200, { object: "list", data: this.#models() });
+      case "POST /v1/responses":
+        return this.#post(turn, () => {
+          throw httpError(
+            404,
+            "/v1/responses is not served here: this engine keeps no responses and no conversations; send the messages to /v1/chat/completions",
+          );
+        });
+      case "POST /v1/completions":
+        return this.#post(turn, (body) => this.#completion(turn, body));
+      case "POST /v1/chat/completions":
+        return this.#post(turn, (body) => this.#chat(turn, body));
+      default:
+        throw httpError(404, `${request.method} ${path.slice(0, 200)} is not served here`);
+    }
+  }
+
+  #models(): object[] {
+    const { modelNames, maxModelLen } = this.#instance;
+    const common = { object: "model", created: 0, owned_by: "kv-demo", max_model_len: maxModelLen };
+    return modelNames.slice(0, 1).map((id) => ({ id, ...common }));
+  }
+
+  /** Reads a body and submits it. Only these requests are limited: probes and metrics are answered under load too. */
+  async #post(turn: Turn, submit: (body: unknown) => () => Promise<void>): Promise<void> {
+    const slot = this.#inFlight.admit(turn.client);
+    turn.response.once("close", () => slot.end());
+    const body = await this.#http.withJson(turn, (value) => value);
+    await this.#refused.watch(body, () => submit(body))();
   }
 
   #shown(error: KvError): KvError {
     return this.#exposeErrors ? error : publicError(error);
   }
 
-  #completion(request: FastifyRequest, reply: FastifyReply): () => Promise<FastifyReply> {
+  #completion(turn: Turn, given: unknown): () => Promise<void> {
     const { tokenizer, maxModelLen } = this.#instance;
-    const body = validateBody(completionSchema, request.body);
+    const body = validateBody(completionSchema, given);
     const prompt = onePrompt(body.prompt);
     if (typeof prompt === "string") checkTextLength(prompt.length, maxModelLen, "prompt");
-    return this.#submit(request, reply, {
+    return this.#submit(turn, {
       prompt: {
         prefix: "cmpl",
         promptTokens: typeof prompt === "string" ? Array.from(tokenizer.encode(prompt)) : prompt,
@@ -188,13 +160,13 @@ export class InstanceServer {
     });
   }
 
-  #chat(request: FastifyRequest, reply: FastifyReply): () => Promise<FastifyReply> {
+  #chat(turn: Turn, given: unknown): () => Promise<void> {
     const { tokenizer, maxModelLen, maxOutputTokens } = this.#instance;
-    const body = validateBody(chatSchema, request.body);
+    const body = validateBody(chatSchema, given);
     checkTextLength(charactersOf(body), maxModelLen, "messages");
     const promptTokens = transferredPrompt(body) ?? chatPrompt(body, tokenizer);
     const room = Math.max(1, maxModelLen - promptTokens.length);
-    return this.#submit(request, reply, {
+    return this.#submit(turn, {
       prompt: {
         prefix: "chatcmpl",
         promptTokens,
@@ -208,7 +180,7 @@ export class InstanceServer {
   }
 
   /** Submits the request to the engine. The returned function sends its tokens, streamed or in one response. */
-  #submit(request: FastifyRequest, reply: FastifyReply, answer: Answer): () => Promise<FastifyReply> {
+  #submit({ request, response }: Turn, answer: Answer): () => Promise<void> {
     const instance = this.#instance;
     if (!instance.ready()) {
       throw new KvError("KV_ENGINE_FAILED", "the instance is shutting down", {
@@ -220,10 +192,7 @@ export class InstanceServer {
     let stream: EventStream | undefined;
     let isFirst = true;
     // The stream opens with the first token: until then an error gets a status code of its own.
-    const openStream = () => {
-      reply.hijack();
-      return new EventStream(reply.raw, generation.id, this.#limits.maxUnreadBytes);
-    };
+    const openStream = () => new EventStream(response, generation.id, this.#limits.maxUnreadBytes);
     const sendToken = (token: EngineToken): void => {
       const text = format.text.push(token.token);
       if (!isStream) return;
@@ -240,13 +209,13 @@ export class InstanceServer {
       onToken: sendToken,
       isStopped: () => format.text.stopped !== undefined,
     });
-    abortOnDisconnect(reply.raw, generation.handle);
+    abortOnDisconnect(response, generation.handle);
     return async () => {
       try {
         const result = await generation.handle.done;
         if (!isStream) {
-          void reply.header("x-request-id", generation.id);
-          return reply.send(format.whole(generation, result));
+          response.setHeader("x-request-id", generation.id);
+          return sendJson(response, 200, format.whole(generation, result));
         }
         stream ??= openStream();
         stream.send(format.finalChunk(generation, result));
@@ -256,33 +225,18 @@ export class InstanceServer {
         if (stream === undefined) throw error;
         stream.fail(this.#shown(asKvError(error)));
       }
-      return reply;
     };
   }
 
   /** Starts listening; port 0 takes a free one. Errors: `KV_CONFIG_INVALID` when the port is in use. */
   async listen({ host, port }: { host: string; port: number }): Promise<{ port: number; url: string }> {
-    try {
-      await this.#app.listen({ host, port });
-    } catch (cause) {
-      const reason = (cause as { code?: string }).code ?? String(cause);
-      throw new KvError("KV_CONFIG_INVALID", `the instance cannot listen on ${host}:${port} (${reason})`, {
-        hint: "stop the program that listens there, or choose another port (0 takes a free one)",
-        cause,
-      });
-    }
-    const address = this.#app.server.address() as AddressInfo;
-    const name = host.includes(":") ? `[${host}]` : host;
-    return { port: address.port, url: `http://${name}:${address.port}` };
+    const bound = await this.#http.listen(host, port);
+    return { port: bound, url: `http://${host.includes(":") ? `[${host}]` : host}:${bound}` };
   }
 
   /** Closes idle connections at once, and the others when their response has been sent or after two seconds. */
-  async close(): Promise<void> {
-    const timeout = this.#ambient.clock.setTimer(() => this.#connections.closeAll(), CLOSE_TIMEOUT_MS);
-    const closed = this.#app.close();
-    this.#connections.closeIdle();
-    await closed;
-    timeout.cancel();
+  close(): Promise<void> {
+    return this.#http.close(CLOSE_TIMEOUT_MS);
   }
 
   [Symbol.asyncDispose](): Promise<void> {
