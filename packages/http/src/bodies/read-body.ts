@@ -105,8 +105,13 @@ export function readJsonBody(
 
 /** The value of a body. Errors: `KV_REQUEST_INVALID`. */
 export async function parseBody(body: ReceivedBody): Promise<unknown> {
+  const bytes = body.take();
+  const pieces = parseJsonPieces(bytes);
   try {
-    return (await PARSES.run(parseJsonPieces(body.take()))).value;
+    if (bytes.length > AT_ONCE_BYTES) return (await PARSES.run(pieces)).value;
+    let step = pieces.next();
+    while (step.done !== true) step = pieces.next();
+    return step.value.value;
   } catch {
     throw new KvError("KV_REQUEST_INVALID", "the body is not JSON");
   }
