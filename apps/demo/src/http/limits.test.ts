@@ -97,10 +97,13 @@ const tries: { readonly [K in keyof HttpLimits]: () => Promise<void> } = {
   },
   async maxRequestsPerConnection() {
     const served = await serveWith({ maxRequestsPerConnection: 2 });
+    // Else the first one can be answered before the server reads the next.
+    const release = holdRequests(served);
     const connection = await RawConnection.open(served.url);
     connection.write(postText(JSON.stringify(greedy)).repeat(20));
     const text = await connection.untilClosed();
     expect(text.match(/HTTP\/1.1 \d+/g)).toEqual(["HTTP/1.1 503"]);
+    release();
     await expectServed(served);
   },
   async maxHeaderBytes() {
