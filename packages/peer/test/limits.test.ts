@@ -209,7 +209,7 @@ it("the log of a prefill worker has no token ids of prompts and no credentials",
   const lines: unknown[] = [];
   const keep = (event: string, fields?: LogFields) => void lines.push(event, fields);
   const log = { debug: keep, info: keep, warn: keep, error: keep };
-  const served = await serveSample({ leaseMs: 50, numBlocks: 8, log });
+  const served = await serveSample({ leaseMs: 1000, numBlocks: 8, log });
   closing.push(() => served.close());
   const url = served.server.url;
   const headers = { authorization: "Bearer secret", "content-type": "application/json" };
