@@ -1,5 +1,6 @@
 import { fileURLToPath } from "node:url";
 import { configDefaults, defineConfig } from "vitest/config";
+import { isWhole } from "./scripts/suites.mjs";
 
 const packages = fileURLToPath(new URL("./packages", import.meta.url));
 
@@ -45,8 +46,8 @@ export default defineConfig({
       { extends: true, test: { name: "pure", include: PURE, exclude: EXCLUDED, isolate: false } },
       { extends: true, test: { name: "other", include: ["**/*.test.ts"], exclude: [...EXCLUDED, ...PURE] } },
     ],
-    // The fault runs stay, with fewer requests than their 1,000.
-    env: afterAnEdit ? { KV_REQUESTS: process.env["KV_REQUESTS"] ?? "500" } : {},
+    // Fault runs have fewer requests than their 1,000.
+    env: isWhole ? {} : { KV_REQUESTS: process.env["KV_REQUESTS"] ?? "400" },
     globalSetup: "scripts/vitest-setup.mjs",
     testTimeout: 60_000,
     hookTimeout: 60_000,

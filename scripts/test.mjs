@@ -1,21 +1,18 @@
-// npm test [-- FILE…]: set-up, then every check of the repository, then every suite. With FILE only set-up and those tests. The last line counts
-// all of them. When all of it passed and no file has changed since, the slow suites are not run again, except with CI=true.
+// npm test [-- FILE…]: set-up, then every check of the repository, then the suites. With FILE only set-up and those tests. The last line counts
+// all of them. What it leaves out (scripts/suites.mjs) CI runs.
 import { spawn, spawnSync } from "node:child_process";
-import { createHash } from "node:crypto";
-import { existsSync, lstatSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { pages, vale } from "./go-linters.mjs";
 import { hasGo } from "./go-tools.mjs";
 import { selftest } from "./nixl-selftest.mjs";
 import { root, run, setup } from "./setup.mjs";
+import { isWhole, LONG, PassedFiles, PROCESSES, patternsOf, RELEASE } from "./suites.mjs";
 import { checkCommands } from "./vllm-documents.mjs";
 
 const bin = (name) => join(root, "node_modules", ".bin", name);
 const tsc = join(root, "node_modules/typescript-7/bin/tsc");
-const stamp = join(root, "node_modules/.cache/kv-tests-passed");
-/** They install, build or start more than one package, and take long. */
-const SLOW = ["tools/deploy", "tools/pack", "tools/release", "tools/site", "tools/docs/how-to.test.ts"];
 let passed = 0;
 let failed = 0;
 
@@ -32,15 +29,19 @@ async function check(name, work) {
 }
 
 /** Runs vitest with its report on the terminal, and adds its counts. */
-async function suites(args, excluded = []) {
+async function suites(args, leftOut = []) {
   const folder = mkdtempSync(join(tmpdir(), "kv-test-"));
   const report = join(folder, "report.json");
   const reporters = ["--reporter=default", "--reporter=json", `--outputFile.json=${report}`];
   const code = await new Promise((resolve) => {
-    spawn(bin("vitest"), ["run", ...reporters, ...excluded.flatMap((path) => ["--exclude", path]), ...args], {
-      cwd: root,
-      stdio: ["ignore", "inherit", "inherit"],
-    }).on("close", resolve);
+    spawn(
+      bin("vitest"),
+      ["run", ...reporters, ...patternsOf(leftOut).flatMap((path) => ["--exclude", path]), ...args],
+      {
+        cwd: root,
+        stdio: ["ignore", "inherit", "inherit"],
+      },
+    ).on("close", resolve);
   });
   if (!existsSync(report)) {
     failed += 1;
@@ -65,26 +66,13 @@ async function suites(args, excluded = []) {
   );
   // With CI=true a test that needs NIXL fails instead of being skipped. The rest are optional capabilities, each listed by name.
   for (const test of skipped) console.log(`SKIPPED  ${test.fullName}`);
-  if (args.length === 0 && excluded.length === 0)
+  if (args.length === 0)
     await check("the vitest commands of docs/vllm-documents.md", async () => checkCommands(result));
-}
-
-/** A digest of all files but those that git ignores; undefined without git. */
-function digestOfFiles() {
-  const list = spawnSync("git", ["ls-files", "-coz", "--exclude-standard"], { cwd: root, encoding: "utf8" });
-  if (list.status !== 0) return undefined;
-  const hash = createHash("sha256").update(process.version);
-  for (const path of list.stdout
-    .split("\0")
-    .filter((each) => lstatSync(join(root, each), { throwIfNoEntry: false })?.isFile()))
-    hash.update(`\0${path}\0`).update(readFileSync(join(root, path)));
-  return hash.digest("hex");
 }
 
 const only = process.argv.slice(2);
 const inCi = process.env.CI === "true";
-const digest = digestOfFiles();
-const isUnchanged = !inCi && only.length === 0 && existsSync(stamp) && readFileSync(stamp, "utf8") === digest;
+const unchanged = new PassedFiles();
 await check("set-up", async () => {
   const { nixl } = await setup();
   if (!nixl.ready && inCi) throw new Error(`CI needs NIXL: ${nixl.why}`);
@@ -118,7 +106,7 @@ if (only.length === 0) {
   if (proseLinter === undefined)
     console.log("SKIPPED  prose (vale): it is missing: npm run lint:prose fetches it");
   else await check("prose (vale)", () => run(proseLinter, ["--output=line", ...pages()]));
-  if (isUnchanged) console.log("UNCHANGED  packed packages (publint, attw)");
+  if (unchanged.release) console.log("UNCHANGED  packed packages (publint, attw)");
   else
     await check("packed packages (publint, attw)", () =>
       run(process.execPath, [join(root, "scripts/check-packages.mjs")]),
@@ -128,8 +116,22 @@ if (only.length === 0) {
   if (inCi) await check(sanitized, () => run(process.execPath, [script, "--short"], { show: true }));
   else console.log(`SKIPPED  ${sanitized}: npm run test:sanitize`);
 }
-if (isUnchanged) console.log(`UNCHANGED  ${SLOW.join(", ")}: they passed on these files`);
-await suites(only, isUnchanged ? SLOW.map((path) => (path.endsWith(".ts") ? path : `${path}/**`)) : []);
-if (only.length === 0 && failed === 0 && digest !== undefined) writeFileSync(stamp, digest);
+const leftOut = [];
+if (only.length === 0) {
+  if (!isWhole) {
+    console.log(`LEFT OUT  ${LONG.length} suites of the whole run: npm run test:long -- --only whole`);
+    leftOut.push(...LONG.map(([suite]) => suite));
+  }
+  for (const [isUnchanged, suites] of [
+    [unchanged.release, RELEASE.suites],
+    [unchanged.all, PROCESSES],
+  ]) {
+    if (!isUnchanged) continue;
+    console.log(`UNCHANGED  ${suites.join(", ")}`);
+    leftOut.push(...suites);
+  }
+}
+await suites(only, leftOut);
+if (only.length === 0 && failed === 0) unchanged.passed();
 console.log(`${passed} passed, ${failed} failed`);
 process.exitCode = failed === 0 ? 0 : 1;

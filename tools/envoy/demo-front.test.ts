@@ -1,3 +1,4 @@
+import { isLongRun } from "@kv/testing/long-run";
 import { describe, expect, test } from "vitest";
 import { nixlAbsence } from "../../apps/demo/test/support/nixl-absence.js";
 import { ended, startDemo } from "../../apps/demo/test/support/run-demo.js";
@@ -32,16 +33,20 @@ const absence = await nixlAbsence();
 const why = absence ?? envoyMissing;
 
 describe.skipIf(why !== undefined)(`the demo's processes with Envoy in front (${why ?? "found"})`, () => {
-  test("push over NIXL: the tokens are right, and Envoy ends when the demo is killed", async () => {
-    const demo = startDemo(["--transport", "nixl", "--connector", "push", "--keep", "--json", ...FRONT]);
-    const output = { stdout: "", stderr: "" };
-    demo.stdout?.on("data", (piece) => (output.stdout += piece));
-    demo.stderr?.on("data", (piece) => (output.stderr += piece));
-    await expect.poll(() => output.stderr, { timeout: 150_000 }).toContain("curl http://127.0.0.1:");
-    expect(JSON.parse(output.stdout)).toMatchObject({ ok: true, front: "envoy", transport: "nixl" });
-    const [, url = ""] = /Envoy keeps running at (http:[^;]+);/.exec(output.stderr) ?? [];
-    expect(await answers(url)).toBe(true);
-    demo.kill("SIGKILL");
-    await expect.poll(() => answers(url)).toBe(false);
-  }, 180_000);
+  test.runIf(isLongRun)(
+    "push over NIXL: the tokens are right, and Envoy ends when the demo is killed",
+    async () => {
+      const demo = startDemo(["--transport", "nixl", "--connector", "push", "--keep", "--json", ...FRONT]);
+      const output = { stdout: "", stderr: "" };
+      demo.stdout?.on("data", (piece) => (output.stdout += piece));
+      demo.stderr?.on("data", (piece) => (output.stderr += piece));
+      await expect.poll(() => output.stderr, { timeout: 150_000 }).toContain("curl http://127.0.0.1:");
+      expect(JSON.parse(output.stdout)).toMatchObject({ ok: true, front: "envoy", transport: "nixl" });
+      const [, url = ""] = /Envoy keeps running at (http:[^;]+);/.exec(output.stderr) ?? [];
+      expect(await answers(url)).toBe(true);
+      demo.kill("SIGKILL");
+      await expect.poll(() => answers(url)).toBe(false);
+    },
+    180_000,
+  );
 });

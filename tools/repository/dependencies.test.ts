@@ -3,6 +3,7 @@ import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSyn
 import { tmpdir } from "node:os";
 import { dirname, join, relative, sep } from "node:path";
 import { promisify } from "node:util";
+import { isLongRun } from "@kv/testing/long-run";
 import ts from "typescript";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import mayImport from "./may-import.json" with { type: "json" };
@@ -59,7 +60,7 @@ test("every package has a row in may-import.json", () => {
   expect(packages.filter((name) => !(name in ALLOWED))).toEqual([]);
 });
 
-describe("in a small source tree", () => {
+describe.runIf(isLongRun)("in a small source tree", () => {
   let folder = "";
   beforeEach(() => {
     folder = mkdtempSync(join(tmpdir(), "kv-arrows-"));

@@ -5,6 +5,7 @@ import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { isLongRun, someOf } from "@kv/testing/long-run";
 import { builtProgram } from "@kv/testing/node-programs";
 import { afterAll, beforeAll, describe, expect, it } from "vitest";
 
@@ -99,18 +100,22 @@ describe.each(PROGRAMS)("$name", (program) => {
     expect(help.stdout).not.toContain("\u001b");
   });
 
-  it("is what npm run starts in a checkout", { timeout: 120_000 }, async () => {
-    // The set-up before it reports on stderr.
-    const { code, stdout } = await output(process.execPath, [
-      join(root, "scripts/cli.mjs"),
-      folder,
-      "--version",
-    ]);
-    expect(code).toBe(0);
-    expect(stdout).toMatch(/^\d+\.\d+\.\d+\n$/);
-  });
+  it.runIf(isLongRun || name === "kv-plan")(
+    "is what npm run starts in a checkout",
+    { timeout: 120_000 },
+    async () => {
+      // The set-up before it reports on stderr.
+      const { code, stdout } = await output(process.execPath, [
+        join(root, "scripts/cli.mjs"),
+        folder,
+        "--version",
+      ]);
+      expect(code).toBe(0);
+      expect(stdout).toMatch(/^\d+\.\d+\.\d+\n$/);
+    },
+  );
 
-  it.each(["bash", "zsh", "fish"])("prints its completion for %s", async (shell) => {
+  it.each(someOf(["bash", "zsh", "fish"], 3))("prints its completion for %s", async (shell) => {
     const { code, stdout, stderr } = await run(program, ["complete", shell]);
     expect({ code, stderr }).toEqual({ code: 0, stderr: "" });
     expect(stdout).toContain(`${shell} completion for ${name}`);
@@ -125,7 +130,7 @@ describe.each(PROGRAMS)("$name", (program) => {
     );
   });
 
-  it("bash completes its options", async () => {
+  it.runIf(isLongRun || name === "kv-peer")("bash completes its options", async () => {
     const folder = mkdtempSync(join(tmpdir(), "kv-completion-"));
     try {
       // The program under its name on PATH.

@@ -1,16 +1,19 @@
+import { isLongRun } from "@kv/testing/long-run";
 import { expect, it } from "vitest";
 import { questionSet } from "../src/accuracy/questions.js";
 import { ended, startDemo } from "./support/run-demo.js";
 
+const QUESTIONS = isLongRun ? 24 : 8;
+
 it("has the same score and the same answers through every pair as one engine, and a lower one with damaged KV", async () => {
-  const args = ["accuracy", "--transport", "memory", "--questions", "24", "--json"];
+  const args = ["accuracy", "--transport", "memory", "--questions", `${QUESTIONS}`, "--json"];
   const { code, stdout, stderr } = await ended(startDemo(args));
   const report = JSON.parse(stdout) as {
     pairs: { name: string; score: number }[];
     damaged_control: { score: number };
   };
   // Every eighth prompt states a wrong value.
-  expect(report).toMatchObject({ ok: true, questions: 24, reference_score: 0.875 });
+  expect(report).toMatchObject({ ok: true, questions: QUESTIONS, reference_score: 0.875 });
   expect(report.pairs).toEqual(
     [
       "pull",

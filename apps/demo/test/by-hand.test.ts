@@ -4,6 +4,7 @@ import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { dirname, join, relative } from "node:path";
 import { fileURLToPath } from "node:url";
+import { isLongRun, someOf } from "@kv/testing/long-run";
 import { builtProgram } from "@kv/testing/node-programs";
 import { afterEach, describe, expect, it } from "vitest";
 import { fetchRecords } from "../src/run/compare-kv.js";
@@ -96,7 +97,7 @@ describe.skipIf(absence !== undefined)(`servers that are started by hand${why}`,
   // The configuration of the decode side in vllm-neuron's issue 26.
   const cuda = '{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_buffer_device":"cuda"}';
 
-  it.each([
+  const wrong: [string[], RegExp][] = [
     [
       ["decode", "--kv-transfer-config", cuda],
       /kv_buffer_device is "cuda"; platform cpu has cpu.* \[KV_[A-Z_]+\]\n {2}/,
@@ -104,7 +105,8 @@ describe.skipIf(absence !== undefined)(`servers that are started by hand${why}`,
     [["prefill", "--config", '{"blocksize":16}'], /blocksize.*KV_CONFIG_UNKNOWN_KEY/s],
     [["prefill", "--extra-config", "no"], /--extra-config is not JSON/],
     [["proxy", "--prefill", "127.0.0.1:1"], /KV_/],
-  ])("%j prints its error and ends", async (args, message) => {
+  ];
+  it.each(someOf(wrong, 4))("%j prints its error and ends", async (args, message) => {
     const { child, output } = start(args);
     const code = await new Promise((resolve) => child.once("close", resolve));
     expect(output.stderr).toMatch(message);
@@ -120,55 +122,63 @@ describe.skipIf(absence !== undefined)(`servers that are started by hand${why}`,
     expect(code).toBe(0);
   }, 60_000);
 
-  it("two data-parallel ranks of P and of D behind a proxy, each in its own process, at the ports of vLLM's variables", async () => {
-    const { prompts, expected } = await preparedRun();
-    const [p, d] = [await twoFreePorts(), await twoFreePorts()];
-    const config = '{"digests":true,"graceMs":500}';
-    const rank = ["--config", config, "--dp", "2", "--block-size", "16"];
-    const side = (port: number) => ({
-      VLLM_NIXL_SIDE_CHANNEL_HOST: "127.0.0.1",
-      VLLM_NIXL_SIDE_CHANNEL_PORT: String(port),
-    });
-    // vLLM's configuration of its usage guide, as it stands.
-    const guide = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}';
-    const servers = [
-      start(["prefill", ...rank, "--kv-transfer-config", guide], side(p)),
-      start(["decode", ...rank], side(d)),
-    ];
-    const [prefill, decode] = await Promise.all(servers.map(ready));
-    if (prefill === undefined || decode === undefined) throw new Error("no server");
-    expect(prefill.config).toMatchObject({
-      ...{ role: "prefill", dp: 2, sideChannelHost: "127.0.0.1", sideChannelPort: p, maxModelLen: 2048 },
-      kvTransferConfig: JSON.parse(guide) as object,
-    });
-    const ids = prefill.engine_ids;
-    expect(ids.map((id) => id.slice(-4))).toEqual(["_dp0", "_dp1"]);
-    const proxyArguments = [
-      ...["proxy", "--prefill", `${prefill.url}@0`, `${prefill.url}@1`],
-      ...["--decode", `${decode.url}@0`, `${decode.url}@1`],
-    ];
-    const proxy = await ready(start(proxyArguments));
-    const outcomes = await Promise.all(
-      prompts
-        .slice(0, 8)
-        .map((promptTokens, i) =>
-          complete({ url: proxy.url, requestId: `r${i}`, promptTokens, maxTokens: 16 }),
-        ),
-    );
-    expect(outcomes.map(({ tokens }) => tokens)).toEqual(expected.slice(0, 8));
-    const received = (await fetchRecords(decode.url)).filter(({ direction }) => direction === "received");
-    expect(new Set(received.map(({ transfer }) => transfer?.remote_engine_id))).toEqual(new Set(ids));
-    for (const { url } of [prefill, decode]) await expectIdle({ name: "", url, backend: null });
-    // The second rank listens at the port of vLLM's formula.
-    const answer = await fetch(`${prefill.url}/v1/completions`, {
-      method: "POST",
-      headers: { "content-type": "application/json", "x-data-parallel-rank": "1" },
-      body: JSON.stringify({ prompt: [1, 2], max_tokens: 1, kv_transfer_params: { do_remote_decode: true } }),
-    });
-    expect(await answer.json()).toMatchObject({
-      kv_transfer_params: { remote_engine_id: ids[1], remote_host: "127.0.0.1", remote_port: p + 1 },
-    });
-  }, 120_000);
+  it.runIf(isLongRun)(
+    "two data-parallel ranks of P and of D behind a proxy, each in its own process, at the ports of vLLM's variables",
+    async () => {
+      const { prompts, expected } = await preparedRun();
+      const [p, d] = [await twoFreePorts(), await twoFreePorts()];
+      const config = '{"digests":true,"graceMs":500}';
+      const rank = ["--config", config, "--dp", "2", "--block-size", "16"];
+      const side = (port: number) => ({
+        VLLM_NIXL_SIDE_CHANNEL_HOST: "127.0.0.1",
+        VLLM_NIXL_SIDE_CHANNEL_PORT: String(port),
+      });
+      // vLLM's configuration of its usage guide, as it stands.
+      const guide = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}';
+      const servers = [
+        start(["prefill", ...rank, "--kv-transfer-config", guide], side(p)),
+        start(["decode", ...rank], side(d)),
+      ];
+      const [prefill, decode] = await Promise.all(servers.map(ready));
+      if (prefill === undefined || decode === undefined) throw new Error("no server");
+      expect(prefill.config).toMatchObject({
+        ...{ role: "prefill", dp: 2, sideChannelHost: "127.0.0.1", sideChannelPort: p, maxModelLen: 2048 },
+        kvTransferConfig: JSON.parse(guide) as object,
+      });
+      const ids = prefill.engine_ids;
+      expect(ids.map((id) => id.slice(-4))).toEqual(["_dp0", "_dp1"]);
+      const proxyArguments = [
+        ...["proxy", "--prefill", `${prefill.url}@0`, `${prefill.url}@1`],
+        ...["--decode", `${decode.url}@0`, `${decode.url}@1`],
+      ];
+      const proxy = await ready(start(proxyArguments));
+      const outcomes = await Promise.all(
+        prompts
+          .slice(0, 8)
+          .map((promptTokens, i) =>
+            complete({ url: proxy.url, requestId: `r${i}`, promptTokens, maxTokens: 16 }),
+          ),
+      );
+      expect(outcomes.map(({ tokens }) => tokens)).toEqual(expected.slice(0, 8));
+      const received = (await fetchRecords(decode.url)).filter(({ direction }) => direction === "received");
+      expect(new Set(received.map(({ transfer }) => transfer?.remote_engine_id))).toEqual(new Set(ids));
+      for (const { url } of [prefill, decode]) await expectIdle({ name: "", url, backend: null });
+      // The second rank listens at the port of vLLM's formula.
+      const answer = await fetch(`${prefill.url}/v1/completions`, {
+        method: "POST",
+        headers: { "content-type": "application/json", "x-data-parallel-rank": "1" },
+        body: JSON.stringify({
+          prompt: [1, 2],
+          max_tokens: 1,
+          kv_transfer_params: { do_remote_decode: true },
+        }),
+      });
+      expect(await answer.json()).toMatchObject({
+        kv_transfer_params: { remote_engine_id: ids[1], remote_host: "127.0.0.1", remote_port: p + 1 },
+      });
+    },
+    120_000,
+  );
 });
 
 const noLibfabric = await libfabricAbsence();

@@ -1,4 +1,5 @@
 import { silentLog } from "@kv/interface";
+import { someOf } from "@kv/testing/long-run";
 import { afterEach, describe, expect, it } from "vitest";
 import { type Cluster, startCluster } from "../src/cluster/cluster.js";
 import type { ClusterOptions } from "../src/cluster/cluster-plan.js";
@@ -69,7 +70,7 @@ describe("a request for blocks that nobody will decode", () => {
 describe.skipIf(absence !== undefined)(
   `a request for blocks that nobody will decode, over NIXL${absence === undefined ? "" : ` (${absence})`}`,
   () => {
-    it.each(["NixlConnector", "push"])(
+    it.each(someOf(["push", "NixlConnector"], 2))(
       "frees them at once, between two processes, with %s",
       async (connector) => {
         await expectReleased({ transport: "nixl", connector });

@@ -25,7 +25,10 @@ describe.each(CONNECTORS)("a sidecar beside a decode instance, %s", (connector, 
 
   beforeAll(async () => {
     ({ prompts } = await preparedRun());
-    cluster = await startCluster({ ...PAIR, connector }, { log: silentLog, logLevel: "error" });
+    cluster = await startCluster(
+      { ...PAIR, connector, leaseSeconds: 5 },
+      { log: silentLog, logLevel: "error" },
+    );
     decodeUrl = cluster.decodes[0]?.url ?? "";
     named = new URL(cluster.prefills[0]?.url ?? "").host;
     sidecar = createProxy({

@@ -13,6 +13,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
+import { someOf } from "@kv/testing/long-run";
 import { builtProgram } from "@kv/testing/node-programs";
 import { afterAll, beforeAll, expect, test, vi } from "vitest";
 import { compareWire } from "../src/wire/compare-wire.js";
@@ -66,269 +67,280 @@ test("a tree and a wheel with the wire of a described version have no difference
   }
 });
 
-test.each([
-  [
-    "a field renamed",
-    METADATA,
-    "block_strides:",
-    "block_steps:",
-    "renamed  agent metadata  block_strides is now block_steps",
-  ],
-  [
-    "a field added",
-    METADATA,
-    "pcp_size: int = 1",
-    "pcp_size: int = 1\n    scales: list[float] | None = None",
-    "added    agent metadata  scales (list[float] | None = None)",
-  ],
-  [
-    "a required field added",
-    METADATA,
-    "pcp_size: int = 1",
-    "scales: list[float]\n    pcp_size: int = 1",
-    "scales (list[float])\n         means: it is required",
-  ],
-  [
-    "a field retyped",
-    METADATA,
-    "tuple[int, int]\n    attn",
-    "list[int]\n    attn",
-    "changed  agent metadata  ssm_sizes is list[int], was tuple[int, int]",
-  ],
-  [
-    "another default",
-    METADATA,
-    "dcp_size: int = 1",
-    "dcp_size: int = 0",
-    "changed  agent metadata  dcp_size is int = 0, was int = 1",
-  ],
-  [
-    "a field removed",
-    METADATA,
-    /\n +num_blocks: int/,
-    "",
-    "removed  agent metadata  num_blocks (int)\n         means: other versions require it",
-  ],
-  [
-    "a map that becomes a list",
-    METADATA,
-    "@dataclass\nclass NixlAgentMetadata",
-    "class NixlAgentMetadata(msgspec.Struct, array_like=True)",
-    "class is msgspec.Struct array_like=True, was dataclass",
-  ],
-  [
-    "a class of another name",
-    METADATA,
-    /NixlAgentMetadata(.*[^$])block_size: int/s,
-    "RankMetadata$1page_size: int",
-    "renamed  agent metadata  block_size is now page_size",
-  ],
-  [
-    "a field of the payload",
-    METADATA,
-    "agent_metadata_bytes: bytes",
-    "rank_metadata: bytes",
-    "renamed  handshake payload  agent_metadata_bytes is now rank_metadata",
-  ],
-  [
-    "a hash factor added",
-    METADATA,
-    '"transfer_mode": mode,',
-    '"transfer_mode": mode, "rope": 1,',
-    "added    compatibility hash  rope",
-  ],
-  [
-    "a hash factor added by a statement",
-    METADATA,
-    "return hash_factors",
-    'factors["rope"] = 1\n    return hash_factors',
-    "added    compatibility hash  rope",
-  ],
-  [
-    "hash factors merged",
-    METADATA,
-    "return hash_factors",
-    "factors |= more\n    return hash_factors",
-    "added    compatibility hash  **more",
-  ],
-  [
-    "hash factors updated",
-    METADATA,
-    "return hash_factors",
-    "factors.update(rope=1)\n    return hash_factors",
-    "added    compatibility hash  rope",
-  ],
-  [
-    "a part of a hash factor",
-    METADATA,
-    '"revision"',
-    '"commit"',
-    "renamed  compatibility hash  speculative_config.revision is now speculative_config.commit",
-  ],
-  [
-    "another hash function",
-    "vllm/config/utils.py",
-    "hashlib.sha256",
-    "hashlib.blake2b",
-    "hash function  hash_factors is hexdigest(blake2b(",
-  ],
-  ["sorted keys", "vllm/config/utils.py", ", sort_keys=True", "", "dumps(items))))"],
-  [
-    "the connector version",
-    METADATA,
-    "VERSION: int = 15",
-    "VERSION: int = 16",
-    "changed  connector  NIXL_CONNECTOR_VERSION is 16, was 15",
-  ],
-  [
-    "the marker of a handshake",
-    METADATA,
-    'b"get_meta_msg"',
-    'b"get_meta_v2"',
-    "request is get_meta_v2 {remote_pp_rank} {remote_rank}",
-  ],
-  [
-    "a third frame",
-    SCHEDULER,
-    ", ts))",
-    ", ts, nonce))",
-    "reply is {encoded_data} {ts} {nonce}, was {encoded_data} {ts}",
-  ],
-  ["a separator of heartbeats", WORKER, '","', '";"', "notifications  HB:{req_ids,…} is now HB:{req_ids;…}"],
-  [
-    "a notification of its own",
-    WORKER,
-    "def write",
-    'def fail(self, agent, r):\n        self.nixl.send_notif(agent, f"FAIL:{r}")\n\n    def write',
-    "added    push notifications  FAIL:{r}",
-  ],
-  [
-    "the prefix of registrations",
-    METADATA,
-    'b"PUSH_REG:"',
-    'b"PUSH2:"',
-    "PUSH_REG:{msgpack} is now PUSH2:{msgpack}",
-  ],
-  [
-    "a key of registrations",
-    SCHEDULER,
-    '"decode_tp_size": self.tp_size,',
-    '"decode_tp_size": 1, "decode_pp_size": 1,',
-    "added    push registration  decode_pp_size",
-  ],
-  [
-    "a key of P's answer, pull",
-    SCHEDULER,
-    "remote_engine_id=",
-    "engine_id=",
-    "renamed  pull answer  remote_engine_id is now engine_id",
-  ],
-  [
-    "a key of P's answer, push",
-    SCHEDULER,
-    /"tp_size": self.tp_size/,
-    '"tp": self.tp_size',
-    "renamed  push answer  tp_size is now tp",
-  ],
-  [
-    "a key of P's answer, set later",
-    SCHEDULER,
-    "return True, answer",
-    'answer["nonce"] = 1\n        return True, answer',
-    "added    push answer  nonce",
-  ],
-  [
-    "a parameter that is read",
-    METADATA,
-    "dcp=kv",
-    'x=kv_transfer_params.get("remote_scales"), dcp=kv',
-    "added    parameters read  remote_scales",
-  ],
-  [
-    "a cache layout",
-    "vllm/v1/kv_cache_layout.py",
-    "BHLNC =",
-    "BHNLC =",
-    "renamed  cache layouts  BHLNC is now BHNLC",
-  ],
-  [
-    "a member of a request",
-    COMPLETION,
-    "    vllm_xargs: Any = None\n",
-    "    vllm_xargs: Any = None\n    kv_route: Any = None\n",
-    "added  request /v1/completions  kv_route\n  means: kv-proxy sends it to P and to D as it comes",
-  ],
-  [
-    "another name of a member",
-    MESSAGES,
-    "    vllm_xargs: Any = None\n",
-    '    vllm_xargs: Any = Field(None, validation_alias=AliasChoices("vllm_xargs", "xargs"))\n',
-    "added  request /v1/messages  xargs",
-  ],
-  [
-    "a member that is gone",
-    MESSAGES,
-    "    metadata: Any = None\n",
-    "",
-    "removed  request /v1/messages  metadata\n  means: this version ignores it in requests",
-  ],
-  [
-    "a request class of another name",
-    MESSAGES,
-    "class AnthropicMessagesRequest",
-    "class MessagesRequest",
-    "missing  request /v1/messages  all entries not found in the sources",
-  ],
-  [
-    "a field of requests to the engine",
-    ENGINE,
-    "    kv_hints: Any = None\n",
-    "    kv_hints: Any = None\n    kv_route: Any = None\n",
-    "added  engine request  kv_route",
-  ],
-  [
-    "an extra argument that the engine reads",
-    "vllm/v1/core/diffusion.py",
-    'extra.get("diffusion_canvas_length")',
-    'extra.get("diffusion_canvas_length") or "kv_peer" in params.extra_args',
-    "added  extra arguments read  kv_peer\n  means: a client may set it in vllm_xargs",
-  ],
-  [
-    "a member that becomes an extra argument",
-    COMPLETION,
-    "        if self.ec_transfer_params:\n",
-    '        if self.suffix:\n            extra_args["kv_peer"] = self.suffix\n        if self.ec_transfer_params:\n',
-    "added  extra arguments written  kv_peer",
-  ],
-  [
-    "a member that becomes all extra arguments",
-    COMPLETION,
-    "self.vllm_xargs if self.vllm_xargs else {}",
-    "self.vllm_xargs if self.vllm_xargs else self.suffix",
-    "added  extra arguments written  **suffix",
-  ],
-  [
-    "the order of a layout",
-    "vllm/v1/kv_cache_layout.py",
-    "(1, 2, 0, 3, 4)",
-    "(1, 2, 3, 0, 4)",
-    "BHLNC is (1, 2, 3, 0, 4), was (1, 2, 0, 3, 4)",
-  ],
-  [
-    "an unknown dict of hash factors",
-    METADATA,
-    /factors = \{[^}]*\}/,
-    "factors = collect(config)",
-    "missing  compatibility hash",
-  ],
-  [
-    "no agent metadata",
-    METADATA,
-    /class NixlAgentMetadata.*?default_factory=dict\)/s,
-    "class Other:\n    pass",
-    "missing  agent metadata      all entries not found in the sources",
-  ],
-])("%s is one difference, and the report names it", async (_, file, from, to, line) => {
+test.each(
+  someOf(
+    [
+      [
+        "a field renamed",
+        METADATA,
+        "block_strides:",
+        "block_steps:",
+        "renamed  agent metadata  block_strides is now block_steps",
+      ],
+      [
+        "a field added",
+        METADATA,
+        "pcp_size: int = 1",
+        "pcp_size: int = 1\n    scales: list[float] | None = None",
+        "added    agent metadata  scales (list[float] | None = None)",
+      ],
+      [
+        "a required field added",
+        METADATA,
+        "pcp_size: int = 1",
+        "scales: list[float]\n    pcp_size: int = 1",
+        "scales (list[float])\n         means: it is required",
+      ],
+      [
+        "a field retyped",
+        METADATA,
+        "tuple[int, int]\n    attn",
+        "list[int]\n    attn",
+        "changed  agent metadata  ssm_sizes is list[int], was tuple[int, int]",
+      ],
+      [
+        "another default",
+        METADATA,
+        "dcp_size: int = 1",
+        "dcp_size: int = 0",
+        "changed  agent metadata  dcp_size is int = 0, was int = 1",
+      ],
+      [
+        "a field removed",
+        METADATA,
+        /\n +num_blocks: int/,
+        "",
+        "removed  agent metadata  num_blocks (int)\n         means: other versions require it",
+      ],
+      [
+        "a map that becomes a list",
+        METADATA,
+        "@dataclass\nclass NixlAgentMetadata",
+        "class NixlAgentMetadata(msgspec.Struct, array_like=True)",
+        "class is msgspec.Struct array_like=True, was dataclass",
+      ],
+      [
+        "a class of another name",
+        METADATA,
+        /NixlAgentMetadata(.*[^$])block_size: int/s,
+        "RankMetadata$1page_size: int",
+        "renamed  agent metadata  block_size is now page_size",
+      ],
+      [
+        "a field of the payload",
+        METADATA,
+        "agent_metadata_bytes: bytes",
+        "rank_metadata: bytes",
+        "renamed  handshake payload  agent_metadata_bytes is now rank_metadata",
+      ],
+      [
+        "a hash factor added",
+        METADATA,
+        '"transfer_mode": mode,',
+        '"transfer_mode": mode, "rope": 1,',
+        "added    compatibility hash  rope",
+      ],
+      [
+        "a hash factor added by a statement",
+        METADATA,
+        "return hash_factors",
+        'factors["rope"] = 1\n    return hash_factors',
+        "added    compatibility hash  rope",
+      ],
+      [
+        "hash factors merged",
+        METADATA,
+        "return hash_factors",
+        "factors |= more\n    return hash_factors",
+        "added    compatibility hash  **more",
+      ],
+      [
+        "hash factors updated",
+        METADATA,
+        "return hash_factors",
+        "factors.update(rope=1)\n    return hash_factors",
+        "added    compatibility hash  rope",
+      ],
+      [
+        "a part of a hash factor",
+        METADATA,
+        '"revision"',
+        '"commit"',
+        "renamed  compatibility hash  speculative_config.revision is now speculative_config.commit",
+      ],
+      [
+        "another hash function",
+        "vllm/config/utils.py",
+        "hashlib.sha256",
+        "hashlib.blake2b",
+        "hash function  hash_factors is hexdigest(blake2b(",
+      ],
+      ["sorted keys", "vllm/config/utils.py", ", sort_keys=True", "", "dumps(items))))"],
+      [
+        "the connector version",
+        METADATA,
+        "VERSION: int = 15",
+        "VERSION: int = 16",
+        "changed  connector  NIXL_CONNECTOR_VERSION is 16, was 15",
+      ],
+      [
+        "the marker of a handshake",
+        METADATA,
+        'b"get_meta_msg"',
+        'b"get_meta_v2"',
+        "request is get_meta_v2 {remote_pp_rank} {remote_rank}",
+      ],
+      [
+        "a third frame",
+        SCHEDULER,
+        ", ts))",
+        ", ts, nonce))",
+        "reply is {encoded_data} {ts} {nonce}, was {encoded_data} {ts}",
+      ],
+      [
+        "a separator of heartbeats",
+        WORKER,
+        '","',
+        '";"',
+        "notifications  HB:{req_ids,…} is now HB:{req_ids;…}",
+      ],
+      [
+        "a notification of its own",
+        WORKER,
+        "def write",
+        'def fail(self, agent, r):\n        self.nixl.send_notif(agent, f"FAIL:{r}")\n\n    def write',
+        "added    push notifications  FAIL:{r}",
+      ],
+      [
+        "the prefix of registrations",
+        METADATA,
+        'b"PUSH_REG:"',
+        'b"PUSH2:"',
+        "PUSH_REG:{msgpack} is now PUSH2:{msgpack}",
+      ],
+      [
+        "a key of registrations",
+        SCHEDULER,
+        '"decode_tp_size": self.tp_size,',
+        '"decode_tp_size": 1, "decode_pp_size": 1,',
+        "added    push registration  decode_pp_size",
+      ],
+      [
+        "a key of P's answer, pull",
+        SCHEDULER,
+        "remote_engine_id=",
+        "engine_id=",
+        "renamed  pull answer  remote_engine_id is now engine_id",
+      ],
+      [
+        "a key of P's answer, push",
+        SCHEDULER,
+        /"tp_size": self.tp_size/,
+        '"tp": self.tp_size',
+        "renamed  push answer  tp_size is now tp",
+      ],
+      [
+        "a key of P's answer, set later",
+        SCHEDULER,
+        "return True, answer",
+        'answer["nonce"] = 1\n        return True, answer',
+        "added    push answer  nonce",
+      ],
+      [
+        "a parameter that is read",
+        METADATA,
+        "dcp=kv",
+        'x=kv_transfer_params.get("remote_scales"), dcp=kv',
+        "added    parameters read  remote_scales",
+      ],
+      [
+        "a cache layout",
+        "vllm/v1/kv_cache_layout.py",
+        "BHLNC =",
+        "BHNLC =",
+        "renamed  cache layouts  BHLNC is now BHNLC",
+      ],
+      [
+        "a member of a request",
+        COMPLETION,
+        "    vllm_xargs: Any = None\n",
+        "    vllm_xargs: Any = None\n    kv_route: Any = None\n",
+        "added  request /v1/completions  kv_route\n  means: kv-proxy sends it to P and to D as it comes",
+      ],
+      [
+        "another name of a member",
+        MESSAGES,
+        "    vllm_xargs: Any = None\n",
+        '    vllm_xargs: Any = Field(None, validation_alias=AliasChoices("vllm_xargs", "xargs"))\n',
+        "added  request /v1/messages  xargs",
+      ],
+      [
+        "a member that is gone",
+        MESSAGES,
+        "    metadata: Any = None\n",
+        "",
+        "removed  request /v1/messages  metadata\n  means: this version ignores it in requests",
+      ],
+      [
+        "a request class of another name",
+        MESSAGES,
+        "class AnthropicMessagesRequest",
+        "class MessagesRequest",
+        "missing  request /v1/messages  all entries not found in the sources",
+      ],
+      [
+        "a field of requests to the engine",
+        ENGINE,
+        "    kv_hints: Any = None\n",
+        "    kv_hints: Any = None\n    kv_route: Any = None\n",
+        "added  engine request  kv_route",
+      ],
+      [
+        "an extra argument that the engine reads",
+        "vllm/v1/core/diffusion.py",
+        'extra.get("diffusion_canvas_length")',
+        'extra.get("diffusion_canvas_length") or "kv_peer" in params.extra_args',
+        "added  extra arguments read  kv_peer\n  means: a client may set it in vllm_xargs",
+      ],
+      [
+        "a member that becomes an extra argument",
+        COMPLETION,
+        "        if self.ec_transfer_params:\n",
+        '        if self.suffix:\n            extra_args["kv_peer"] = self.suffix\n        if self.ec_transfer_params:\n',
+        "added  extra arguments written  kv_peer",
+      ],
+      [
+        "a member that becomes all extra arguments",
+        COMPLETION,
+        "self.vllm_xargs if self.vllm_xargs else {}",
+        "self.vllm_xargs if self.vllm_xargs else self.suffix",
+        "added  extra arguments written  **suffix",
+      ],
+      [
+        "the order of a layout",
+        "vllm/v1/kv_cache_layout.py",
+        "(1, 2, 0, 3, 4)",
+        "(1, 2, 3, 0, 4)",
+        "BHLNC is (1, 2, 3, 0, 4), was (1, 2, 0, 3, 4)",
+      ],
+      [
+        "an unknown dict of hash factors",
+        METADATA,
+        /factors = \{[^}]*\}/,
+        "factors = collect(config)",
+        "missing  compatibility hash",
+      ],
+      [
+        "no agent metadata",
+        METADATA,
+        /class NixlAgentMetadata.*?default_factory=dict\)/s,
+        "class Other:\n    pass",
+        "missing  agent metadata      all entries not found in the sources",
+      ],
+    ] as const,
+    4,
+  ),
+)("%s is one difference, and the report names it", async (_, file, from, to, line) => {
   const report = await reportOf(altered(file, from, to));
   const text = wireText(report).replace(/ {2,}/g, "  ");
   expect(text).toContain(line.replace(/ {2,}/g, "  "));
@@ -442,58 +454,63 @@ const zip = (name: string, script: string) => {
   return file;
 };
 
-test.each<[string, () => string, string]>([
-  ["nothing there", () => join(work, "nothing"), "does not exist"],
-  ["a text file", () => join(sample, METADATA), "is not a readable wheel"],
-  ["a folder without vLLM", () => join(sample, ".."), `has no ${NIXL}`],
-  ["a zip without vLLM", () => zip("other.whl", 'z.writestr("x.py", "")'), `has no ${NIXL}`],
-  [
-    "a file that decompresses to more than the limit",
-    () => zip("bomb.whl", `z.writestr("${METADATA}", b" " * (${BIG}))`),
-    "is larger than 4194304 bytes",
-  ],
-  [
-    "many files that are larger than the limit together",
-    () => zip("many.whl", `for i in range(40): z.writestr(f"${NIXL}/x{i}.py", b" " * (4 * 2**20))`),
-    "larger than 134217728 bytes",
-  ],
-  [
-    "too many entries",
-    () => zip("entries.whl", 'for i in range(100_001): z.writestr(zipfile.ZipInfo(f"{i}"), "")'),
-    "has 100001 entries",
-  ],
-  [
-    "two files of one name",
-    () => zip("twice.whl", `z.writestr("${METADATA}", "")\nz.writestr("${METADATA}", "")`),
-    `has two entries ${METADATA}`,
-  ],
-  [
-    "a damaged wheel",
-    () => {
-      const wheel = wheelOf(altered(METADATA, "raise ImportError", "raise SystemExit"));
-      const bytes = readFileSync(wheel);
-      bytes.fill(0xff, 300, 3000);
-      writeFileSync(wheel, bytes);
-      return wheel;
-    },
-    "is not a readable wheel",
-  ],
-  [
-    "half a wheel",
-    () => {
-      const wheel = wheelOf(altered(METADATA, "raise ImportError", "raise SystemExit"));
-      writeFileSync(wheel, readFileSync(wheel).subarray(0, 2000));
-      return wheel;
-    },
-    "is not a readable wheel",
-  ],
-  ["a syntax error", () => altered(METADATA, "engine_id: str", "engine_id str"), `${METADATA}: Python `],
-  [
-    "deep nesting",
-    () => altered(METADATA, "config.hma", `${"(".repeat(5000)}1${")".repeat(5000)}`),
-    `${METADATA}: Python `,
-  ],
-])("%s is refused by name", async (_, input, message) => {
+test.each(
+  someOf<[string, () => string, string]>(
+    [
+      ["nothing there", () => join(work, "nothing"), "does not exist"],
+      ["a text file", () => join(sample, METADATA), "is not a readable wheel"],
+      ["a folder without vLLM", () => join(sample, ".."), `has no ${NIXL}`],
+      ["a zip without vLLM", () => zip("other.whl", 'z.writestr("x.py", "")'), `has no ${NIXL}`],
+      [
+        "a file that decompresses to more than the limit",
+        () => zip("bomb.whl", `z.writestr("${METADATA}", b" " * (${BIG}))`),
+        "is larger than 4194304 bytes",
+      ],
+      [
+        "many files that are larger than the limit together",
+        () => zip("many.whl", `for i in range(40): z.writestr(f"${NIXL}/x{i}.py", b" " * (4 * 2**20))`),
+        "larger than 134217728 bytes",
+      ],
+      [
+        "too many entries",
+        () => zip("entries.whl", 'for i in range(100_001): z.writestr(zipfile.ZipInfo(f"{i}"), "")'),
+        "has 100001 entries",
+      ],
+      [
+        "two files of one name",
+        () => zip("twice.whl", `z.writestr("${METADATA}", "")\nz.writestr("${METADATA}", "")`),
+        `has two entries ${METADATA}`,
+      ],
+      [
+        "a damaged wheel",
+        () => {
+          const wheel = wheelOf(altered(METADATA, "raise ImportError", "raise SystemExit"));
+          const bytes = readFileSync(wheel);
+          bytes.fill(0xff, 300, 3000);
+          writeFileSync(wheel, bytes);
+          return wheel;
+        },
+        "is not a readable wheel",
+      ],
+      [
+        "half a wheel",
+        () => {
+          const wheel = wheelOf(altered(METADATA, "raise ImportError", "raise SystemExit"));
+          writeFileSync(wheel, readFileSync(wheel).subarray(0, 2000));
+          return wheel;
+        },
+        "is not a readable wheel",
+      ],
+      ["a syntax error", () => altered(METADATA, "engine_id: str", "engine_id str"), `${METADATA}: Python `],
+      [
+        "deep nesting",
+        () => altered(METADATA, "config.hma", `${"(".repeat(5000)}1${")".repeat(5000)}`),
+        `${METADATA}: Python `,
+      ],
+    ],
+    4,
+  ),
+)("%s is refused by name", async (_, input, message) => {
   await expect(readWire(input())).rejects.toMatchObject({
     code: "KV_CONFIG_INVALID",
     message: expect.stringContaining(message),

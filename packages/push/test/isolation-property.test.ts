@@ -3,6 +3,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { playScene } from "@kv/testing/isolation/isolation-scene";
 import { sceneArbitrary } from "@kv/testing/isolation/scene-arbitrary";
+import { isLongRun } from "@kv/testing/long-run";
 import fc from "fast-check";
 import { afterAll, describe, expect, it } from "vitest";
 import { pushConnector } from "../src/index.js";
@@ -22,7 +23,7 @@ describe("no client and no stranger changes, frees or delays the request of anot
       fc.asyncProperty(sceneArbitrary({ atOnce: true }), async (scene) => {
         expect(await playScene(scene, options)).toEqual([]);
       }),
-      { numRuns: 50 },
+      { numRuns: isLongRun ? 50 : 20 },
     );
   });
 });

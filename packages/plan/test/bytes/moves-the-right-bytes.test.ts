@@ -1,4 +1,5 @@
 import { descriptorPairs } from "@kv/interface";
+import { isLongRun } from "@kv/testing/long-run";
 import { handshakeTargetRanks } from "@kv/topology";
 import fc from "fast-check";
 import { expect, test, vi } from "vitest";
@@ -326,7 +327,7 @@ function scenes(options: SceneOptions = {}): fc.Arbitrary<Scene> {
 // Hundreds of cases each: the default limit is less than a busy machine may need.
 vi.setConfig({ testTimeout: PROPERTY_TIMEOUT_MS });
 
-const RUNS = Number(process.env["KV_PROPERTY_RUNS"] ?? 400);
+const RUNS = Number(process.env["KV_PROPERTY_RUNS"] ?? (isLongRun ? 400 : 80));
 
 test("head-major caches: every TP pair, block ratio, padding, grouping and prefix hit", () => {
   fc.assert(fc.property(scenes(), check), { numRuns: RUNS });

@@ -1,4 +1,5 @@
 import { KvError } from "@kv/interface";
+import { isLongRun } from "@kv/testing/long-run";
 import fc from "fast-check";
 import { describe, expect, test } from "vitest";
 import { planRequest, type RequestBlocks } from "../../src/index.js";
@@ -7,7 +8,7 @@ import { type Case, MUTATIONS, type Mutation } from "./plan-mutations.js";
 import { build, likelyScene, type Scene, sampleRequest } from "./proof-scenes.js";
 
 // fc.sample does not apply the run factor of long runs.
-const RUNS = 40 * Number(process.env["KV_PROPERTY_FACTOR"] ?? 1);
+const RUNS = (isLongRun ? 40 : 8) * Number(process.env["KV_PROPERTY_FACTOR"] ?? 1);
 
 interface Sound {
   readonly scene: Scene;

@@ -1,11 +1,12 @@
 import { KvError } from "@kv/interface";
+import { isLongRun } from "@kv/testing/long-run";
 import fc from "fast-check";
 import { expect, test } from "vitest";
 import { proveEnginePlans } from "../../src/prove/index.js";
 import { PROPERTY_TIMEOUT_MS } from "../property-timeout.js";
 import { anyScene, type BuiltScene, build, likelyScene, type Scene, sampleRequest } from "./proof-scenes.js";
 
-const RUNS = 1000;
+const RUNS = isLongRun ? 1000 : 200;
 const REFUSALS = ["KV_TOPOLOGY_INVALID", "KV_PLAN_INVALID", "KV_PLAN_INCOMPATIBLE", "KV_PLAN_UNSUPPORTED"];
 
 /** The plans, or undefined where the planner refuses the pair with a reason. */

@@ -1,0 +1,2 @@
+/** All suites run, in their long form. */
+export const isWhole: boolean;

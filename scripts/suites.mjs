@@ -1,0 +1,130 @@
+// Which suites npm test leaves out. CI and `npm run test:long -- --only whole` run all of them, and each suite in its long form (`isLongRun`).
+import { spawnSync } from "node:child_process";
+import { createHash } from "node:crypto";
+import { existsSync, lstatSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+
+const root = fileURLToPath(new URL("..", import.meta.url));
+
+/** All suites run, in their long form. */
+export const isWhole = process.env.KV_LONG === "1" || process.env.CI === "true";
+
+/**
+ * Suites about what a release ships: they pack, install and build whole packages, images and pages. npm test runs them when one of `inputs` has changed since
+ * they passed, or since the commit that is checked out.
+ */
+export const RELEASE = {
+  suites: [
+    "tools/pack",
+    "tools/release",
+    "tools/site",
+    "tools/deploy",
+    "packages/nixl/test/cli/install.test.ts",
+    "packages/nixl/test/transfer/native-units.test.ts",
+  ],
+  inputs: [
+    /^(package\.json|pnpm-lock\.yaml|pnpm-workspace\.yaml|tsconfig[^/]*\.json|README\.md)$/,
+    /^(\.changeset|\.github|deploy|docs|native|scripts)\//,
+    /^tools\/(pack|release|site|deploy)\//,
+    /^(packages|apps)\/[^/]+\/[^/]+$/,
+    // What a package exports, and its programs.
+    /^(packages|apps)\/[^/]+\/src\/(.*\/)?(index|cli|main)\.ts$/,
+    /^packages\/nixl\/src\/(install|library)\//,
+  ],
+};
+
+/** Suites that only the whole run has, and why. */
+export const LONG = [
+  ["tools/docs/commands.test.ts", "starts each command of the guides; the programs have suites of their own"],
+  [
+    "tools/docs/how-to.test.ts",
+    "runs each example of the how-to pages; the READMEs' examples run in npm test",
+  ],
+  [
+    "tools/docs/vllm-documents.test.ts",
+    "starts each command of a page; npm test checks the tests that the page names",
+  ],
+  [
+    "tools/repository/doc-comments.test.ts",
+    "20 s of the type checker; `npm run lint:docs` is the same check",
+  ],
+  ["tools/repository/listening.test.ts", "starts every program to see on which addresses it listens"],
+  ["tools/faults", "fault runs over the addon; npm test has those over the memory transport"],
+  ["tools/long", "50 processes that exit in the middle of something"],
+  ["packages/*/test/faults-bite.test.ts", "whether the fault runs notice planted faults"],
+  ["packages/neuron/test/faults.test.ts", "fault runs with staging; npm test has those without"],
+  [
+    "packages/nixl/test/memory/objects-https.test.ts",
+    "waits for NIXL, which tries a wrong certificate for 25 s",
+  ],
+  ["packages/nixl/test/metadata/etcd-hosts.test.ts", "waits for a lease of etcd to end"],
+  ["packages/nixl/test/process/row-takeover.test.ts", "waits for threads that have been left"],
+  ["packages/fleet/test/kubernetes-memory.test.ts", "measures memory over many events"],
+  ["packages/proxy/test/flow/memory.test.ts", "measures memory over many requests"],
+  ["bench", "the benchmarks' own tests"],
+  [
+    "apps/demo/test/failures-nixl.test.ts",
+    "ends instances by force over NIXL; failures-memory.test.ts ends them in one process",
+  ],
+  [
+    "apps/demo/test/neuron-nixl.test.ts",
+    "staging over NIXL; neuron-memory.test.ts has it over the memory transport",
+  ],
+  ["apps/demo/test/monitoring.test.ts", "waits until Prometheus has scraped and no alert has fired"],
+];
+
+/** Suites that start processes: npm test leaves them out as well when no file has changed since all of it passed. */
+export const PROCESSES = ["apps/demo/test", "tools", "packages/{epp,neuron,nixl,peer}/test"];
+
+/** The patterns of vitest's `exclude` for suites that are given by folder or by file. */
+export const patternsOf = (suites) => suites.map((path) => (path.endsWith(".ts") ? path : `${path}/**`));
+
+const stamps = join(root, "node_modules/.cache/kv-tests.json");
+
+/** A digest of the files that git does not ignore and that `among` takes; undefined without git. */
+function digestOf(among) {
+  const list = spawnSync("git", ["ls-files", "-coz", "--exclude-standard"], { cwd: root, encoding: "utf8" });
+  if (list.status !== 0) return undefined;
+  const hash = createHash("sha256").update(process.version);
+  for (const path of list.stdout.split("\0").filter(among))
+    if (lstatSync(join(root, path), { throwIfNoEntry: false })?.isFile())
+      hash.update(`\0${path}\0`).update(readFileSync(join(root, path)));
+  return hash.digest("hex");
+}
+
+const isReleaseInput = (path) => RELEASE.inputs.some((input) => input.test(path));
+
+/** Whether the inputs of the release suites are those of the commit that is checked out. */
+function isReleaseAsCommitted() {
+  const list = spawnSync("git", ["status", "--porcelain", "-z"], { cwd: root, encoding: "utf8" });
+  return list.status === 0 && !list.stdout.split("\0").some((entry) => isReleaseInput(entry.slice(3)));
+}
+
+/** What has not changed since it passed. */
+export class PassedFiles {
+  #all = digestOf((path) => path !== "");
+  #release = digestOf(isReleaseInput);
+  #passed = existsSync(stamps) ? JSON.parse(readFileSync(stamps, "utf8")) : {};
+
+  /** No file has changed. */
+  get all() {
+    return !isWhole && this.#all !== undefined && this.#all === this.#passed.all;
+  }
+
+  /** No input of the release suites has changed. */
+  get release() {
+    return (
+      !isWhole &&
+      this.#release !== undefined &&
+      (this.#release === this.#passed.release || isReleaseAsCommitted())
+    );
+  }
+
+  /** Everything has passed, the release suites too where they ran. */
+  passed() {
+    const release = this.release ? this.#passed.release : this.#release;
+    mkdirSync(dirname(stamps), { recursive: true });
+    writeFileSync(stamps, JSON.stringify({ all: this.#all, release }));
+  }
+}
