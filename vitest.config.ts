@@ -25,9 +25,16 @@ const named = args.some((arg) => !arg.startsWith("-"));
 const afterAnEdit = command === "related" || (command === "watch" && !named);
 
 const EXCLUDED = [...configDefaults.exclude, "build/**", ...(afterAnEdit ? WHOLE_SYSTEMS : [])];
-const PURE = ["interface", "plan", "protocol", "topology", "transport-memory"].map(
-  (name) => `packages/${name}/**/*.test.ts`,
-);
+/** Tests whose modules keep nothing from one file to the next: the files of a worker share them. That takes half of the time. */
+const SHARED = [
+  ...["interface", "plan", "protocol", "topology", "transport-memory"].map(
+    (name) => `packages/${name}/**/*.test.ts`,
+  ),
+  "packages/{connector,epp,fleet,http,kv-plan,neuron,nixl,peer,proxy,pull,push,side-channel,testing}/src/**/*.test.ts",
+  "packages/{connector,epp,fleet,http,pull,push,proxy,side-channel}/test/**/*.test.ts",
+];
+/** Not this one: the place of NIXL's library is looked for once. */
+const ALONE = ["packages/nixl/src/library/find-library.test.ts"];
 
 export default defineConfig({
   resolve: {
@@ -42,9 +49,14 @@ export default defineConfig({
   },
   test: {
     projects: [
-      // Their modules have no state, so the files of a worker share them. That takes half of the time.
-      { extends: true, test: { name: "pure", include: PURE, exclude: EXCLUDED, isolate: false } },
-      { extends: true, test: { name: "other", include: ["**/*.test.ts"], exclude: [...EXCLUDED, ...PURE] } },
+      {
+        extends: true,
+        test: { name: "shared", include: SHARED, exclude: [...EXCLUDED, ...ALONE], isolate: false },
+      },
+      {
+        extends: true,
+        test: { name: "alone", include: ["**/*.test.ts", ...ALONE], exclude: [...EXCLUDED, ...SHARED] },
+      },
     ],
     // Fault runs have fewer requests than their 1,000.
     env: isWhole ? {} : { KV_REQUESTS: process.env["KV_REQUESTS"] ?? "400" },

@@ -1,6 +1,6 @@
 // Builds the addon, the stand-in for NIXL that tests load, and the libraries of one unit. It uses the system's C++ compiler and the
 // headers of two npm packages: no gyp, no download. It does nothing when neither a source nor a flag has changed.
-// `node native/build.mjs [--force] [--sanitize]`; the build with sanitizers goes into a folder of its own.
+// `node native/build.mjs [--force] [--only-addon] [--sanitize]`; the build with sanitizers goes into a folder of its own.
 import { spawnSync } from "node:child_process";
 import { existsSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
@@ -15,7 +15,7 @@ const sanitize = process.argv.includes("--sanitize")
 const build = sanitize.length > 0 ? join(nativeRoot, "build", "sanitize") : join(nativeRoot, "build");
 const addon = join(build, "kv_nixl.node");
 const fake = join(build, "libfake_nixl_capi.so");
-const stamp = join(build, "digest");
+const isAddonAlone = process.argv.includes("--only-addon");
 
 const flags = [
   ...FLAGS,
@@ -31,18 +31,20 @@ function findCompiler() {
   return candidates.find((name) => spawnSync(name, ["--version"], { stdio: "ignore" }).status === 0);
 }
 
-async function buildAll(compiler, digest) {
+/** Builds a library unless neither its sources nor the flags have changed. */
+async function buildLibrary(compiler, { library, sources, link: linkWith }) {
+  const stamp = `${library}.digest`;
+  const digest = digestOf([compiler, flags, linkWith, process.arch], sourcesIn(sources));
+  if (!force && existsSync(library) && existsSync(stamp) && readFileSync(stamp, "utf8") === digest) return;
   // Two builds may run at once, so each has a work folder. Results are renamed into place, since a process may have them loaded.
   const work = join(build, `work-${process.pid}`);
   mkdirSync(work, { recursive: true });
   try {
-    const objects = await compile([compiler], flags, work);
-    await run([compiler, ...objects, ...link, "-o", join(work, "addon")]);
-    const fakeUnits = fakeSources.filter((file) => file.endsWith(".cc"));
-    await run([compiler, ...flags, ...fakeUnits, ...link, "-o", join(work, "fake")]);
-    renameSync(join(work, "addon"), addon);
-    renameSync(join(work, "fake"), fake);
+    const objects = await compile([compiler], flags, { sources, work });
+    await run([compiler, ...objects, ...linkWith, "-o", join(work, "library")]);
+    renameSync(join(work, "library"), library);
     writeFileSync(stamp, digest);
+    process.stderr.write(`kv_nixl: built ${library}\n`);
   } finally {
     rmSync(work, { recursive: true, force: true });
   }
@@ -63,16 +65,12 @@ if (compiler === undefined) {
 }
 // @kv/nixl prefers a platform package's addon over the one that is built here.
 removeOutdatedAddons();
-const fakeSources = sourcesIn("fake/nixl");
-const digest = digestOf([compiler, flags, link, process.arch], [...sourcesIn("src"), ...fakeSources]);
-const built = [addon, fake, stamp].every((file) => existsSync(file));
-const fresh = built && readFileSync(stamp, "utf8") === digest && !force;
 try {
-  if (!fresh) {
-    await buildAll(compiler, digest);
-    process.stderr.write(`kv_nixl: built ${addon}\n`);
+  await buildLibrary(compiler, { library: addon, sources: "src", link });
+  if (!isAddonAlone) {
+    await buildLibrary(compiler, { library: fake, sources: "fake/nixl", link });
+    buildSingleUnitLibraries(compiler, { force });
   }
-  buildSingleUnitLibraries(compiler, { force });
 } catch (error) {
   console.error(`native: ${error.message}`);
   process.exit(1);

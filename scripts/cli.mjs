@@ -21,7 +21,9 @@ const asks = process.argv
   .slice(2)
   .some((arg) => ["--help", "-h", "--version", "help", "complete"].includes(arg));
 try {
-  await setup({ native: asks ? "none" : NATIVE[name], types: process.argv[2] === "selftest" });
+  // @kv/neuron's addon is built with what tests load.
+  const tests = name === "neuron" || process.argv[2] === "selftest";
+  await setup({ native: asks ? "none" : NATIVE[name], tests: tests && !asks });
 } catch (error) {
   process.stderr.write(`set-up failed: ${error.message}\n`);
   process.exit(2);

@@ -21,7 +21,7 @@ if (help !== undefined || wrong !== undefined) {
 const isRole = ["prefill", "decode", "instance", "proxy"].includes(args[0]);
 try {
   const { nixl } = await setup({
-    types: false,
+    tests: false,
     ...(usesLibfabric(args, process.env) ? { withLibfabric: true } : {}),
   });
   const isTransportGiven = args.some(

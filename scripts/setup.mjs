@@ -111,14 +111,14 @@ const declarations = () =>
   );
 
 /**
- * Runs all steps. `types: false` leaves out the declarations, which programs do not need. `native` limits native code to the addon (`"addon"`) or leaves
+ * Runs all steps. `tests: false` leaves out the declarations and the libraries that only tests load. `native` limits native code to the addon (`"addon"`) or leaves
  * it out (`"none"`); `withLibfabric` also fetches the libraries of the LIBFABRIC backend. Returns `{ nixl: { ready, why?, noLibfabric? } }`: the reasons say why NIXL or LIBFABRIC is not available. Throws only
  * when the dependencies or the build fail.
  */
 export async function setup({
   withLibfabric = process.env.CI === "true",
   native = "nixl",
-  types = true,
+  tests = true,
 } = {}) {
   const [major, minor] = process.versions.node.split(".").map(Number);
   if (major < 20 || (major === 20 && minor < 19))
@@ -135,28 +135,34 @@ export async function setup({
     () => run(pnpm[0], [...pnpm.slice(1), "install", "--frozen-lockfile", "--ignore-scripts"]),
   );
   await bundles();
-  if (types) await declarations();
-  return { nixl: await nixl(withLibfabric, native) };
+  if (tests) await declarations();
+  return { nixl: await nixl(withLibfabric, native, tests) };
 }
 
-async function nixl(withLibfabric, native) {
+async function nixl(withLibfabric, native, tests) {
   const notRequested = { ready: false, why: "NIXL was not requested" };
   if (native === "none") return notRequested;
   if (process.platform !== "linux") return { ready: false, why: `no NIXL for ${process.platform}` };
   // The compiler and the network have different limits.
   const [why, fetched] = await Promise.all([
-    addon(),
+    addon(tests),
     native === "addon" ? notRequested : library(withLibfabric),
   ]);
   return why === undefined ? fetched : { ready: false, why };
 }
 
-/** Compiles the addon. Returns the reason where it cannot. */
-async function addon() {
+/** Compiles the addon, and for tests its stand-ins. Returns the reason where it cannot. */
+async function addon(tests) {
   try {
-    await step("compile the addon", ["native"], ["native/build/kv_nixl.node"], () =>
-      run("node", ["native/build.mjs"]),
+    await step(
+      "compile the addon",
+      ["native/src", "native/build.mjs", "native/scripts"],
+      ["native/build/kv_nixl.node"],
+      () => run("node", ["native/build.mjs", "--only-addon"]),
     );
+    const fake = "native/build/libfake_nixl_capi.so";
+    if (tests)
+      await step("compile what tests load", ["native"], [fake], () => run("node", ["native/build.mjs"]));
   } catch (error) {
     // The last line of the build says what is missing and how to install it; compiler errors come before it.
     const lines = String(error.message).trim().split("\n");

@@ -83,16 +83,18 @@ if (only.length === 0) {
   const built = "kv-nixl selftest, with the addons and libraries that are published";
   if (inCi) await check(built, selftest);
   else console.log(`SKIPPED  ${built}: npm run kv-nixl -- selftest`);
-  await check("lint (biome)", () => run(bin("biome"), ["check", "--error-on-warnings", "."]));
-  await check("types (tsc)", async () => {
-    await run(process.execPath, [tsc, "--noEmit", "-p", "tsconfig.json"]);
-    // The page runs in a browser: it has other globals.
-    await run(process.execPath, [tsc, "--noEmit", "-p", "packages/kv-plan/page"]);
-  });
-  await check("directions of dependencies", () =>
-    run(bin("depcruise"), ["--config", ".dependency-cruiser.cjs", "packages", "apps"]),
-  );
-  await check("nothing unused (knip)", () => run(bin("knip"), []));
+  await Promise.all([
+    check("lint (biome)", () => run(bin("biome"), ["check", "--error-on-warnings", "."])),
+    check("types (tsc)", async () => {
+      await run(process.execPath, [tsc, "--noEmit", "-p", "tsconfig.json"]);
+      // The page runs in a browser: it has other globals.
+      await run(process.execPath, [tsc, "--noEmit", "-p", "packages/kv-plan/page"]);
+    }),
+    check("directions of dependencies", () =>
+      run(bin("depcruise"), ["--config", ".dependency-cruiser.cjs", "packages", "apps"]),
+    ),
+    check("nothing unused (knip)", () => run(bin("knip"), [])),
+  ]);
   const notFetched = 3;
   await check("container files, manifests and workflows (lint:deploy)", async () => {
     const script = join(root, "scripts/lint-deploy.mjs");

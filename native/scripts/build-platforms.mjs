@@ -30,7 +30,7 @@ async function build(platform, { compiler, env }) {
   try {
     writeFileSync(map, exportMap());
     const command = [...compiler, "-target", platform.target];
-    const objects = await compile(command, flags, work, env);
+    const objects = await compile(command, flags, { sources: "src", work, env });
     await run([...command, ...objects, ...link(map), "-o", join(work, "addon")], { env });
     const problems = violations(elfNeeds(join(work, "addon")), { glibc: GLIBC, exported: EXPORTS });
     if (problems.length > 0) throw new Error(`the addon for ${platform.name} ${problems.join("; it ")}`);

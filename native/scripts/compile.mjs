@@ -1,7 +1,7 @@
 // Shared by all builds of the addon: its sources, its compiler flags, and the parallel compilation of its units.
 import { spawn } from "node:child_process";
 import { createHash } from "node:crypto";
-import { readdirSync, readFileSync } from "node:fs";
+import { readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { availableParallelism } from "node:os";
 import { dirname, join, relative } from "node:path";
@@ -31,6 +31,7 @@ export const FLAGS = [
   ...NODE_API_FLAGS,
   // An exception that is thrown while an environment ends cannot be reported, and must not end the process.
   "-DNODE_API_SWALLOW_UNTHROWABLE_EXCEPTIONS",
+  `-I${nativeRoot}`,
   `-I${join(nativeRoot, "src")}`,
 ];
 // nodelete: Node unloads an addon when the last worker that loaded it ends, but an agent's thread may run longer.
@@ -64,26 +65,30 @@ export function run([program, ...args], { env = process.env } = {}) {
   });
 }
 
-/** Compiles all units of the addon into the folder `work`, one per processor at a time. Returns the object files. */
-export async function compile(compiler, flags, work, env = process.env) {
-  const units = sourcesIn("src")
-    .filter((file) => file.endsWith(".cc"))
-    .map((file) => relative(join(nativeRoot, "src"), file));
-  const objects = units.map((unit) => join(work, `${unit.replaceAll("/", "-")}.o`));
-  let next = 0;
-  const compileUnits = async () => {
-    // After a failure `next` is past the last unit, which stops the other processors as well.
-    while (next < units.length) {
-      const index = next++;
-      process.stderr.write(`kv_nixl: compiling ${index + 1}/${units.length} ${units[index]}\n`);
-      const source = join(nativeRoot, "src", units[index]);
-      await run([...compiler, ...flags, "-c", "-o", objects[index], source], { env }).catch((error) => {
-        next = units.length;
+/** In how many parts a library is compiled. A part reads each header once for all of its units. */
+const PARTS = 4;
+
+/** Compiles the units of a folder of `native/` into the folder `work`, one part per processor at a time. Returns the object files. */
+export async function compile(compiler, flags, { sources, work, env = process.env }) {
+  const units = sourcesIn(sources).filter((file) => file.endsWith(".cc"));
+  const parts = Array.from({ length: PARTS }, (_, part) => {
+    const source = join(work, `${sources.replaceAll("/", "-")}-${part + 1}.cc`);
+    const own = units.filter((_unit, at) => at % PARTS === part);
+    writeFileSync(source, own.map((unit) => `#include "${relative(nativeRoot, unit)}"\n`).join(""));
+    return { source, object: `${source}.o` };
+  });
+  const waiting = [...parts];
+  const compileParts = async () => {
+    for (let part = waiting.shift(); part !== undefined; part = waiting.shift()) {
+      process.stderr.write(`kv_nixl: compiling ${sources}, part ${PARTS - waiting.length} of ${PARTS}\n`);
+      // After a failure no other part is begun.
+      await run([...compiler, ...flags, "-c", "-o", part.object, part.source], { env }).catch((error) => {
+        waiting.length = 0;
         throw error;
       });
     }
   };
-  const outcomes = await Promise.allSettled(Array.from({ length: availableParallelism() }, compileUnits));
+  const outcomes = await Promise.allSettled(Array.from({ length: availableParallelism() }, compileParts));
   for (const outcome of outcomes) if (outcome.status === "rejected") throw outcome.reason;
-  return objects;
+  return parts.map(({ object }) => object);
 }

@@ -4,7 +4,7 @@ import { createServer, type IncomingHttpHeaders, type ServerResponse } from "nod
 import { type AddressInfo, connect } from "node:net";
 import { silentLog } from "@kv/interface";
 import { createProxy } from "@kv/proxy";
-import { isLongRun } from "@kv/testing/long-run";
+import { isLongRun, someOf } from "@kv/testing/long-run";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { type Cluster, startCluster } from "../../apps/demo/src/cluster/cluster.js";
 import { type EnvoyProcess, startEnvoy } from "../../apps/demo/src/envoy/envoy-process.js";
@@ -19,7 +19,7 @@ afterAll(async () => {
 });
 
 /** Requests on one connection of Envoy to the picker. */
-const MANY = isLongRun ? 5000 : 500;
+const MANY = isLongRun ? 5000 : 200;
 const PREFILL = "127.0.0.1:9";
 const COMPLETIONS = "/v1/completions";
 /** Quick enough for a test; pairing reads side channels, which these instances do not have. */
@@ -296,91 +296,95 @@ const beside = (decode: string, mode: "pull" | "push") =>
     limits: { bodyLengthBytes: BODY_LIMITS.sidecar },
   });
 
-describe.skipIf(envoyMissing !== undefined).each([
-  ["pull", "NixlConnector"],
+const MODES = [
   ["push", "NixlPushConnector"],
-] as const)("client → Envoy → kv-epp → sidecar → P and D, %s (engines of the demo)", (mode, connector) => {
-  let cluster: Cluster;
-  let envoy: EnvoyProcess;
+  ["pull", "NixlConnector"],
+] as const;
+describe.skipIf(envoyMissing !== undefined).each(someOf(MODES, 2))(
+  "client → Envoy → kv-epp → sidecar → P and D, %s (engines of the demo)",
+  (mode, connector) => {
+    let cluster: Cluster;
+    let envoy: EnvoyProcess;
 
-  beforeAll(async () => {
-    cluster = await startCluster(
-      {
-        ...{ ...PAIR, connector, decodes: 2, leaseSeconds: 2 },
-        instance: { httpLimits: { maxBodyBytes: BODY_LIMITS.engine } },
-      },
-      { log: silentLog, logLevel: "error" },
-    );
-    closers.push(() => cluster.close());
-    const prefill = cluster.prefills[0]?.url ?? "";
-    const sidecars = await Promise.all(
-      cluster.decodes.map(async ({ url: decode }) => {
-        const sidecar = beside(decode, mode);
-        closers.push(() => sidecar.close({ graceMs: 0 }));
-        return new URL((await sidecar.listen({ port: 0 })).url).host;
-      }),
-    );
-    const picker = await startPicker([
-      ...[...PICKER, "--body-limit-bytes", `${BODY_LIMITS.picker}`],
-      ...["--prefill", new URL(prefill).host, "--decode", ...sidecars],
-    ]);
-    closers.push(() => picker.kill());
-    envoy = await startEnvoy({ pickerPort: picker.port, endpoints: sidecars, failOpen: false });
-    closers.push(() => envoy.stop());
-  });
+    beforeAll(async () => {
+      cluster = await startCluster(
+        {
+          ...{ ...PAIR, connector, decodes: 2, leaseSeconds: 2 },
+          instance: { httpLimits: { maxBodyBytes: BODY_LIMITS.engine } },
+        },
+        { log: silentLog, logLevel: "error" },
+      );
+      closers.push(() => cluster.close());
+      const prefill = cluster.prefills[0]?.url ?? "";
+      const sidecars = await Promise.all(
+        cluster.decodes.map(async ({ url: decode }) => {
+          const sidecar = beside(decode, mode);
+          closers.push(() => sidecar.close({ graceMs: 0 }));
+          return new URL((await sidecar.listen({ port: 0 })).url).host;
+        }),
+      );
+      const picker = await startPicker([
+        ...[...PICKER, "--body-limit-bytes", `${BODY_LIMITS.picker}`],
+        ...["--prefill", new URL(prefill).host, "--decode", ...sidecars],
+      ]);
+      closers.push(() => picker.kill());
+      envoy = await startEnvoy({ pickerPort: picker.port, endpoints: sidecars, failOpen: false });
+      closers.push(() => envoy.stop());
+    });
 
-  test("every token is the reference's, and nothing is held after it", async () => {
-    const { prompts, expected } = await preparedRun();
-    const tokens = await Promise.all(
-      prompts.map(async (prompt, i) => {
-        const wanted = { promptTokens: prompt, maxTokens: expected[i]?.length ?? 0 };
-        return (await complete({ url: envoy.url, requestId: `${mode}-${i}`, ...wanted })).tokens;
-      }),
-    );
-    expect(tokens.map((each) => [...each])).toEqual(expected.map((each) => [...each]));
-    for (const member of [...cluster.prefills, ...cluster.decodes]) await expectIdle(member);
-  });
+    test("every token is the reference's, and nothing is held after it", async () => {
+      const { prompts, expected } = await preparedRun();
+      const tokens = await Promise.all(
+        prompts.map(async (prompt, i) => {
+          const wanted = { promptTokens: prompt, maxTokens: expected[i]?.length ?? 0 };
+          return (await complete({ url: envoy.url, requestId: `${mode}-${i}`, ...wanted })).tokens;
+        }),
+      );
+      expect(tokens.map((each) => [...each])).toEqual(expected.map((each) => [...each]));
+      for (const member of [...cluster.prefills, ...cluster.decodes]) await expectIdle(member);
+    });
 
-  /** Sends a prompt in a body of about `length` bytes. */
-  async function padded(length: number): Promise<Response> {
-    const { prompts, expected } = await preparedRun();
-    const asked = { prompt: prompts[0], max_tokens: expected[0]?.length, temperature: 0, ignore_eos: true };
-    return post(envoy.url, JSON.stringify({ ...asked, return_token_ids: true, user: "u".repeat(length) }));
-  }
+    /** Sends a prompt in a body of about `length` bytes. */
+    async function padded(length: number): Promise<Response> {
+      const { prompts, expected } = await preparedRun();
+      const asked = { prompt: prompts[0], max_tokens: expected[0]?.length, temperature: 0, ignore_eos: true };
+      return post(envoy.url, JSON.stringify({ ...asked, return_token_ids: true, user: "u".repeat(length) }));
+    }
 
-  test.each([
-    ["300 KB", 300_000],
-    ["20 MB", 20 * MB],
-  ])("a body of %s gets its tokens", async (_, length) => {
-    const answer = (await (await padded(length)).json()) as {
-      readonly choices: readonly { readonly token_ids: readonly number[] }[];
-    };
-    expect(answer.choices[0]?.token_ids).toEqual([...((await preparedRun()).expected[0] ?? [])]);
-  });
+    test.each([
+      ["300 KB", 300_000],
+      ["20 MB", 20 * MB],
+    ])("a body of %s gets its tokens", async (_, length) => {
+      const answer = (await (await padded(length)).json()) as {
+        readonly choices: readonly { readonly token_ids: readonly number[] }[];
+      };
+      expect(answer.choices[0]?.token_ids).toEqual([...((await preparedRun()).expected[0] ?? [])]);
+    });
 
-  test.each([
-    ["the engines", BODY_LIMITS.engine],
-    ["the sidecar", BODY_LIMITS.sidecar],
-    ["the picker", BODY_LIMITS.picker],
-  ])("a body above the limit of %s gets 413 with that limit, and nothing is held", async (_, limit) => {
-    const answer = await padded(limit);
-    expect(answer.status).toBe(413);
-    expect(await answer.text()).toContain(`${limit} bytes`);
-    for (const member of [...cluster.prefills, ...cluster.decodes]) await expectIdle(member);
-  });
+    test.each([
+      ["the engines", BODY_LIMITS.engine],
+      ["the sidecar", BODY_LIMITS.sidecar],
+      ["the picker", BODY_LIMITS.picker],
+    ])("a body above the limit of %s gets 413 with that limit, and nothing is held", async (_, limit) => {
+      const answer = await padded(limit);
+      expect(answer.status).toBe(413);
+      expect(await answer.text()).toContain(`${limit} bytes`);
+      for (const member of [...cluster.prefills, ...cluster.decodes]) await expectIdle(member);
+    });
 
-  test("clients that leave at any moment leave nothing held", async () => {
-    const { prompts } = await preparedRun();
-    await Promise.all(
-      prompts.map(async (prompt, i) => {
-        const leaving = new AbortController();
-        setTimeout(() => leaving.abort(), i * 10);
-        const body = JSON.stringify({ prompt, max_tokens: 200, stream: true, ignore_eos: true });
-        await post(envoy.url, body, {}, leaving.signal)
-          .then((response) => response.text())
-          .catch(() => "left");
-      }),
-    );
-    for (const member of [...cluster.prefills, ...cluster.decodes]) await expectIdle(member);
-  });
-});
+    test("clients that leave at any moment leave nothing held", async () => {
+      const { prompts } = await preparedRun();
+      await Promise.all(
+        prompts.map(async (prompt, i) => {
+          const leaving = new AbortController();
+          setTimeout(() => leaving.abort(), i * 10);
+          const body = JSON.stringify({ prompt, max_tokens: 200, stream: true, ignore_eos: true });
+          await post(envoy.url, body, {}, leaving.signal)
+            .then((response) => response.text())
+            .catch(() => "left");
+        }),
+      );
+      for (const member of [...cluster.prefills, ...cluster.decodes]) await expectIdle(member);
+    });
+  },
+);

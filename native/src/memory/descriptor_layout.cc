@@ -10,7 +10,6 @@ namespace kv::nixl {
 
 namespace {
 
-constexpr double kExact = 9007199254740992.0;  // 2^53
 constexpr uint64_t kMaxDescriptors = 1ull << 26;
 // Rows between two checks whether the environment is ending.
 constexpr size_t kRowsPerStopCheck = 1u << 16;

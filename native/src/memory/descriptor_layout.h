@@ -10,6 +10,9 @@
 
 namespace kv::nixl {
 
+// A number of JavaScript below this is an exact integer: 2^53.
+constexpr double kExact = 9007199254740992.0;
+
 // Numbers per row of a descriptor table: address, length, device, stride, count.
 inline constexpr size_t kRowNumbers = 5;
 

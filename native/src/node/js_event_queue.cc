@@ -7,8 +7,8 @@ namespace kv::nixl {
 namespace {
 
 // What one call delivers at most: about a millisecond of the JavaScript thread.
-constexpr size_t kMaxEvents = 1024;
-constexpr size_t kMaxBytes = 4u << 20;
+constexpr size_t kMaxBatchEvents = 1024;
+constexpr size_t kMaxBatchBytes = 4u << 20;
 
 size_t bytes_of(const Event& event) {
   const auto* bytes = std::get_if<Bytes>(&event.value);
@@ -67,7 +67,7 @@ std::pair<Napi::Array, bool> JsEventQueue::take(Napi::Env env) {
   {
     const std::lock_guard lock(mutex_);
     events = backlog_.take_dropped();
-    for (size_t bytes = 0; !events_.empty() && events.size() < kMaxEvents && bytes < kMaxBytes; events_.pop_front()) {
+    for (size_t bytes = 0; !events_.empty() && events.size() < kMaxBatchEvents && bytes < kMaxBatchBytes; events_.pop_front()) {
       bytes += bytes_of(events_.front());
       if (events_.front().kind == Event::Kind::notification) backlog_.remove(events_.front());
       events.push_back(std::move(events_.front()));

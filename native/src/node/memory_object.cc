@@ -2,6 +2,7 @@
 
 #include "node/bulk_copy.h"
 #include "library/failure.h"
+#include "memory/descriptor_layout.h"
 #include "node/js_values.h"
 
 namespace kv::nixl {
@@ -9,7 +10,6 @@ namespace kv::nixl {
 namespace {
 
 constexpr napi_type_tag kMemoryTag{0x8d1e4c5f6b7a4e21, 0xa6f0c3d2915b8e74};
-constexpr double kExact = 9007199254740992.0;
 
 uint64_t length_of(Napi::Value value) {
   const double length = value.IsNumber() ? value.As<Napi::Number>().DoubleValue() : 0;

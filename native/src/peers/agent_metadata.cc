@@ -13,7 +13,7 @@ namespace kv::nixl {
 namespace {
 
 constexpr std::string_view kMagic = "nixlSerDes|";
-constexpr size_t kMaxBytes = 64u << 20;
+constexpr size_t kMaxMetadataBytes = 64u << 20;
 constexpr uint64_t kMaxBackends = 64;
 constexpr int kMemoryTypes = 5;  // DRAM, VRAM, BLOCK, OBJECT, FILE
 // Address, length and device of a descriptor. A backend's own data follows them.
@@ -120,7 +120,7 @@ Bytes join_metadata(const std::vector<Bytes>& parts) {
 AgentMetadata read_metadata(const Bytes& bytes) {
   const std::string_view view(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   Reader reader(view);
-  if (view.size() > kMaxBytes) reader.fail("there are more than " + std::to_string(kMaxBytes) + " bytes");
+  if (view.size() > kMaxMetadataBytes) reader.fail("there are more than " + std::to_string(kMaxMetadataBytes) + " bytes");
   if (!view.starts_with(kMagic)) reader.fail("NIXL's magic is missing");
   reader.skip(kMagic.size());
   AgentMetadata metadata;

@@ -15,7 +15,7 @@ constexpr uint64_t kTellingBytes = 1 << 20;
 // A post that takes longer than this copies, whatever status it returns.
 constexpr auto kLongPost = std::chrono::milliseconds(50);
 
-double milliseconds(std::chrono::steady_clock::duration duration) {
+double in_milliseconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double, std::milli>(duration).count();
 }
 
@@ -112,10 +112,10 @@ TransferOutcome SlicePoster::outcome() const {
   return {.length_bytes = static_cast<double>(request_.selection->bytes()),
           .descriptor_count = static_cast<double>(request_.selection->count()),
           .merged_count = static_cast<double>(merged_),
-          .prepare_ms = milliseconds(preparing_),
-          .make_ms = milliseconds(making_),
-          .post_ms = milliseconds(posting_),
-          .transfer_ms = milliseconds(Clock::now() - *first_post_),
+          .prepare_ms = in_milliseconds(preparing_),
+          .make_ms = in_milliseconds(making_),
+          .post_ms = in_milliseconds(posting_),
+          .transfer_ms = in_milliseconds(Clock::now() - *first_post_),
           .telemetry = telemetry_};
 }
 

@@ -10,6 +10,9 @@ import { build, likelyScene, type Scene, sampleRequest } from "./proof-scenes.js
 // fc.sample does not apply the run factor of long runs.
 const RUNS = (isLongRun ? 40 : 8) * Number(process.env["KV_PROPERTY_FACTOR"] ?? 1);
 
+/** Some mutations apply to few of them. */
+const SCENES = 1600 * Number(process.env["KV_PROPERTY_FACTOR"] ?? 1);
+
 interface Sound {
   readonly scene: Scene;
   readonly blocks: RequestBlocks;
@@ -44,7 +47,7 @@ function verdictOf({ scene, blocks, remotes }: Sound, { plans, requests }: Case)
 /** Draws scenes until the mutation applied to enough of them. */
 function spoil(mutation: Mutation): number {
   let spoiled = 0;
-  for (const [scene, seed] of fc.sample(fc.tuple(likelyScene, fc.nat()), { numRuns: RUNS * 40, seed: 7 })) {
+  for (const [scene, seed] of fc.sample(fc.tuple(likelyScene, fc.nat()), { numRuns: SCENES, seed: 7 })) {
     if (spoiled >= RUNS) break;
     const given = soundCase(scene);
     if (given === undefined) continue;
