@@ -75,7 +75,11 @@ export const LONG = [
 ];
 
 /** Suites that start processes: npm test leaves them out as well when no file has changed since all of it passed. */
-export const PROCESSES = ["apps/demo/test", "tools", "packages/{epp,neuron,nixl,peer}/test"];
+export const PROCESSES = [
+  "apps/demo/test",
+  "tools",
+  ...["epp", "neuron", "nixl", "peer"].map((name) => `packages/${name}/test`),
+];
 
 /** The patterns of vitest's `exclude` for suites that are given by folder or by file. */
 export const patternsOf = (suites) => suites.map((path) => (path.endsWith(".ts") ? path : `${path}/**`));
