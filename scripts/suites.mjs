@@ -74,12 +74,8 @@ export const LONG = [
   ["apps/demo/test/monitoring.test.ts", "waits until Prometheus has scraped and no alert has fired"],
 ];
 
-/** Suites that start processes: npm test leaves them out as well when no file has changed since all of it passed. */
-export const PROCESSES = [
-  "apps/demo/test",
-  "tools",
-  ...["epp", "neuron", "nixl", "peer"].map((name) => `packages/${name}/test`),
-];
+/** Suites of more than a unit: npm test leaves them out as well when no file has changed since all of it passed. */
+export const SYSTEMS = ["apps/demo/test", "tools", "packages/*/test"];
 
 /** The patterns of vitest's `exclude` for suites that are given by folder or by file. */
 export const patternsOf = (suites) => suites.map((path) => (path.endsWith(".ts") ? path : `${path}/**`));

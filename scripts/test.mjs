@@ -1,6 +1,6 @@
 // npm test [-- FILE…]: set-up, then every check of the repository, then the suites. With FILE only set-up and those tests. The last line counts
 // all of them. What it leaves out (scripts/suites.mjs) CI runs.
-import { spawn, spawnSync } from "node:child_process";
+import { spawn } from "node:child_process";
 import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -8,11 +8,13 @@ import { pages, vale } from "./go-linters.mjs";
 import { hasGo } from "./go-tools.mjs";
 import { selftest } from "./nixl-selftest.mjs";
 import { root, run, setup } from "./setup.mjs";
-import { isWhole, LONG, PassedFiles, PROCESSES, patternsOf, RELEASE } from "./suites.mjs";
+import { isWhole, LONG, PassedFiles, patternsOf, RELEASE, SYSTEMS } from "./suites.mjs";
 import { checkCommands } from "./vllm-documents.mjs";
 
 const bin = (name) => join(root, "node_modules", ".bin", name);
 const tsc = join(root, "node_modules/typescript-7/bin/tsc");
+/** The exit code of scripts/lint-deploy.mjs without its linters. */
+const NOT_FETCHED = 3;
 let passed = 0;
 let failed = 0;
 
@@ -68,6 +70,20 @@ async function suites(args, leftOut = []) {
     await check("the vitest commands of docs/vllm-documents.md", async () => checkCommands(result));
 }
 
+async function lintDeploy() {
+  const script = join(root, "scripts/lint-deploy.mjs");
+  const child = spawn(process.execPath, inCi && hasGo() ? [script] : [script, "--if-ready"], {
+    cwd: root,
+    stdio: ["ignore", "pipe", "pipe"],
+  });
+  const output = [];
+  for (const stream of [child.stdout, child.stderr]) stream.on("data", (chunk) => output.push(chunk));
+  const status = await new Promise((resolve) => child.on("close", resolve));
+  if (status === NOT_FETCHED)
+    console.log("SKIPPED  its linters are missing: npm run lint:deploy fetches them");
+  else if (status !== 0) throw new Error(Buffer.concat(output).toString());
+}
+
 const only = process.argv.slice(2);
 const inCi = process.env.CI === "true";
 const unchanged = new PassedFiles();
@@ -92,16 +108,8 @@ if (only.length === 0) {
       run(bin("depcruise"), ["--config", ".dependency-cruiser.cjs", "packages", "apps"]),
     ),
     check("nothing unused (knip)", () => run(bin("knip"), [])),
+    check("container files, manifests and workflows (lint:deploy)", lintDeploy),
   ]);
-  const notFetched = 3;
-  await check("container files, manifests and workflows (lint:deploy)", async () => {
-    const script = join(root, "scripts/lint-deploy.mjs");
-    const args = inCi && hasGo() ? [script] : [script, "--if-ready"];
-    const { status, stdout, stderr } = spawnSync(process.execPath, args, { cwd: root, encoding: "utf8" });
-    if (status === notFetched)
-      console.log("SKIPPED  its linters are missing: npm run lint:deploy fetches them");
-    else if (status !== 0) throw new Error(`${stdout}${stderr}`);
-  });
   const proseLinter = inCi && hasGo() ? await vale.fetch() : vale.find();
   if (proseLinter === undefined)
     console.log("SKIPPED  prose (vale): it is missing: npm run lint:prose fetches it");
@@ -124,7 +132,7 @@ if (only.length === 0) {
   }
   for (const [isUnchanged, suites] of [
     [unchanged.release, RELEASE.suites],
-    [unchanged.all, PROCESSES],
+    [unchanged.all, SYSTEMS],
   ]) {
     if (!isUnchanged) continue;
     console.log(`UNCHANGED  ${suites.join(", ")}`);

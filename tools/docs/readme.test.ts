@@ -3,6 +3,7 @@ import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
+import { someOf } from "@kv/testing/long-run";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { bundled } from "@kv/testing/node-programs";
 import ts from "typescript";
@@ -72,9 +73,10 @@ const missingFor = (id: string): string | undefined => {
   if (needsNixl(id) && nixlMissing !== undefined) return nixlMissing;
   return id === NEEDS_ETCD && skipsEtcd ? etcdMissing : undefined;
 };
-const runnable = examples
-  .filter(({ id }) => NOT_RUN[id] === undefined)
-  .map((example) => ({ ...example, missing: missingFor(example.id) }));
+const runnable = someOf(
+  examples.filter(({ id }) => NOT_RUN[id] === undefined),
+  3,
+).map((example) => ({ ...example, missing: missingFor(example.id) }));
 for (const { id, file, code, missing } of runnable) {
   test.skipIf(missing)(
     `README example ${id} runs and prints the output that its comments show (${missing ?? "found"})`,
