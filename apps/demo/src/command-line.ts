@@ -1,5 +1,5 @@
-import { commanderOutput, packageVersion } from "@kv/interface/program";
-import { Command, InvalidArgumentError, Option } from "commander";
+import { commanderOutput, oneOf, packageVersion, wholeNumberFrom } from "@kv/program";
+import { Command, Option } from "commander";
 import { demoConnectors } from "./instance/connectors.js";
 import table from "./options.json" with { type: "json" };
 import type { LogLevel } from "./processes/json-log.js";
@@ -108,12 +108,8 @@ function addOptions(command: Command, name: string): Command {
   for (const { flags, description: text, choices, upperCase, range: [least, most] = [], ...row } of options) {
     const option = new Option(flags, text);
     if (choices !== undefined) option.choices(choices);
-    if (choices !== undefined && upperCase === true)
-      option.argParser((value: string) => {
-        if (choices.includes(value.toUpperCase())) return value.toUpperCase();
-        throw new InvalidArgumentError(`Allowed choices are ${choices.join(", ")}.`);
-      });
-    if (least !== undefined && most !== undefined) option.argParser(wholeNumber(least, most));
+    if (choices !== undefined && upperCase === true) option.argParser(oneOf(...choices));
+    if (least !== undefined && most !== undefined) option.argParser(wholeNumberFrom(least, most));
     if (row.default !== undefined) option.default(row.default);
     command.addOption(option);
   }
@@ -161,12 +157,4 @@ function checkFlags(raw: RawFlags, command: Command): DemoFlags {
 function transportOf(backend: string | undefined): RawFlags["transport"] {
   if (backend === undefined) return undefined;
   return backend === "MEMORY" ? "memory" : "nixl";
-}
-
-function wholeNumber(least: number, most: number): (text: string) => number {
-  return (text) => {
-    const value = Number(text);
-    if (/^[0-9]+$/.test(text) && value >= least && value <= most) return value;
-    throw new InvalidArgumentError(`It must be a whole number from ${least} to ${most}.`);
-  };
 }

@@ -1,4 +1,4 @@
-import { runProgram } from "@kv/interface/program";
+import { print, printError, runProgram } from "@kv/program";
 import { accuracyJson, accuracyTable, measureAccuracy } from "./accuracy/accuracy.js";
 import { type AccuracyFlags, createCommand, type DemoFlags } from "./command-line.js";
 import { jsonLog } from "./processes/json-log.js";
@@ -7,7 +7,7 @@ import { runDemo } from "./run/demo.js";
 import { jsonReport, tableReport } from "./run/report.js";
 
 /** Progress goes to stderr, because stdout is for the result. */
-const say = (line: string) => void process.stderr.write(`${line}\n`);
+const say = (line: string) => printError(`${line}\n`);
 
 async function demo(flags: DemoFlags): Promise<void> {
   // `npm run demo` starts this process with an IPC channel. When it ends, the channel closes and this process ends too.
@@ -21,8 +21,8 @@ async function demo(flags: DemoFlags): Promise<void> {
   if (typeof (await Promise.race([work, stopSignal])) === "string") process.exit(130);
   const { run, facts, cluster, modelName } = await work;
   try {
-    if (flags.json) process.stdout.write(`${JSON.stringify(jsonReport(run, facts))}\n`);
-    else process.stdout.write(`\n${tableReport(run, facts)}`);
+    if (flags.json) print(`${JSON.stringify(jsonReport(run, facts))}\n`);
+    else print(`\n${tableReport(run, facts)}`);
     process.exitCode = run.ok ? 0 : 1;
     if (flags.keep) {
       say(
@@ -43,7 +43,7 @@ async function accuracy({ json, ...options }: AccuracyFlags): Promise<void> {
   process.once("disconnect", () => process.exit(1));
   process.channel?.unref();
   const report = await measureAccuracy({ ...options, say, log: jsonLog(options.logLevel) });
-  process.stdout.write(json ? `${JSON.stringify(accuracyJson(report))}\n` : `\n${accuracyTable(report)}`);
+  print(json ? `${JSON.stringify(accuracyJson(report))}\n` : `\n${accuracyTable(report)}`);
   process.exitCode = report.ok ? 0 : 1;
 }
 

@@ -3,7 +3,7 @@ import { readFileSync } from "node:fs";
 import tab from "@bomb.sh/tab/commander";
 import { instanceName, type Role } from "@kv/fleet";
 import { connectKubernetes, jsonLog } from "@kv/fleet/front-end";
-import { openSpanOutput, reportFailure, runProgram } from "@kv/interface/program";
+import { openSpanOutput, print, printError, reportFailure, runProgram } from "@kv/program";
 import { OtlpTracer } from "@kv/protocol";
 import { createCommand } from "./config/cli-command.js";
 import { parseCli } from "./config/cli-options.js";
@@ -20,7 +20,7 @@ async function main(): Promise<void> {
   const { host, port, logLevel, trace, settings } = parseCli(process.argv.slice(2), (path) =>
     readFileSync(path, "utf8"),
   );
-  const log = jsonLog(logLevel, process.stderr);
+  const log = jsonLog(logLevel, { write: printError });
   const spans = openSpanOutput({ file: trace, env: process.env, log });
   const tracer =
     spans && new OtlpTracer({ service: "kv-epp", instance: `${process.pid}`, write: spans.write });
@@ -48,13 +48,13 @@ async function main(): Promise<void> {
   process.on("SIGTERM", stop);
   process.on("SIGINT", stop);
   // Whoever reads the line may send a signal at once.
-  process.stdout.write(
+  print(
     `kv-epp ready ${host}:${address.port} prefill ${names("prefill")} decode ${names("decode")}${more}\n`,
   );
 }
 
 function fail(thrown: unknown): void {
-  process.exitCode = reportFailure("kv-epp", thrown, (text) => process.stderr.write(text));
+  process.exitCode = reportFailure("kv-epp", thrown);
 }
 
 await runProgram("kv-epp", main);

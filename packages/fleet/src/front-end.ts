@@ -9,13 +9,10 @@ export { connectKubernetes } from "./program/connect-kubernetes.js";
 export {
   addFleetOptions,
   defined,
-  eachPort,
   type FleetFlags,
   fleetSettingsOf,
   merged,
-  port,
   requireInstances,
-  wholeNumber,
 } from "./program/fleet-flags.js";
 export { refuseConnectorMembers } from "./request/connector-members.js";
 export { Deadline } from "./request/deadline.js";

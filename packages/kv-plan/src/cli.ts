@@ -1,9 +1,6 @@
-import { runProgram } from "@kv/interface/program";
+import { print, printError, runProgram } from "@kv/program";
 import { runKvPlan } from "./run.js";
 
 await runProgram("kv-plan", async () => {
-  process.exitCode = await runKvPlan(process.argv.slice(2), {
-    stdout: (text) => process.stdout.write(text),
-    stderr: (text) => process.stderr.write(text),
-  });
+  process.exitCode = await runKvPlan(process.argv.slice(2), { stdout: print, stderr: printError });
 });

@@ -1,9 +1,9 @@
 import { KV_CACHE_LAYOUTS, type KvCacheLayout } from "@kv/interface";
-import { packageVersion } from "@kv/interface/program";
-import { Command, InvalidArgumentError, Option } from "commander";
+import { each, listOf, packageVersion, refuseValue, wholeNumberFrom } from "@kv/program";
+import { Command, Option } from "commander";
 import { type EngineFlags, layoutOf } from "./input/engine-flags.js";
 import { MAX_RANKS } from "./input/pair.js";
-import { addReportOptions, integer, type ReportOptions, within } from "./report-options.js";
+import { addReportOptions, integer, type ReportOptions } from "./report-options.js";
 
 /** The flags of `kv-plan`. Where the two engines differ a flag has two values: prefill, then decode. */
 export interface CliOptions extends ReportOptions, EngineFlags {
@@ -30,21 +30,19 @@ export function command(): Command {
       several(
         "--config <config.json>",
         "the model's config.json from Hugging Face; once or twice",
-        collect,
+        each(String),
         "none",
       ),
     )
-    .addOption(several("--tp <size>", "tensor parallel size; once or twice", collectSizes, "1"))
-    .addOption(several("--pp <stages>", "pipeline stages of prefill; decode has one", collectSizes, "1"))
-    .addOption(several("--block-size <tokens>", "tokens in a block; once or twice", collectIntegers, "16"))
+    .addOption(several("--tp <size>", "tensor parallel size; once or twice", sizes, "1"))
+    .addOption(several("--pp <stages>", "pipeline stages of prefill; decode has one", sizes, "1"))
+    .addOption(several("--block-size <tokens>", "tokens in a block; once or twice", integers, "16"))
+    .addOption(several("--kernel-block-size <tokens>", "tokens in a kernel block", integers, "--block-size"))
     .addOption(
-      several("--kernel-block-size <tokens>", "tokens in a kernel block", collectIntegers, "--block-size"),
+      several("--layout <name>", `HND, NHD or one of ${KV_CACHE_LAYOUTS.join(", ")}`, lists(layout), "HND"),
     )
-    .addOption(
-      several("--layout <name>", `HND, NHD or one of ${KV_CACHE_LAYOUTS.join(", ")}`, collectLayouts, "HND"),
-    )
-    .addOption(several("--backend <name>", "attention backend", collectNames, "FLASH_ATTN"))
-    .addOption(several("--num-blocks <count>", "blocks of a rank", collectIntegers, "10000"))
+    .addOption(several("--backend <name>", "attention backend", lists(String), "FLASH_ATTN"))
+    .addOption(several("--num-blocks <count>", "blocks of a rank", integers, "10000"))
     .option("--kv-heads <count>", "KV heads of the model, without a config", integer)
     .option("--head-size <elements>", "elements of a head, without a config", integer)
     .option("--layers <count>", "layers with a cache, without a config", integer)
@@ -73,27 +71,14 @@ function several<T>(
   return new Option(flags, description).argParser<readonly T[]>(collected).default([], shown);
 }
 
-function collect(value: string, before: readonly string[]): readonly string[] {
-  return [...before, value];
-}
+/** Each value may be a list itself, with commas between its parts. */
+const lists =
+  <T>(read: (text: string) => T) =>
+  (text: string, before: readonly T[]) => [...before, ...listOf(read)(text)];
 
-function collectNames(value: string, before: readonly string[]): readonly string[] {
-  return [...before, ...value.split(",")];
-}
+const sizes = lists(wholeNumberFrom(1, MAX_RANKS));
+const integers = lists(integer);
 
-function collectSizes(value: string, before: readonly number[]): readonly number[] {
-  return [...before, ...value.split(",").map((size) => within(1, MAX_RANKS, size))];
-}
-
-function collectIntegers(value: string, before: readonly number[]): readonly number[] {
-  return [...before, ...value.split(",").map(integer)];
-}
-
-function collectLayouts(value: string, before: readonly KvCacheLayout[]): readonly KvCacheLayout[] {
-  const layouts = value.split(",").map((name) => {
-    const layout = layoutOf(name);
-    if (layout !== undefined) return layout;
-    throw new InvalidArgumentError(`HND, NHD or one of ${KV_CACHE_LAYOUTS.join(", ")}`);
-  });
-  return [...before, ...layouts];
+function layout(name: string): KvCacheLayout {
+  return layoutOf(name) ?? refuseValue(`It must be HND, NHD or one of ${KV_CACHE_LAYOUTS.join(", ")}.`);
 }

@@ -1,4 +1,5 @@
-import { type Command, InvalidArgumentError, Option } from "commander";
+import { positiveNumber, wholeNumberFrom } from "@kv/program";
+import { type Command, Option } from "commander";
 import type { PoolState } from "./report/sample-request.js";
 
 /** The sample request, what the engines may do for it, and the form of the report. `addReportOptions` defines the flags. */
@@ -41,13 +42,18 @@ const MAX_COUNT = 999_999_999;
 export function addReportOptions(program: Command): Command {
   return program
     .option("--tokens <count>", "length of the sample request", integer, 2048)
-    .option("--computed <blocks>", "decode blocks that a prefix hit supplies", natural, 0)
+    .option(
+      "--computed <blocks>",
+      "decode blocks that a prefix hit supplies",
+      wholeNumberFrom(0, MAX_COUNT),
+      0,
+    )
     .addOption(
       new Option("--pool <state>", "how block tables look")
         .choices(["consecutive", "fragmented"])
         .default("consecutive"),
     )
-    .option("--bandwidth <GB/s>", "of one rank's link", positive, 25)
+    .option("--bandwidth <GB/s>", "of one rank's link", positiveNumber, 25)
     .option("--permute", "allow the conversion of HND to NHD (vLLM: enable_permute_local_kv)", false)
     .option(
       "--repack",
@@ -71,24 +77,4 @@ export function addReportOptions(program: Command): Command {
 }
 
 /** A whole number above 0. */
-export function integer(value: string): number {
-  return within(1, MAX_COUNT, value);
-}
-
-function natural(value: string): number {
-  return within(0, MAX_COUNT, value);
-}
-
-/** A whole number of a range. Errors: commander's `InvalidArgumentError`. */
-export function within(minimum: number, maximum: number, value: string): number {
-  const number = Number(value);
-  if (!/^\d{1,9}$/.test(value) || number < minimum || number > maximum)
-    throw new InvalidArgumentError(`a whole number from ${minimum} to ${maximum}`);
-  return number;
-}
-
-function positive(value: string): number {
-  const number = Number(value);
-  if (!(number > 0 && Number.isFinite(number))) throw new InvalidArgumentError("a number above 0");
-  return number;
-}
+export const integer = wholeNumberFrom(1, MAX_COUNT);

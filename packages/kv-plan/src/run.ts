@@ -1,7 +1,7 @@
 import { readFile, writeFile } from "node:fs/promises";
 import tab from "@bomb.sh/tab/commander";
 import { KvError } from "@kv/interface";
-import { commanderOutput, EXIT_CODES, reportFailure } from "@kv/interface/program";
+import { commanderOutput, EXIT_CODES, reportFailure } from "@kv/program";
 import { planToDocument } from "./data/plan-document.js";
 import type { Pair } from "./input/pair.js";
 import { readPair } from "./input/read-pair.js";
@@ -23,7 +23,7 @@ export interface Output {
   stderr(text: string): void;
 }
 
-/** Runs `kv-plan` with arguments, without those of node and the script. Returns the exit code, one of `EXIT_CODES` of `@kv/interface/program`. */
+/** Runs `kv-plan` with arguments, without those of node and the script. Returns the exit code, one of `EXIT_CODES` of `@kv/program`. */
 export async function runKvPlan(args: readonly string[], output: Output): Promise<number> {
   if (args.some((arg) => arg === "--from" || arg.startsWith("--from="))) {
     output.stderr(
@@ -35,9 +35,9 @@ export async function runKvPlan(args: readonly string[], output: Output): Promis
   const program = command()
     .exitOverride()
     .configureOutput({
+      ...commanderOutput("kv-plan"),
       writeOut: (text) => output.stdout(text),
       writeErr: (text) => output.stderr(text),
-      ...commanderOutput("kv-plan"),
     });
   try {
     // The completion of a shell. It is no subcommand otherwise, because commander would ask for one.

@@ -2,7 +2,7 @@ import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
-import { EXIT_CODES } from "@kv/interface/program";
+import { EXIT_CODES } from "@kv/program";
 import { afterAll, describe, expect, test } from "vitest";
 import { planFromDocument } from "../src/data/index.js";
 import { captured, planned, report } from "./captured-run.js";

@@ -1,6 +1,6 @@
 import tab from "@bomb.sh/tab/commander";
-import { commanderOutput, packageVersion, runProgram } from "@kv/interface/program";
-import { Command, InvalidArgumentError } from "commander";
+import { commanderOutput, count, packageVersion, printDoctorReport, runProgram } from "@kv/program";
+import { Command } from "commander";
 import { doctor } from "./doctor/doctor.js";
 import { doctorText } from "./doctor/report.js";
 
@@ -15,18 +15,11 @@ program
   .description("diagnose a Neuron instance: devices, driver, runtime, EFA; exit code 1 when a check fails")
   .option("--json", "print a JSON report")
   .option("--no-init", "do not initialise the runtime")
-  .option("--timeout <ms>", "limit for one step of a probe", readMs)
+  .option("--timeout <ms>", "limit for one step of a probe", count)
   .action(async ({ json, init, timeout }: { json?: true; init: boolean; timeout?: number | undefined }) => {
     const report = await doctor({ tryRuntime: init, timeoutMs: timeout });
-    process.stdout.write(json ? `${JSON.stringify(report, null, 2)}\n` : doctorText(report));
-    if (report.verdict === "fail") process.exitCode = 1;
+    printDoctorReport(report, { json, text: doctorText });
   });
-
-function readMs(text: string): number {
-  const value = Number(text);
-  if (Number.isSafeInteger(value) && value >= 1 && value <= 2 ** 31 - 1) return value;
-  throw new InvalidArgumentError("milliseconds");
-}
 
 // `complete <shell>` prints the completion of a shell.
 tab(program);

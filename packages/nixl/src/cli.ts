@@ -1,6 +1,6 @@
 import tab from "@bomb.sh/tab/commander";
-import { commanderOutput, packageVersion, runProgram } from "@kv/interface/program";
-import { Command, InvalidArgumentError } from "commander";
+import { commanderOutput, each, oneOf, packageVersion, print, printError, runProgram } from "@kv/program";
+import { Command } from "commander";
 import { addBench } from "./bench/command.js";
 import { addDoctor } from "./doctor/command.js";
 import { installNixl, PLUGIN_DEPENDENCIES, type PluginDependency } from "./install/install.js";
@@ -30,28 +30,33 @@ program
     "download the pinned NIXL wheel with pip, or take --wheel, and unpack its libraries into the user's cache",
   )
   .option("--version <version>", "version of NIXL", DEFAULT_VERSION)
-  .option("--cuda <major>", "major version of CUDA that the wheel is built for: 12 or 13", readCuda, 12)
+  .option(
+    "--cuda <major>",
+    "major version of CUDA that the wheel is built for: 12 or 13",
+    (text) => Number(oneOf("12", "13")(text)),
+    12,
+  )
   .option("--wheel <file>", "the wheel, on a machine without a package index; its SHA-256 is checked")
   .option(
     "--with <name>",
     "also install libraries that a plugin needs from outside the wheel: libfabric (11 MB; NVIDIA's licence for CUDA's runtime)",
-    readDependency,
+    each(oneOf(...PLUGIN_DEPENDENCIES)),
     [],
   )
   .option("--force", "install NIXL again and replace the installation, such as when a file is damaged")
   .action(async (options: InstallCommandOptions) => {
-    const onProgress = (line: string) => process.stderr.write(`${line}\n`);
+    const onProgress = (line: string) => printError(`${line}\n`);
     const { library, existed } = await installNixl({ ...options, onProgress });
     if (existed)
       onProgress("NIXL is installed already, and its files were not checked: --force installs it again");
-    process.stdout.write(`${library}\n`);
+    print(`${library}\n`);
   });
 
 program
   .command("where")
   .description("print the path of the NIXL library that would be used")
   .action(async () => {
-    process.stdout.write(`${await findLibrary()}\n`);
+    print(`${await findLibrary()}\n`);
   });
 
 addDoctor(program);
@@ -61,15 +66,3 @@ addBench(program);
 tab(program);
 
 await runProgram("kv-nixl", () => program.parseAsync());
-
-function readDependency(value: string, previous: PluginDependency[]): PluginDependency[] {
-  const known = PLUGIN_DEPENDENCIES.find((name) => name === value);
-  if (known === undefined) throw new InvalidArgumentError(PLUGIN_DEPENDENCIES.join(" or "));
-  return [...previous, known];
-}
-
-function readCuda(value: string): Cuda {
-  if (value === "12") return 12;
-  if (value === "13") return 13;
-  throw new InvalidArgumentError("12 or 13");
-}

@@ -11,14 +11,6 @@ export {
   summaryOf,
 } from "./backends/plugins.js";
 export { type BenchReport, type BenchRow, benchReportSchema } from "./bench/report.js";
-export {
-  type CheckReport,
-  checkSchemaOf,
-  checksText,
-  reportOfChecks,
-  reportSchemaOf,
-  type Verdict,
-} from "./doctor/check-report.js";
 export { type RdmaDevice, rdmaDevices } from "./doctor/checks/machine.js";
 export { type DoctorOptions, doctor } from "./doctor/doctor.js";
 export { type Host, realHost } from "./doctor/host.js";

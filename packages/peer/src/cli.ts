@@ -1,5 +1,5 @@
 import tab from "@bomb.sh/tab/commander";
-import { commanderOutput, packageVersion, runProgram } from "@kv/interface/program";
+import { commanderOutput, packageVersion, runProgram } from "@kv/program";
 import { Command } from "commander";
 import { addDecode } from "./cli/decode-command.js";
 import { addDoctor } from "./cli/doctor-command.js";

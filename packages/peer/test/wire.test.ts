@@ -19,6 +19,7 @@ import { afterAll, beforeAll, expect, test, vi } from "vitest";
 import { compareWire } from "../src/wire/compare-wire.js";
 import { readWire } from "../src/wire/read-wire.js";
 import { wireText } from "../src/wire/wire-text.js";
+import { runKvPeer } from "./run-kv-peer.js";
 
 const sample = fileURLToPath(new URL("./fixtures/vllm-tree", import.meta.url));
 const NIXL = "vllm/distributed/kv_transfer/kv_connector/v1/nixl";
@@ -420,10 +421,9 @@ test("a new release is compared with the most similar described one, and a relea
 });
 
 test("text of a wheel is shown without control characters", async () => {
-  const report = await reportOf(
-    altered(METADATA, '"transfer_mode": mode,', '"transfer_mode": mode, "\\x1b[2Jx": 1,'),
-  );
-  expect(wireText(report)).toContain("\\u001b[2Jx");
+  const tree = altered(METADATA, '"transfer_mode": mode,', '"transfer_mode": mode, "\\x1b[2J\\nx": 1,');
+  const { stdout } = await runKvPeer("wire", tree);
+  expect(stdout).toContain(" \\u001b[2J x\n");
 });
 
 test("nothing of the tree or of the current folder is executed", async () => {

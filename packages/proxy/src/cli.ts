@@ -5,7 +5,7 @@ import { setFlagsFromString } from "node:v8";
 import tab from "@bomb.sh/tab/commander";
 import { connectKubernetes, jsonLog, PREFILLER_HEADER } from "@kv/fleet/front-end";
 import { type Log, systemClock } from "@kv/interface";
-import { onInterrupt, openSpanOutput, reportFailure, runProgram } from "@kv/interface/program";
+import { onInterrupt, openSpanOutput, print, printError, reportFailure, runProgram } from "@kv/program";
 import { OtlpTracer } from "@kv/protocol";
 import { createCommand } from "./config/cli-command.js";
 import { parseCli } from "./config/cli-options.js";
@@ -33,7 +33,7 @@ async function main(): Promise<void> {
   const sources = { readFile: (path: string) => readFileSync(path, "utf8"), env: process.env };
   const options = parseCli(process.argv.slice(2), sources);
   const { host, port, logLevel, trace, settings, workers, dataParallelSize } = options;
-  const log = jsonLog(logLevel, process.stderr);
+  const log = jsonLog(logLevel, { write: printError });
   if (cluster.isPrimary && settings.admin === undefined && process.env.KV_PROXY_ADMIN_TOKEN !== undefined)
     log.warn("setting-unused", { setting: "KV_PROXY_ADMIN_TOKEN", why: "--admin-port is not given" });
   if (cluster.isPrimary && workers > 1) {
@@ -101,11 +101,11 @@ function printReady(
 ): void {
   const admin = adminUrl === undefined ? "" : ` admin ${adminUrl}`;
   const prefillers = settings.sidecar === undefined ? prefill : PREFILLER_HEADER;
-  process.stdout.write(`kv-proxy ready ${url} prefill ${prefillers} decode ${decode}${admin}\n`);
+  print(`kv-proxy ready ${url} prefill ${prefillers} decode ${decode}${admin}\n`);
 }
 
 function fail(thrown: unknown): void {
-  process.exitCode = reportFailure("kv-proxy", thrown, (text) => process.stderr.write(text));
+  process.exitCode = reportFailure("kv-proxy", thrown);
 }
 
 await runProgram("kv-proxy", main);

@@ -1,4 +1,5 @@
 import type { Log, LogFields } from "@kv/interface";
+import { printError } from "@kv/program";
 
 const LOG_LEVELS = ["debug", "info", "warn", "error", "silent"] as const;
 export type LogLevel = (typeof LOG_LEVELS)[number];
@@ -8,7 +9,7 @@ export function jsonLog(level: LogLevel, fixed: LogFields = {}): Log {
   const minimum = LOG_LEVELS.indexOf(level);
   const at = (name: LogLevel) => (event: string, fields?: LogFields) => {
     if (LOG_LEVELS.indexOf(name) < minimum) return;
-    process.stderr.write(`${JSON.stringify({ level: name, event, ...fixed, ...fields })}\n`);
+    printError(`${JSON.stringify({ level: name, event, ...fixed, ...fields })}\n`);
   };
   return { debug: at("debug"), info: at("info"), warn: at("warn"), error: at("error") };
 }

@@ -1,7 +1,7 @@
 import { createPicker, type PickerSettingsInput } from "@kv/epp";
 import { KvError } from "@kv/interface";
-import { onInterrupt } from "@kv/interface/program";
 import { nixlTransport } from "@kv/nixl";
+import { onInterrupt, print, printError } from "@kv/program";
 import { createProxy, type ProxySettingsInput } from "@kv/proxy";
 import { zmqSideChannel } from "@kv/side-channel";
 import { startInstance } from "../instance/instance.js";
@@ -176,7 +176,7 @@ async function runServer(
     stopping = drain(server).then(
       () => exit(0),
       (error: unknown) => {
-        process.stderr.write(`${String(error)}\n`);
+        printError(`${String(error)}\n`);
         exit(1);
       },
     );
@@ -201,7 +201,7 @@ async function runServer(
   }
   const { url, port, backend, sideChannel, shown } = server;
   if (isChild) await sendToParent({ kind: "ready", url, port, backend, sideChannel });
-  else process.stdout.write(`${JSON.stringify({ ready: true, url, port, backend, ...shown })}\n`);
+  else print(`${JSON.stringify({ ready: true, url, port, backend, ...shown })}\n`);
 }
 
 function sendToParent(message: ChildMessage): Promise<void> {

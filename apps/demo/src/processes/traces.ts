@@ -1,5 +1,5 @@
 import type { Log, Tracer } from "@kv/interface";
-import { openSpanOutput } from "@kv/interface/program";
+import { openSpanOutput } from "@kv/program";
 import { OtlpTracer } from "@kv/protocol";
 
 /** Where the spans of one server go. */

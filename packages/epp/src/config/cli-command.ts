@@ -1,5 +1,5 @@
-import { addFleetOptions, type FleetFlags, port, wholeNumber } from "@kv/fleet/front-end";
-import { commanderOutput, packageVersion } from "@kv/interface/program";
+import { addFleetOptions, type FleetFlags } from "@kv/fleet/front-end";
+import { commanderOutput, packageVersion, port, wholeNumber } from "@kv/program";
 import { Command, Option } from "commander";
 
 /** The flags as commander parses them. */

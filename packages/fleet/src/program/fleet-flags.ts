@@ -1,5 +1,6 @@
 import { KvError } from "@kv/interface";
-import { type Command, InvalidArgumentError, Option } from "commander";
+import { each, port, wholeNumber } from "@kv/program";
+import { type Command, Option } from "commander";
 import type { Role } from "../instances/instance.js";
 import { parseInstanceSpec } from "../instances/instance-spec.js";
 import { PAIRING_MODES, type PairingMode } from "../pairing/pairing-settings.js";
@@ -77,16 +78,20 @@ export function addFleetOptions(command: Command): Command {
     .option(
       "--prefill-side-channel-port <port...>",
       "side channel ports of the prefill instances, for pairing and push (default: 5600)",
-      eachPort,
+      each(port),
     )
-    .option("--prefill-tp-size <n...>", "TP sizes of the prefill instances (push: default 1)", eachNumber)
+    .option(
+      "--prefill-tp-size <n...>",
+      "TP sizes of the prefill instances (push: default 1)",
+      each(wholeNumber),
+    )
     .option("--decode-kv-host <host...>", "side channel hosts of the decode instances, for pairing")
     .option(
       "--decode-side-channel-port <port...>",
       "side channel ports of the decode instances, for pairing; one for all, or one each",
-      eachPort,
+      each(port),
     )
-    .option("--decode-tp-size <n...>", "TP sizes of the decode instances, for pairing", eachNumber)
+    .option("--decode-tp-size <n...>", "TP sizes of the decode instances, for pairing", each(wholeNumber))
     .addOption(
       new Option(
         "--pairing <mode>",
@@ -228,28 +233,6 @@ function withEngines(
       tpSize: at(flags.tpSize, index),
     }),
   })) as FleetSettingsInput["prefillers"];
-}
-
-/** A flag's value as a whole number. */
-export function wholeNumber(text: string): number {
-  if (!/^[0-9]{1,12}$/.test(text)) throw new InvalidArgumentError("It must be a whole number.");
-  return Number(text);
-}
-
-/** A flag's value as a port. */
-export function port(text: string): number {
-  const value = wholeNumber(text);
-  if (value > 65_535) throw new InvalidArgumentError("It must be a port, 65535 at most.");
-  return value;
-}
-
-/** Each value of a flag as a port. */
-export function eachPort(text: string, before: number[] | undefined): number[] {
-  return [...(before ?? []), port(text)];
-}
-
-function eachNumber(text: string, before: number[] | undefined): number[] {
-  return [...(before ?? []), wholeNumber(text)];
 }
 
 /** The members that are not undefined. */

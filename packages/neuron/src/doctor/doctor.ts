@@ -1,6 +1,7 @@
+import { reportOfChecks } from "@kv/program";
 import { libraryChecks, runtimeCheck } from "./library-checks.js";
 import { type DoctorSurroundings, machineChecks, networkChecks } from "./machine-checks.js";
-import { type Check, type DoctorReport, reportOf } from "./report.js";
+import type { Check, DoctorReport } from "./report.js";
 import { runProbe } from "./run-probe.js";
 
 /** Options of `doctor`. */
@@ -33,7 +34,7 @@ export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport>
     usable && !tryRuntime
       ? { ...runtimeCheck(undefined), found: "not tried (--no-init, or tryRuntime: false)" }
       : runtimeCheck(tried);
-  return reportOf([
+  return reportOfChecks([
     ...machineChecks({ env, root }),
     ...library,
     runtime,

@@ -1,3 +1,4 @@
+import { reportOfChecks } from "@kv/program";
 import { DEFAULT_BACKEND, notifies } from "../backends/backend-traits.js";
 import { describePlugins, pluginFolder } from "../backends/plugins.js";
 import { type ChildOutcome, runInChild } from "../child/run-in-child.js";
@@ -10,7 +11,7 @@ import { noPluginCheck, pluginCheck } from "./checks/plugins.js";
 import { requestedBackends } from "./checks/requested-backends.js";
 import { variableChecks } from "./checks/variables.js";
 import { type Host, realHost } from "./host.js";
-import { type Check, type DoctorReport, doctorReport } from "./report.js";
+import type { Check, DoctorReport } from "./report.js";
 
 /** Options of `doctor`. */
 export interface DoctorOptions {
@@ -70,7 +71,7 @@ export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport>
     located !== undefined && requested.names.includes(DEFAULT_BACKEND)
       ? await gpuMemoryChecks({ host, environment, libraryPath: located.path })
       : [];
-  return doctorReport([
+  return reportOfChecks([
     ...runtime,
     library,
     ...backends,

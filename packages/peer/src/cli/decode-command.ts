@@ -1,13 +1,23 @@
 import { writeFile } from "node:fs/promises";
-import { KvError } from "@kv/interface";
-import { onInterrupt } from "@kv/interface/program";
 import { nixlTransport } from "@kv/nixl";
+import {
+  count,
+  duration,
+  listOf,
+  onInterrupt,
+  port,
+  positiveNumber,
+  print,
+  printJson,
+  share,
+  wholeNumber,
+} from "@kv/program";
 import { type Command, Option } from "commander";
+import { serverUrl } from "../doctor/target.js";
 import { EngineServer } from "../http/engine-server.js";
 import { load } from "../load/load.js";
 import { loadPlot } from "../load/load-plot.js";
 import { loadReport, loadText } from "../load/load-report.js";
-import { atLeastZero, count, counts, duration, port, serverUrl, share } from "./option-values.js";
 import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
 
 interface Options extends SideChannelOptions {
@@ -38,9 +48,9 @@ export function addDecode(program: Command): void {
       "a decode worker without a model: send prompts, receive their KV, check, time and drop it; exit code 1 when a limit is exceeded",
     )
     .requiredOption("--prefill <url>", "the prefill server's HTTP port", serverUrl)
-    .option("--prompt-tokens <n,…>", "lengths of the prompts, used in turn", counts, [100])
+    .option("--prompt-tokens <n,…>", "lengths of the prompts, used in turn", listOf(count), [100])
     .option("--concurrency <n>", "requests at the same time", count, 4)
-    .option("--rate <n>", "requests started per second; no limit when absent", Number)
+    .option("--rate <n>", "requests started per second; no limit when absent", positiveNumber)
     .option("--duration <time>", "end after this time, such as 90s or 2m", duration)
     .option("--requests <n>", "end after this number; 20 when no duration is given either", count)
     .option("--abort <share>", "share of requests that are aborted during their read, such as 5%", share, 0)
@@ -54,8 +64,8 @@ export function addDecode(program: Command): void {
         .argParser(duration)
         .default(30_000, "30s"),
     )
-    .option("--max-failed <n>", "limit of failed requests", atLeastZero, 0)
-    .option("--max-leaked-blocks <n>", "limit of leaked blocks", atLeastZero, 0)
+    .option("--max-failed <n>", "limit of failed requests", wholeNumber, 0)
+    .option("--max-leaked-blocks <n>", "limit of leaked blocks", wholeNumber, 0)
     .option("--max-p99 <ms>", "limit of the p99 of reading", count)
     .option("--allow-unknown-leaks", "pass when the server's /metrics do not show its blocks")
     .option("--side-channel-host <host>", "host at which a server that pushes reaches this one", "127.0.0.1")
@@ -67,9 +77,6 @@ export function addDecode(program: Command): void {
 }
 
 async function run(options: Options): Promise<void> {
-  const { rate } = options;
-  if (rate !== undefined && !(rate > 0))
-    throw new KvError("KV_CONFIG_INVALID", `--rate is ${rate}; it must be above 0`);
   const server = new EngineServer(options.prefill);
   const transport = nixlTransport();
   const sideChannel = openSideChannel(options);
@@ -84,7 +91,7 @@ async function run(options: Options): Promise<void> {
       sideChannel,
       promptTokens: options.promptTokens,
       concurrency: options.concurrency,
-      ratePerSecond: rate,
+      ratePerSecond: options.rate,
       durationMs: options.duration,
       requests: options.requests,
       leaseMs: options.lease,
@@ -107,7 +114,8 @@ async function run(options: Options): Promise<void> {
     );
     if (options.plot !== undefined)
       await writeFile(options.plot, loadPlot(result, `kv-peer decode, ${server.url}`));
-    process.stdout.write(options.json ? `${JSON.stringify(report, null, 2)}\n` : loadText(report));
+    if (options.json) printJson(report);
+    else print(loadText(report));
     if (report.verdict === "fail") process.exitCode = 1;
   } finally {
     await sideChannel.close();

@@ -1,10 +1,10 @@
 import { KvError } from "@kv/interface";
+import { count, duration, hostAndPort, listOf, printDoctorReport } from "@kv/program";
 import { type Command, Option } from "commander";
 import { pairDoctor } from "../doctor/pair-doctor.js";
 import { type PairReport, reportText } from "../doctor/pair-report.js";
 import { readTarget } from "../doctor/target.js";
 import type { SideChannelAddress } from "../protocol/handshake.js";
-import { commaSeparated, count, duration, hostAndPort } from "./option-values.js";
 import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
 
 interface Options extends SideChannelOptions {
@@ -48,7 +48,7 @@ export function addDoctor(program: Command): void {
     .option("--no-bytes", "read no memory of the servers")
     .option("--limit-mib <n>", "memory to read at most from each server", count, 64)
     .option("--write", "write prefill's null blocks back as they were read")
-    .option("--backend <names>", "NIXL backends, separated by commas", commaSeparated)
+    .option("--backend <names>", "NIXL backends, separated by commas", listOf(String))
     .option("--model <name>", "the servers' --model, a factor of the compatibility hash")
     .option("--dtype <name>", 'dtype of the model, such as "bfloat16"')
     .option("--kv-heads <n>", "KV heads of the model", count)
@@ -61,9 +61,7 @@ export function addDoctor(program: Command): void {
     .option("--timeout <ms>", "limit of one handshake", count, 5000)
     .option("--json", "print a JSON report")
     .action(async (options: Options) => {
-      const report = await runDoctor(options);
-      process.stdout.write(options.json ? `${JSON.stringify(report, null, 2)}\n` : reportText(report));
-      if (report.verdict === "fail") process.exitCode = 1;
+      printDoctorReport(await runDoctor(options), { json: options.json, text: reportText });
     });
 }
 

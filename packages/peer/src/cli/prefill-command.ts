@@ -1,11 +1,10 @@
 import { memoryMetrics } from "@kv/connector";
-import { onInterrupt } from "@kv/interface/program";
 import { nixlTransport } from "@kv/nixl";
+import { count, duration, onInterrupt, port, print } from "@kv/program";
 import { type Command, Option } from "commander";
 import { openHeadlessPrefill } from "../headless/headless-prefill.js";
 import { PrefillServer } from "../headless/prefill-server.js";
 import { openRecording } from "../recording/recording.js";
-import { count, duration, port } from "./option-values.js";
 import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
 
 interface Options extends SideChannelOptions {
@@ -63,9 +62,7 @@ async function serve(options: Options): Promise<void> {
   const { model = "recorded", vllmVersion = "0.0.0" } = manifest.prefill;
   const app = new PrefillServer({ prefill, model, vllmVersion, metrics: metrics.render });
   const url = await app.listen({ host: options.host, port: options.port });
-  process.stdout.write(
-    `kv-peer prefill ready ${url} with ${manifest.prompts.length} prompts of ${options.from}\n`,
-  );
+  print(`kv-peer prefill ready ${url} with ${manifest.prompts.length} prompts of ${options.from}\n`);
   const stop = async () => {
     await app.close();
     await prefill.close();

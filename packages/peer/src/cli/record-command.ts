@@ -1,11 +1,11 @@
-import { KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
+import { count, listOf, number, port, print, printJson } from "@kv/program";
 import { type Command, Option } from "commander";
+import { serverUrl } from "../doctor/target.js";
 import { EngineServer } from "../http/engine-server.js";
 import { type DiffOptions, diffRecordings } from "../recording/diff.js";
 import { record } from "../recording/record.js";
 import { openRecording } from "../recording/recording.js";
-import { count, counts, port, serverUrl } from "./option-values.js";
 import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
 
 interface RecordFlags extends SideChannelOptions {
@@ -32,7 +32,7 @@ export function addRecord(program: Command): void {
     .option(
       "--prompt-tokens <n,…>",
       "lengths of the prompts; the same lengths give the same prompts",
-      counts,
+      listOf(count),
       [100],
     )
     .option("--output-tokens <n>", "tokens that the decode server generates per prompt", count, 16)
@@ -59,7 +59,7 @@ async function runRecord(flags: RecordFlags): Promise<void> {
       outputTokens,
     });
     const bytes = manifest.prompts.reduce((sum, { kv }) => sum + kv.lengthBytes, 0);
-    process.stdout.write(
+    print(
       `${to}: ${manifest.prompts.length} prompts, ${(bytes / 2 ** 20).toFixed(1)} MiB of KV, TP ${manifest.tpSize}\n`,
     );
   } finally {
@@ -94,15 +94,12 @@ export function addDiff(program: Command): void {
         "bfloat16",
       ]),
     )
-    .option("--tolerance <x>", "largest difference of two values that counts as equal", Number)
+    .option("--tolerance <x>", "largest difference of two values that counts as equal", number)
     .option("--json", "print JSON")
     .action(runDiff);
 }
 
 async function runDiff(one: string, other: string, { type, tolerance, json }: DiffFlags): Promise<void> {
-  if (tolerance !== undefined && !(tolerance >= 0)) {
-    throw new KvError("KV_CONFIG_INVALID", `--tolerance is ${tolerance}; it must be 0 or more`);
-  }
   const differences = await diffRecordings(await openRecording(one), await openRecording(other), {
     valueType: type,
     tolerance,
@@ -110,8 +107,7 @@ async function runDiff(one: string, other: string, { type, tolerance, json }: Di
   const lines = differences.map(
     ({ kind, where, one, other }) => `${kind.padEnd(7)}  ${where}: ${one} | ${other}`,
   );
-  process.stdout.write(
-    json ? `${JSON.stringify(differences, null, 2)}\n` : `${lines.join("\n") || "no difference"}\n`,
-  );
+  if (json) printJson(differences);
+  else print(`${lines.join("\n") || "no difference"}\n`);
   if (differences.some(({ kind }) => kind !== "fact")) process.exitCode = 1;
 }

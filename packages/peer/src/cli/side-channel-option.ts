@@ -1,4 +1,5 @@
 import { type SideChannel, silentLog } from "@kv/interface";
+import { printError } from "@kv/program";
 import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
 import { Option } from "commander";
 
@@ -20,7 +21,7 @@ export function openSideChannel({ handshakeKeyFile }: SideChannelOptions): SideC
   return zmqSideChannel({
     log: {
       ...silentLog,
-      warn: (event, fields) => void process.stderr.write(`kv-peer: ${event} ${JSON.stringify(fields)}\n`),
+      warn: (event, fields) => printError(`kv-peer: ${event} ${JSON.stringify(fields)}\n`),
     },
     handshakeKeys: readHandshakeKeys("--handshake-key-file", handshakeKeyFile),
   });

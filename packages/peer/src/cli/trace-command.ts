@@ -1,5 +1,6 @@
 import { writeFile } from "node:fs/promises";
 import { KvError } from "@kv/interface";
+import { print, printError } from "@kv/program";
 import type { Command } from "commander";
 import { chooseRequest, readTraceFile, requestTraces } from "../trace/request-trace.js";
 import { traceSvg } from "../trace/trace-svg.js";
@@ -24,14 +25,14 @@ export function addTrace(program: Command): void {
     )
     .option("--svg <file>", "write a drawing as well")
     .action(async (file: string, { request, svg }: TraceFlags) => {
-      const warn = (message: string) => void process.stderr.write(`kv-peer: ${message}\n`);
+      const warn = (message: string) => printError(`kv-peer: ${message}\n`);
       const traces = requestTraces(await readTraceFile(file, warn));
       const trace = chooseRequest(traces, request);
       if (svg !== undefined)
         await writeFile(svg, traceSvg(trace), { mode: 0o600 }).catch((cause: unknown) => {
           throw new KvError("KV_CONFIG_INVALID", `${svg} cannot be written: ${String(cause)}`, { cause });
         });
-      process.stdout.write(traceText(trace));
-      if (traces.length > 1) process.stdout.write(`${traces.length - 1} more requests in ${file}\n`);
+      print(traceText(trace));
+      if (traces.length > 1) print(`${traces.length - 1} more requests in ${file}\n`);
     });
 }

@@ -1,8 +1,9 @@
 import { connectionLimits, HttpServer, send } from "@kv/http";
 import { KvError, systemClock, systemRandom } from "@kv/interface";
-import { onInterrupt } from "@kv/interface/program";
 import { nixlTransport } from "@kv/nixl";
-import { type Command, InvalidArgumentError, Option } from "commander";
+import { count, duration, httpUrl, number, onInterrupt, port, print, printError } from "@kv/program";
+import { type Command, Option } from "commander";
+import { serverUrl } from "../doctor/target.js";
 import { answerError } from "../headless/prefill-server.js";
 import { EngineServer } from "../http/engine-server.js";
 import { sendRequest } from "../http/http-request.js";
@@ -11,7 +12,6 @@ import { openRecording } from "../recording/recording.js";
 import type { CanaryReference, WatchedPair } from "../watch/canary.js";
 import { FINDING_KINDS, type Finding, findingLine } from "../watch/findings.js";
 import { requireAnswers, Watch, type WatchRound } from "../watch/watch.js";
-import { count, duration, port, serverUrl } from "./option-values.js";
 import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
 
 interface WatchFlags extends SideChannelOptions {
@@ -77,14 +77,14 @@ export function addWatch(program: Command): void {
     .option(
       "--tolerance <x>",
       "largest difference of two values that counts as equal (default: by --type)",
-      tolerance,
+      number,
     )
     .option("--side-channel-host <host>", "host at which a server that pushes reaches this one", "127.0.0.1")
     .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 0)
     .addOption(handshakeKeyOption())
     .option("--metrics-host <host>", "address of the metrics", "127.0.0.1")
     .option("--metrics-port <port>", "serve Prometheus metrics at /metrics; 0 takes a free port", port)
-    .option("--webhook <url>", "POST each new finding as JSON", serverOrPath)
+    .option("--webhook <url>", "POST each new finding as JSON", httpUrl)
     .option("--json", "print one line of JSON per round")
     .action(watch);
 }
@@ -175,13 +175,13 @@ function comparison({ type, tolerance: given }: WatchFlags): DiffOptions {
 function report(round: WatchRound, { json }: WatchFlags): void {
   const { number, findings, cost } = round;
   if (json === true) {
-    process.stdout.write(`${JSON.stringify({ round: number, findings: findings.map(described), cost })}\n`);
+    print(`${JSON.stringify({ round: number, findings: findings.map(described), cost })}\n`);
     return;
   }
-  for (const finding of findings) process.stdout.write(`${findingLine(finding)}\n`);
+  for (const finding of findings) print(`${findingLine(finding)}\n`);
   const { durationMs, kvBytes, prompts, promptTokens, outputTokens } = cost;
   const count = `${findings.length} ${findings.length === 1 ? "finding" : "findings"}`;
-  process.stdout.write(
+  print(
     `round ${number}: ${count}; cost ${durationMs.toFixed(0)} ms, ${prompts} prompts of ${promptTokens} tokens, ${outputTokens} output tokens, ${(kvBytes / 1024).toFixed(0)} KiB of KV read\n`,
   );
 }
@@ -197,10 +197,10 @@ async function post(url: string | undefined, finding: Finding): Promise<void> {
       body: described(finding),
       timeoutMs: WEBHOOK_TIMEOUT_MS,
     });
-    if (status >= 300) process.stderr.write(`kv-peer: the webhook ${url} answered ${status}\n`);
+    if (status >= 300) printError(`kv-peer: the webhook ${url} answered ${status}\n`);
   } catch (error) {
     const { message } = KvError.from(error, "KV_PROXY_UPSTREAM_FAILED", "the webhook failed");
-    process.stderr.write(`kv-peer: ${message}\n`);
+    printError(`kv-peer: ${message}\n`);
   }
 }
 
@@ -220,7 +220,7 @@ async function serveMetrics(
     },
   });
   const bound = await server.listen(metricsHost, metricsPort);
-  process.stderr.write(`kv-peer: metrics at http://${metricsHost}:${bound}/metrics\n`);
+  printError(`kv-peer: metrics at http://${metricsHost}:${bound}/metrics\n`);
   return () => server.close();
 }
 
@@ -234,15 +234,4 @@ function pause(ms: number, signal: AbortSignal): Promise<void> {
     const timer = setTimeout(end, ms);
     signal.addEventListener("abort", end, { once: true });
   });
-}
-
-function tolerance(text: string): number {
-  const value = Number(text);
-  if (text !== "" && value >= 0 && Number.isFinite(value)) return value;
-  throw new InvalidArgumentError("It must be a number of 0 or more.");
-}
-
-function serverOrPath(text: string): string {
-  if (URL.canParse(text) && /^https?:/.test(text)) return text;
-  throw new InvalidArgumentError("It must be an http or https URL.");
 }

@@ -1,3 +1,4 @@
+import { print, printJson } from "@kv/program";
 import type { Command } from "commander";
 import { compareWire } from "../wire/compare-wire.js";
 import { readWire } from "../wire/read-wire.js";
@@ -16,7 +17,8 @@ export function addWire(program: Command): void {
     .option("--json", "print a JSON report")
     .action(async (wheelOrTree: string, { json }: { json?: true }) => {
       const report = compareWire(await readWire(wheelOrTree));
-      process.stdout.write(json ? `${JSON.stringify(report, null, 2)}\n` : wireText(report));
+      if (json) printJson(report);
+      else print(wireText(report));
       if (report.differences.length > 0) process.exitCode = 1;
     });
 }

@@ -1,4 +1,5 @@
 import type { SideChannel } from "@kv/interface";
+import { reportOfChecks } from "@kv/program";
 import type { AgentMetadata } from "@kv/protocol";
 import { EngineServer } from "../http/engine-server.js";
 import { HANDSHAKE_TIMEOUT_MS, readRankMetadata, type SideChannelAddress } from "../protocol/handshake.js";
@@ -6,7 +7,7 @@ import { compatibilityChecks } from "./compatibility-checks.js";
 import { checkHttp, NO_HTTP_FACTS } from "./http-checks.js";
 import { leaseChecks } from "./lease-check.js";
 import { type MemoryCheckOptions, memoryChecks } from "./memory/memory-checks.js";
-import { type Check, type PairReport, type Role, reportOf } from "./pair-report.js";
+import type { Check, PairReport, Role } from "./pair-report.js";
 import { planChecks } from "./plan-checks.js";
 import type { HttpFacts, ServerFacts } from "./server-facts.js";
 import { checkSideChannel } from "./side-channel-checks.js";
@@ -86,7 +87,7 @@ export async function pairDoctor(options: PairDoctorOptions): Promise<PairReport
     for (const server of servers)
       checks.push(...(await memoryChecks(server, await readAllRanks(server, options), options.bytes)));
   }
-  return reportOf(checks);
+  return reportOfChecks(checks);
 }
 
 async function examineServer(

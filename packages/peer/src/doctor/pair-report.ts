@@ -1,25 +1,22 @@
-import { checkSchemaOf, checksText, reportOfChecks, reportSchemaOf } from "@kv/nixl";
+import { checksText, doctorSchemas } from "@kv/program";
 import type { z } from "zod";
-
-const AREAS = ["prefill", "decode", "versions", "compatibility", "plan", "clocks", "bytes"] as const;
 
 /** Which server of a pair: P computes the prompt, D receives its KV. */
 export type Role = "prefill" | "decode";
 
-const checkSchema = checkSchemaOf(AREAS, "prefill.side-channel");
+const schemas = doctorSchemas(
+  ["prefill", "decode", "versions", "compatibility", "plan", "clocks", "bytes"],
+  "prefill.side-channel",
+);
 
 /** One line of a report: a stable id, an area, a status, what was found, and what to do about it. */
-export type Check = z.infer<typeof checkSchema>;
+export type Check = z.infer<typeof schemas.check>;
 
 /** The JSON that `kv-peer doctor --json` prints. */
-export const pairReportSchema = reportSchemaOf(checkSchema);
+export const pairReportSchema = schemas.report;
 
 /** The report of `pairDoctor`: all checks, their counts, and the worst status as the verdict. */
 export type PairReport = z.infer<typeof pairReportSchema>;
-
-export function reportOf(checks: readonly Check[]): PairReport {
-  return reportOfChecks(checks);
-}
 
 /** A check of one server, without its id and area. */
 export type ServerCheck = Omit<Check, "id" | "area">;

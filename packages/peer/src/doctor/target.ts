@@ -52,3 +52,12 @@ function invalid(text: string): KvError {
     hint: "give the URL of its HTTP port, http://host:8000, or its side channel alone, host:5600",
   });
 }
+
+/** The base URL of an HTTP server. Errors: `KV_CONFIG_INVALID` for a side channel or any other text. */
+export function serverUrl(text: string): string {
+  const target = readTarget(text);
+  if (target.kind === "server") return target.url;
+  throw new KvError("KV_CONFIG_INVALID", `"${text}" is not a URL`, {
+    hint: `give http://${text} if it is an HTTP port`,
+  });
+}

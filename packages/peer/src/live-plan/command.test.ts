@@ -165,7 +165,7 @@ test.each<[string, string[], RegExp]>([
   ],
   ["more ranks than a plan may have", ["--from", "x:1", "--tp", "1025"], /from 1 to 1024/],
   ["no KV heads", ["--from", "x:1", "--from", "y:1", "--tp", "1"], /--kv-heads is missing/],
-  ["an unknown kind", ["--from", "x:1", "--groups", "ring"], /"ring" is none of full, /],
+  ["an unknown kind", ["--from", "x:1", "--groups", "ring"], /must be one of full, /],
 ])("refuses %s", async (_what, args, message) => {
   expect(await refusal(...args)).toMatch(message);
 });

@@ -1,12 +1,21 @@
 import { KV_CACHE_KINDS, type KvCacheKind, KvError } from "@kv/interface";
 import { addReportOptions, MAX_RANKS, printReport, type ReportOptions } from "@kv/kv-plan";
-import { type Command, InvalidArgumentError } from "commander";
-import { commaSeparated, count, counts, hostAndPort } from "../cli/option-values.js";
+import {
+  count,
+  each,
+  type HostAndPort,
+  hostAndPort,
+  listOf,
+  oneOf,
+  print,
+  wholeNumberFrom,
+} from "@kv/program";
+import type { Command } from "commander";
 import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "../cli/side-channel-option.js";
 import { livePair } from "./live-pair.js";
 
 interface Options extends ReportOptions, SideChannelOptions {
-  readonly from: readonly { readonly host: string; readonly port: number }[];
+  readonly from: readonly HostAndPort[];
   readonly tp: readonly number[];
   readonly kvHeads?: number | undefined;
   readonly groups: readonly KvCacheKind[];
@@ -24,11 +33,16 @@ export function addPlan(program: Command): void {
     .requiredOption(
       "--from <host:port>",
       "side channel of an engine; twice: prefill, then decode",
-      collectAddress,
+      each(hostAndPort),
     )
     .requiredOption("--tp <size>", "tensor parallel size; once for both engines, or twice", collectSizes)
     .option("--kv-heads <count>", "KV heads of the model", count)
-    .option("--groups <kinds>", "kinds of the KV cache groups, such as full,swa", kinds, [])
+    .option(
+      "--groups <kinds>",
+      "kinds of the KV cache groups, such as full,swa",
+      listOf(oneOf(...KV_CACHE_KINDS)),
+      [],
+    )
     .option("--kv-cache-dtype <name>", "type of the cache, as vLLM names it")
     .addOption(handshakeKeyOption())
     .option("--timeout <ms>", "for the handshake of each engine", count, 5000);
@@ -75,28 +89,13 @@ async function run(options: Options): Promise<void> {
     });
     const assumed = groups.length > 0 ? [] : ["one group of full attention (--groups)"];
     process.exitCode = await printReport({ ...pair, assumed: [...pair.assumed, ...assumed] }, options, {
-      stdout: (text) => process.stdout.write(text),
+      stdout: print,
     });
   } finally {
     await sideChannel.close();
   }
 }
 
-function collectAddress(text: string, before: Options["from"] = []): Options["from"] {
-  return [...before, hostAndPort(text)];
-}
-
 function collectSizes(text: string, before: readonly number[] = []): readonly number[] {
-  const sizes = counts(text);
-  if (sizes.some((size) => size > MAX_RANKS))
-    throw new InvalidArgumentError(`It must be a whole number from 1 to ${MAX_RANKS}.`);
-  return [...before, ...sizes];
-}
-
-function kinds(text: string): readonly KvCacheKind[] {
-  return commaSeparated(text).map((name) => {
-    const kind = KV_CACHE_KINDS.find((known) => known === name);
-    if (kind !== undefined) return kind;
-    throw new InvalidArgumentError(`"${name}" is none of ${KV_CACHE_KINDS.join(", ")}.`);
-  });
+  return [...before, ...listOf(wholeNumberFrom(1, MAX_RANKS))(text)];
 }

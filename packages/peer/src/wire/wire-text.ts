@@ -8,7 +8,7 @@ const MAX_LENGTH = 200;
 export function wireText(report: WireReport): string {
   const { vllm, connectorVersion, comparedWith, differences, requestsCompared } = report;
   const { version, support } = comparedWith;
-  const subject = `vLLM ${clean(vllm ?? "of unknown version")}, connector version ${connectorVersion ?? "not found"}`;
+  const subject = `vLLM ${shortened(vllm ?? "of unknown version")}, connector version ${connectorVersion ?? "not found"}`;
   if (differences.length === 0) {
     const tested = VLLM_VERSIONS.filter((each) => each.support === "transfers").map((each) => each.version);
     const note =
@@ -38,12 +38,12 @@ export function wireText(report: WireReport): string {
 }
 
 function describe({ name, change, before, after }: WireDifference): string {
-  const form = (text: string | undefined) => (text ? ` (${clean(text)})` : "");
-  if (change === "added") return `${clean(name)}${form(after)}`;
-  if (change === "removed") return `${clean(name)}${form(before)}`;
-  if (change === "renamed") return `${clean(name)} is now ${clean(after ?? "")}`;
-  if (change === "missing") return `${clean(name)} not found in the sources`;
-  return `${clean(name)} is ${clean(after ?? "")}, was ${clean(before ?? "")}`;
+  const form = (text: string | undefined) => (text ? ` (${shortened(text)})` : "");
+  if (change === "added") return `${shortened(name)}${form(after)}`;
+  if (change === "removed") return `${shortened(name)}${form(before)}`;
+  if (change === "renamed") return `${shortened(name)} is now ${shortened(after ?? "")}`;
+  if (change === "missing") return `${shortened(name)} not found in the sources`;
+  return `${shortened(name)} is ${shortened(after ?? "")}, was ${shortened(before ?? "")}`;
 }
 
 const CONSEQUENCES: Readonly<Record<string, string>> = {
@@ -84,11 +84,8 @@ function consequence({ section, change, before, after }: WireDifference): string
   return "other versions refuse this version's metadata, or read it wrongly, and the reverse";
 }
 
-/** Text of a wheel for a terminal: without control characters, and not too long. */
-function clean(text: string): string {
-  const visible = text.replace(
-    /\p{C}/gu,
-    (char) => `\\u${(char.codePointAt(0) ?? 0).toString(16).padStart(4, "0")}`,
-  );
-  return visible.length > MAX_LENGTH ? `${visible.slice(0, MAX_LENGTH)}…` : visible;
+/** Text of a wheel on one line, not too long. */
+function shortened(text: string): string {
+  const line = text.replace(/\s+/g, " ");
+  return line.length > MAX_LENGTH ? `${line.slice(0, MAX_LENGTH)}…` : line;
 }

@@ -1,5 +1,5 @@
-import { addFleetOptions, eachPort, type FleetFlags, port, wholeNumber } from "@kv/fleet/front-end";
-import { commanderOutput, packageVersion } from "@kv/interface/program";
+import { addFleetOptions, type FleetFlags } from "@kv/fleet/front-end";
+import { commanderOutput, each, packageVersion, port, wholeNumber } from "@kv/program";
 import { Command, Option } from "commander";
 import { MODES, PUSH_LEGS } from "./settings.js";
 
@@ -64,9 +64,9 @@ export function createCommand(): Command {
     .option("--port <port>", "port to listen on; 0 takes a free one (default: 8000)", port)
     .option("--workers <n>", "processes that serve the port, one for each core (default: 1)", wholeNumber)
     .option("--prefiller-host, --prefiller-hosts <host...>", `${toy}; a single host serves all ports`)
-    .option("--prefiller-port, --prefiller-ports <port...>", toy, eachPort)
+    .option("--prefiller-port, --prefiller-ports <port...>", toy, each(port))
     .option("--decoder-host, --decoder-hosts <host...>", toy)
-    .option("--decoder-port, --decoder-ports <port...>", toy, eachPort)
+    .option("--decoder-port, --decoder-ports <port...>", toy, each(port))
     .option(
       "--sidecar",
       "stand on the port of one decode instance; requests name their prefill instances in x-prefiller-host-port, as with llm-d",

@@ -3,9 +3,9 @@ import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { silentLog } from "@kv/interface";
 import { afterEach, expect, test } from "vitest";
-import { silentLog } from "./ambient.js";
-import { openSpanOutput } from "./program.js";
+import { openSpanOutput } from "./span-output.js";
 
 const cleanUp: (() => void)[] = [];
 afterEach(() => {

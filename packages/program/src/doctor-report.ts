@@ -1,14 +1,13 @@
 import { z } from "zod";
+import { print, printJson } from "./print.js";
+import { EXIT_CODES } from "./run-program.js";
 
 const STATUSES = ["ok", "note", "warn", "fail"] as const;
 const VERDICTS = ["ok", "warn", "fail"] as const;
 
-/** The worst status in a report; a note counts as ok. */
-export type Verdict = (typeof VERDICTS)[number];
-
-/** The zod schema of a check. `areas` are the groups in which a doctor reports; `exampleId` is for the description of `id`. */
-export function checkSchemaOf<const Area extends string>(areas: readonly Area[], exampleId: string) {
-  return z.object({
+/** The zod schemas of a doctor's checks and of its report, as it prints it with `--json`. `areas` are the groups of checks; `exampleId` is for the description of `id`. */
+export function doctorSchemas<const Area extends string>(areas: readonly Area[], exampleId: string) {
+  const check = z.object({
     id: z.string().describe(`Stable name, such as ${exampleId}.`),
     area: z.enum(areas),
     title: z.string(),
@@ -21,30 +20,16 @@ export function checkSchemaOf<const Area extends string>(areas: readonly Area[],
     fix: z.string().optional().describe("How to fix it."),
     details: z.record(z.string(), z.unknown()).optional().describe("The finding in a form for programs."),
   });
-}
-
-/** The zod schema of a report, as a doctor prints it with `--json`. `check` is the schema of its checks. */
-export function reportSchemaOf<C extends z.ZodType>(check: C) {
-  return z.object({
+  const report = z.object({
     version: z.literal(1),
-    verdict: z.enum(VERDICTS).describe("The worst of the checks."),
+    verdict: z.enum(VERDICTS).describe("The worst of the checks; a note counts as ok."),
     counts: z.object({ ok: z.int(), note: z.int(), warn: z.int(), fail: z.int() }),
     checks: z.array(check),
   });
+  return { check, report };
 }
 
-/** The report of a doctor. */
-export interface CheckReport<C> {
-  /** Version of this format. */
-  readonly version: 1;
-  /** The worst status of all checks. */
-  readonly verdict: Verdict;
-  /** How many checks have each status. */
-  readonly counts: { ok: number; note: number; warn: number; fail: number };
-  /** The checks, grouped by area. */
-  readonly checks: C[];
-}
-
+/** What every doctor finds. */
 interface AnyCheck {
   readonly area: string;
   readonly title: string;
@@ -53,8 +38,20 @@ interface AnyCheck {
   readonly fix?: string | undefined;
 }
 
+/** The report of a doctor. */
+interface AnyReport<C extends AnyCheck> {
+  /** Version of this format. */
+  readonly version: 1;
+  /** The worst status of all checks; a note counts as ok. */
+  readonly verdict: (typeof VERDICTS)[number];
+  /** How many checks have each status. */
+  readonly counts: Record<AnyCheck["status"], number>;
+  /** The checks, grouped by area. */
+  readonly checks: C[];
+}
+
 /** A report of checks, with their counts and the verdict. */
-export function reportOfChecks<C extends AnyCheck>(checks: readonly C[]): CheckReport<C> {
+export function reportOfChecks<C extends AnyCheck>(checks: readonly C[]): AnyReport<C> {
   const counts = { ok: 0, note: 0, warn: 0, fail: 0 };
   for (const { status } of checks) counts[status] += 1;
   const verdict = counts.fail > 0 ? "fail" : counts.warn > 0 ? "warn" : "ok";
@@ -65,8 +62,8 @@ const INDENT = "      ";
 
 /** A report as text: one line for each check, its fix below, and at the end the verdict with its text of `summary`. */
 export function checksText(
-  { checks, verdict }: CheckReport<AnyCheck>,
-  summary: Readonly<Record<Verdict, string>>,
+  { checks, verdict }: AnyReport<AnyCheck>,
+  summary: Readonly<Record<(typeof VERDICTS)[number], string>>,
 ): string {
   const width = Math.max(0, ...checks.map(({ title }) => title.length));
   const lines: string[] = [];
@@ -82,4 +79,14 @@ export function checksText(
     if (check.fix !== undefined) lines.push(`${INDENT}fix: ${check.fix}`);
   }
   return `${lines.join("\n")}\n\n${verdict}: ${summary[verdict]}\n`;
+}
+
+/** Prints a doctor's report, as `text` or as JSON. The program's exit code is 1 when a check failed. */
+export function printDoctorReport<C extends AnyCheck>(
+  report: AnyReport<C>,
+  { json, text }: { readonly json: boolean | undefined; readonly text: (report: AnyReport<C>) => string },
+): void {
+  if (json === true) printJson(report);
+  else print(text(report));
+  if (report.verdict === "fail") process.exitCode = EXIT_CODES.failed;
 }

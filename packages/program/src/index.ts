@@ -1,0 +1,32 @@
+/** `@kv/program`: what the command-line programs share, and what starts child processes. */
+
+export { checksText, doctorSchemas, printDoctorReport, reportOfChecks } from "./doctor-report.js";
+export {
+  count,
+  duration,
+  each,
+  type HostAndPort,
+  hostAndPort,
+  httpUrl,
+  listenAddress,
+  listOf,
+  number,
+  oneOf,
+  port,
+  positiveNumber,
+  refuseValue,
+  share,
+  size,
+  wholeNumber,
+  wholeNumberFrom,
+} from "./flag-values.js";
+export { print, printable, printError, printJson } from "./print.js";
+export {
+  commanderOutput,
+  EXIT_CODES,
+  onInterrupt,
+  packageVersion,
+  reportFailure,
+  runProgram,
+} from "./run-program.js";
+export { openSpanOutput, type SpanOutput } from "./span-output.js";
