@@ -5,6 +5,7 @@ import { zmqSideChannel } from "@kv/side-channel";
 import { describe, expect, test, vi } from "vitest";
 import type { ProbeRequest } from "../src/doctor/memory/memory-probe.js";
 import { probeInChildProcess } from "../src/doctor/memory/probe-process.js";
+import { readUcxLanes } from "../src/doctor/memory/ucx-lanes.js";
 import { pairDoctor } from "../src/doctor/pair-doctor.js";
 import { readTarget } from "../src/doctor/target.js";
 import { METADATA, REPLY } from "./sample-recording.js";
@@ -60,15 +61,15 @@ describe.skipIf(nixlMissing)(
       );
       const outcome = await probeInChildProcess({ ...request, notifications }, TIMEOUT_MS);
       expect(outcome).toMatchObject({
-        kind: "completed",
-        result: { backends: ["UCX"], isStable: true, bulk: { lengthBytes: BLOCKS * BLOCK_BYTES } },
+        kind: "answered",
+        value: { backends: ["UCX"], isStable: true, bulk: { lengthBytes: BLOCKS * BLOCK_BYTES } },
       });
-      if (outcome.kind !== "completed") throw new Error(outcome.kind);
-      expect(outcome.lanes.length).toBeGreaterThan(0);
+      if (outcome.kind !== "answered") throw new Error(outcome.kind);
+      expect(readUcxLanes(outcome.output).length).toBeGreaterThan(0);
       // The null block is moved several times, so that the time can be measured.
-      expect(outcome.result.write).toMatchObject({ lengthBytes: BLOCK_BYTES, movedBytes: 64 * BLOCK_BYTES });
-      expect(outcome.result.write?.writeMs).toBeGreaterThan(0);
-      expect(outcome.result.write?.readMs).toBeGreaterThan(0);
+      expect(outcome.value.write).toMatchObject({ lengthBytes: BLOCK_BYTES, movedBytes: 64 * BLOCK_BYTES });
+      expect(outcome.value.write?.writeMs).toBeGreaterThan(0);
+      expect(outcome.value.write?.readMs).toBeGreaterThan(0);
       expect(Buffer.compare(memory.bytes, before)).toBe(0);
       for (const each of received) {
         const { value } = await each;

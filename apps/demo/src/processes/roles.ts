@@ -1,14 +1,13 @@
 import { createPicker, type PickerSettingsInput } from "@kv/epp";
 import { KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
-import { onInterrupt, print, printError } from "@kv/program";
+import { onInterrupt, print, printError, sendToOwner } from "@kv/program";
 import { createProxy, type ProxySettingsInput } from "@kv/proxy";
 import { zmqSideChannel } from "@kv/side-channel";
 import { startInstance } from "../instance/instance.js";
 import { readInstanceConfig } from "../instance/instance-config.js";
 import { openTransport } from "../instance/modules.js";
-import type { SideChannelAddress } from "../instance/observed-side-channel.js";
-import type { ChildMessage } from "./child-process.js";
+import type { ReadyServer } from "./child-process.js";
 import { jsonLog, type LogLevel } from "./json-log.js";
 import { parseJson } from "./parse-json.js";
 import { openTraces, type Traces } from "./traces.js";
@@ -140,12 +139,7 @@ export async function runPicker(flags: ServerFlags): Promise<void> {
   });
 }
 
-interface Server {
-  readonly url: string;
-  readonly port: number;
-  readonly backend: string | null;
-  /** Null for a proxy. */
-  readonly sideChannel: SideChannelAddress | null;
+interface Server extends ReadyServer {
   /** Further fields of the ready line, with the settings in effect. */
   readonly shown: object;
   /** Finishes running requests and closes the server. */
@@ -195,20 +189,13 @@ async function runServer(
   } catch (error) {
     const { code, message, hint } = KvError.from(error, "KV_INTERNAL", "the server did not start");
     if (!isChild) throw error;
-    await sendToParent({ kind: "failed", error: { code, message, hint } });
+    await sendToOwner({ error: { code, message, hint } });
     exit(1);
     return;
   }
   const { url, port, backend, sideChannel, shown } = server;
-  if (isChild) await sendToParent({ kind: "ready", url, port, backend, sideChannel });
+  if (isChild) await sendToOwner({ value: { url, port, backend, sideChannel } satisfies ReadyServer });
   else print(`${JSON.stringify({ ready: true, url, port, backend, ...shown })}\n`);
-}
-
-function sendToParent(message: ChildMessage): Promise<void> {
-  return new Promise((resolve) => {
-    if (process.send === undefined || !process.connected) resolve();
-    else process.send(message, undefined, undefined, () => resolve());
-  });
 }
 
 /** Closes the channel to the parent, which keeps the process alive, so that the process ends when everything is closed. */

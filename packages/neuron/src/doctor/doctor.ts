@@ -1,8 +1,10 @@
-import { reportOfChecks } from "@kv/program";
+import { createRequire } from "node:module";
+import { type ChildOutcome, reportOfChecks, runInChild } from "@kv/program";
+import type { DescribedLibrary } from "../libnrt.js";
 import { libraryChecks, runtimeCheck } from "./library-checks.js";
 import { type DoctorSurroundings, machineChecks, networkChecks } from "./machine-checks.js";
+import type { TriedRuntime } from "./probe.js";
 import type { Check, DoctorReport } from "./report.js";
-import { runProbe } from "./run-probe.js";
 
 /** Options of `doctor`. */
 export interface DoctorOptions extends Partial<DoctorSurroundings> {
@@ -11,6 +13,9 @@ export interface DoctorOptions extends Partial<DoctorSurroundings> {
   /** Limit for one step of a probe, such as `nrt_init`. Default: 60,000. */
   readonly timeoutMs?: number | undefined;
 }
+
+/** Limit for the start of a probe's process, before it loads the library. A busy machine makes it slow. */
+const START_TIMEOUT_MS = 300_000;
 
 const UNTESTED: Check = {
   id: "runtime.tried",
@@ -27,9 +32,17 @@ const UNTESTED: Check = {
  */
 export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport> {
   const { env = process.env, root = "", tryRuntime = true, timeoutMs = 60_000 } = options;
-  const library = libraryChecks(await runProbe("library", { env, timeoutMs }));
+  const probe = <T>(name: "library" | "runtime"): Promise<ChildOutcome<T>> =>
+    runInChild({
+      module: createRequire(import.meta.url).resolve("@kv/neuron/probe"),
+      args: [name],
+      env,
+      timeoutMs,
+      startTimeoutMs: Math.max(timeoutMs, START_TIMEOUT_MS),
+    });
+  const library = libraryChecks(await probe<DescribedLibrary>("library"));
   const usable = library.every(({ status }) => status !== "fail");
-  const tried = usable && tryRuntime ? await runProbe("runtime", { env, timeoutMs }) : undefined;
+  const tried = usable && tryRuntime ? await probe<TriedRuntime>("runtime") : undefined;
   const runtime: Check =
     usable && !tryRuntime
       ? { ...runtimeCheck(undefined), found: "not tried (--no-init, or tryRuntime: false)" }

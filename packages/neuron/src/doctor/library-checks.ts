@@ -1,18 +1,16 @@
+import { type ChildFailure, type ChildOutcome, failureText } from "@kv/program";
 import type { DescribedLibrary } from "../libnrt.js";
+import type { TriedRuntime } from "./probe.js";
 import type { Check } from "./report.js";
-import type { ProbeOutcome, TriedRuntime } from "./run-probe.js";
 
 const BATCH = ["nrt_tensor_read_batch", "nrt_tensor_write_batch"];
 const RUNTIME = "install aws-neuronx-runtime-lib, or set KV_NRT_LIBRARY to the path of libnrt.so.1";
 
 /** Reports the library that the loader takes, and which of the required functions it has. */
-export function libraryChecks(outcome: ProbeOutcome): Check[] {
+export function libraryChecks(outcome: ChildOutcome<DescribedLibrary>): Check[] {
   const title = { id: "library.path", area: "library", title: "libnrt.so" } as const;
-  if (outcome.kind !== "finished") {
-    const { found, fix } = failureOf(outcome);
-    return [{ ...title, status: "fail", found, fix: fix ?? RUNTIME }];
-  }
-  const { path, symbols } = outcome.result as DescribedLibrary;
+  if (outcome.kind !== "answered") return [{ ...title, ...failed(outcome, RUNTIME) }];
+  const { path, symbols } = outcome.value;
   const names = Object.keys(symbols);
   const missing = names.filter((name) => symbols[name] !== true && !BATCH.includes(name));
   const batch = BATCH.filter((name) => symbols[name] === true);
@@ -44,17 +42,16 @@ export function libraryChecks(outcome: ProbeOutcome): Check[] {
 }
 
 /** Reports the initialisation of the runtime and a copy to the device and back. `outcome` is undefined when it was not tried. */
-export function runtimeCheck(outcome: ProbeOutcome | undefined): Check {
+export function runtimeCheck(outcome: ChildOutcome<TriedRuntime> | undefined): Check {
   const check = { id: "runtime.init", area: "runtime", title: "nrt_init and a copy" } as const;
   if (outcome === undefined)
     return { ...check, status: "note", found: "not tried: there is no usable library" };
-  if (outcome.kind !== "finished") {
-    const { found, fix } = failureOf(outcome);
-    const usualFix =
+  if (outcome.kind !== "answered") {
+    const fix =
       "another process may use the cores (neuron-ls), or driver and runtime may not match: see dmesg";
-    return { ...check, status: "fail", found, fix: fix ?? usualFix };
+    return { ...check, ...failed(outcome, fix) };
   }
-  const { initMs, copied } = outcome.result as TriedRuntime;
+  const { initMs, copied } = outcome.value;
   if (!copied) {
     return {
       ...check,
@@ -70,17 +67,7 @@ export function runtimeCheck(outcome: ProbeOutcome | undefined): Check {
   };
 }
 
-function failureOf(outcome: Exclude<ProbeOutcome, { kind: "finished" }>): {
-  found: string;
-  fix?: string | undefined;
-} {
-  if (outcome.kind === "failed") {
-    return { found: outcome.error, fix: outcome.hint };
-  }
-  if (outcome.kind === "timeout")
-    return { found: `no answer within ${outcome.timeoutMs} ms, in ${outcome.step}` };
-  const [lastLine = ""] = outcome.output.split("\n").slice(-1);
-  return {
-    found: `the probe's process ended in ${outcome.step} by ${outcome.cause}${lastLine === "" ? "" : `: ${lastLine}`}`,
-  };
+function failed(failure: ChildFailure, usualFix: string): Pick<Check, "status" | "found" | "fix"> {
+  const hint = failure.kind === "failed" ? failure.error.hint : undefined;
+  return { status: "fail", found: failureText(failure), fix: hint ?? usualFix };
 }

@@ -1,9 +1,9 @@
-import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { connect } from "node:net";
 import { KvError, type KvErrorCode } from "@kv/interface";
+import { ChildProcess } from "@kv/program";
 import type { z } from "zod";
-import { childArguments } from "../child/run-in-child.js";
+import { childTask } from "../child/child-task.js";
 import { type BenchRequest, channelOf, INITIATOR_LIMITS, replySchema } from "./protocol.js";
 
 /** The other side of a benchmark. It takes one request at a time. */
@@ -66,35 +66,22 @@ export async function startTarget(
   maxBytes: number,
   env: Readonly<Record<string, string | undefined>> = process.env,
 ): Promise<RemoteTarget> {
-  const child = spawn(process.execPath, childArguments("bench-target", [String(maxBytes)]), {
-    // NIXL's output must not mix with the report on stdout.
-    stdio: ["ignore", 2, 2, "ipc"],
-    env: env as NodeJS.ProcessEnv,
+  // NIXL's output must not mix with the report on stdout.
+  const child = new ChildProcess({ ...childTask("bench-target", String(maxBytes)), env, output: "stderr" });
+  const { port } = await child.answer<{ port: number }>({
+    what: "the second process of the benchmark did not start",
+    code: "KV_TRANSPORT_UNAVAILABLE",
   });
-  const ended = new Promise<string>((resolve) => {
-    // "exit", because Node emits no "close" after a disconnect from this side.
-    child.once("exit", (code, signal) => resolve(signal ?? `exit code ${code}`));
-    child.once("error", (error) => resolve(error.message));
+  const target = await connectTarget("127.0.0.1", port).catch(async (error: unknown) => {
+    await child.close();
+    throw error;
   });
-  const firstMessage = new Promise<{ port?: number; error?: { message: string } }>((resolve) => {
-    child.once("message", (message) => resolve(message as { port?: number }));
-  });
-  const first = await Promise.race([firstMessage, ended]);
-  if (typeof first === "string" || first.port === undefined) {
-    const why = typeof first === "string" ? first : first.error?.message;
-    throw new KvError(
-      "KV_TRANSPORT_UNAVAILABLE",
-      `the second process of the benchmark did not start: ${why}`,
-    );
-  }
-  const target = await connectTarget("127.0.0.1", first.port);
   return {
     ...target,
     where: "a second process",
     async close() {
       await target.close();
-      if (child.connected) child.disconnect();
-      await ended;
+      await child.close();
     },
   };
 }

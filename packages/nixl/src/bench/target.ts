@@ -1,5 +1,6 @@
 import { createServer, type Server, type Socket } from "node:net";
 import { type Agent, KvError, type KvErrorCode, type Memory, type Transport } from "@kv/interface";
+import { sendToOwner } from "@kv/program";
 import { nixlTransport } from "../transport.js";
 import { digest, fill } from "./pattern.js";
 import { type BenchRequest, channelOf, requestSchema } from "./protocol.js";
@@ -200,6 +201,6 @@ async function serve(socket: Socket, transport: Transport, room: Room, limits: T
 /** The task `bench-target` of a child process: listens on loopback, reports its port, and ends with the process that started it. */
 export async function benchTarget([maxBytes]: readonly string[]): Promise<never> {
   const target = await listenAsTarget({ host: "127.0.0.1", port: 0, maxBytes: Number(maxBytes) });
-  process.send?.({ port: target.port });
+  await sendToOwner({ value: { port: target.port } });
   return new Promise(() => {});
 }

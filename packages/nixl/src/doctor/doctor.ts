@@ -1,7 +1,7 @@
-import { reportOfChecks } from "@kv/program";
+import { type ChildOutcome, reportOfChecks, runInChild } from "@kv/program";
 import { DEFAULT_BACKEND, notifies } from "../backends/backend-traits.js";
 import { describePlugins, pluginFolder } from "../backends/plugins.js";
-import { type ChildOutcome, runInChild } from "../child/run-in-child.js";
+import { childTask } from "../child/child-task.js";
 import type { Environment } from "../environment.js";
 import { gpuMemoryChecks } from "./checks/gpu-memory.js";
 import { backendCheck, libraryCheck, runtimeChecks, STORAGE_ONLY } from "./checks/library.js";
@@ -42,7 +42,7 @@ export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport>
   const { check: library, located } = await libraryCheck(host, environment, options.library);
   const env = located === undefined ? environment : { ...environment, KV_NIXL_LIBRARY: located.path };
   const probe: Probe = (task, args, more = {}) =>
-    runInChild(task, args, { timeoutMs, env: { ...env, ...more } });
+    runInChild({ ...childTask(task, ...args), timeoutMs, env: { ...env, ...more } });
 
   const runtime = runtimeChecks(host, await probe("probe-runtime", []));
   const plugins =

@@ -1,8 +1,8 @@
 import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { KvError } from "@kv/interface";
+import { runCommand } from "@kv/program";
 import type { Environment } from "../environment.js";
-import { run } from "./python.js";
 
 /** `CUDA_ERROR_NO_DEVICE`, which the real driver returns on a machine without a GPU. */
 const NO_DEVICE = 100;
@@ -38,13 +38,11 @@ export async function compileLibcudaStub(
   ];
   const compilers = environment.CC ? [environment.CC] : ["cc", "gcc", "clang"];
   for (const compiler of compilers) {
-    const { status, lines } = await run(compiler, args, environment, () => {});
-    if (status === undefined) continue;
-    if (status === 0) return;
-    throw new KvError(
-      "KV_INSTALL_FAILED",
-      `${compiler} could not compile a stub of libcuda.so.1: ${lines.at(-1)}`,
-    );
+    const { exitCode, how, isFound, stderr } = await runCommand(compiler, args, { env: environment });
+    if (!isFound) continue;
+    if (exitCode === 0) return;
+    const why = stderr.trim().split("\n").at(-1) || how;
+    throw new KvError("KV_INSTALL_FAILED", `${compiler} could not compile a stub of libcuda.so.1: ${why}`);
   }
   throw new KvError(
     "KV_INSTALL_FAILED",

@@ -1,8 +1,7 @@
-import { execFile } from "node:child_process";
 import { access, constants, readdir } from "node:fs/promises";
 import { join } from "node:path";
-import { promisify } from "node:util";
 import { KvError } from "@kv/interface";
+import { runCommand } from "@kv/program";
 import type { Environment } from "../environment.js";
 import { requireObject } from "../validate.js";
 import { cacheFolder } from "./cache-folder.js";
@@ -130,16 +129,17 @@ async function pipFolders(
     if (pythons.length === 0) attempts.push(`${prefix} (${variable}): no lib/python3.*`);
     for (const name of pythons) folders.push([join(prefix, "lib", name, "site-packages"), variable]);
   }
+  const script =
+    "import json,site,sys;print(json.dumps(site.getsitepackages()+[site.getusersitepackages()]))";
+  const { exitCode, how, stdout } = await runCommand("python3", ["-c", script], {
+    timeoutMs: PYTHON_TIMEOUT_MS,
+    env: environment,
+  });
   try {
-    const script =
-      "import json,site,sys;print(json.dumps(site.getsitepackages()+[site.getusersitepackages()]))";
-    const { stdout } = await promisify(execFile)("python3", ["-c", script], {
-      timeout: PYTHON_TIMEOUT_MS,
-      env: environment as NodeJS.ProcessEnv,
-    });
+    if (exitCode !== 0) throw new Error(how);
     for (const folder of JSON.parse(stdout) as string[]) folders.push([folder, "python3"]);
   } catch (error) {
-    attempts.push(`python3's site-packages: ${(error as Error).message.split("\n")[0]}`);
+    attempts.push(`python3's site-packages: ${(error as Error).message}`);
   }
   return folders;
 }

@@ -1,6 +1,6 @@
-import { type ExecFileException, execFile } from "node:child_process";
 import { access } from "node:fs/promises";
 import { basename } from "node:path";
+import { runCommand } from "@kv/program";
 import type { Environment } from "../environment.js";
 
 /** What keeps a shared library from loading. */
@@ -29,7 +29,6 @@ export type MissingPart =
     };
 
 const TIMEOUT_MS = 20_000;
-const MAX_OUTPUT_BYTES = 8 << 20;
 /** Path of the loader where Node's diagnostic report does not name it. */
 const LOADERS: Readonly<Record<string, string>> = {
   x64: "/lib64/ld-linux-x86-64.so.2",
@@ -63,25 +62,14 @@ export async function missingParts(
   };
   // Preloaded libraries, such as a sanitizer's, would change the result.
   delete (env as { LD_PRELOAD?: string }).LD_PRELOAD;
-  return await new Promise((resolve) => {
-    execFile(
-      loaderPath(),
-      [file],
-      { env, timeout: TIMEOUT_MS, maxBuffer: MAX_OUTPUT_BYTES },
-      (error, stdout, stderr) => {
-        const missing = parseLoader(`${stdout}\n${stderr}`);
-        const failed = error !== null && missing.length === 0;
-        resolve(failed ? [{ kind: "file", reason: stderr.trim() || endOf(error) }] : missing);
-      },
-    );
+  const { exitCode, how, stdout, stderr } = await runCommand(loaderPath(), [file], {
+    env,
+    timeoutMs: TIMEOUT_MS,
   });
-}
-
-/** Why the loader printed nothing that can be parsed. */
-function endOf(error: ExecFileException): string {
-  if (error.killed === true) return `the loader did not end within ${TIMEOUT_MS / 1000} s`;
-  const how = error.signal ? `dies with ${error.signal}` : `ends with ${error.code}`;
-  return `the loader ${how}; the file is truncated or damaged`;
+  const missing = parseLoader(`${stdout}\n${stderr}`);
+  if (exitCode === 0 || missing.length > 0) return missing;
+  const reason = `the loader ends with ${how}; the file is truncated or damaged`;
+  return [{ kind: "file", reason: stderr.trim() || reason }];
 }
 
 /** Parses the output of the loader. Missing symbols are reported only when no library or version is missing, because those cause them. */

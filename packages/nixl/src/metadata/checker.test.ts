@@ -14,8 +14,8 @@ function counted() {
       hold: () => () => {},
       async ask(metadata) {
         asked.push([...metadata]);
-        if (metadata[0] === 0) return { error: { code: "KV_AGENT_METADATA_INVALID", message: "refused" } };
-        if (metadata[0] !== 1) return {};
+        if (metadata[0] === 0) throw new KvError("KV_AGENT_METADATA_INVALID", "refused");
+        if (metadata[0] !== 1) return;
         onEnd();
         throw new KvError("KV_AGENT_METADATA_INVALID", "died");
       },
@@ -76,7 +76,7 @@ describe("metadata checked in another process", () => {
           reject(new KvError("KV_TRANSPORT_UNAVAILABLE", "killed"));
         };
       });
-      return { ready, kill, hold: () => () => {}, ask: async () => ({}), close: async () => {} };
+      return { ready, kill, hold: () => () => {}, ask: async () => {}, close: async () => {} };
     };
     const checker = new MetadataChecker({ clock, startProcess });
     for (const count of [1, 2]) {

@@ -1,5 +1,5 @@
 import { createHash } from "node:crypto";
-import { type Clock, KvError, type KvErrorCode } from "@kv/interface";
+import { type Clock, KvError } from "@kv/interface";
 import type { CheckerProcess } from "./checker-process.js";
 
 /** Options of `MetadataChecker`. */
@@ -87,8 +87,7 @@ export class MetadataChecker {
       await this.#awaitReady(child);
       const answer = ask(metadata);
       const timer = clock.setTimer(kill, timeoutMs);
-      const { error } = await answer.finally(() => timer.cancel());
-      if (error !== undefined) throw new KvError(error.code as KvErrorCode, error.message);
+      await answer.finally(() => timer.cancel());
     } finally {
       release();
     }

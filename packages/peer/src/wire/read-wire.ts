@@ -1,7 +1,7 @@
-import { execFile } from "node:child_process";
 import { createRequire } from "node:module";
 import { dirname, join } from "node:path";
 import { KvError } from "@kv/interface";
+import { runCommand } from "@kv/program";
 import { z } from "zod";
 
 const wireSchema = z.object({
@@ -20,7 +20,6 @@ export type WireReading = z.infer<typeof wireSchema>;
 
 /** A real wheel takes a second. */
 const TIMEOUT_MS = 50_000;
-const MAX_OUTPUT_BYTES = 8 * 2 ** 20;
 
 /**
  * Reads the Python sources of a wheel or of a folder that holds `vllm/`. A script for python3 does it: `ast` and `zipfile` are Python's own, and
@@ -33,13 +32,16 @@ export async function readWire(wheelOrTree: string): Promise<WireReading> {
     "python/read_wire.py",
   );
   // -I: no module of the current folder or of the user's environment is imported.
-  const { error, stdout, stderr } = await runPython(["-I", "-S", "-W", "ignore", script, wheelOrTree]);
-  if (error?.code === "ENOENT") {
+  const args = ["-I", "-S", "-W", "ignore", script, wheelOrTree];
+  const { exitCode, how, isFound, stdout, stderr } = await runCommand("python3", args, {
+    timeoutMs: TIMEOUT_MS,
+  });
+  if (!isFound) {
     throw new KvError("KV_CONFIG_INVALID", "python3 was not found on PATH; it parses vLLM's Python sources", {
       hint: "install Python 3.9 or newer, such as: apt-get install python3",
     });
   }
-  const output = error === null ? parseJson(stdout) : undefined;
+  const output = exitCode === 0 ? parseJson(stdout) : undefined;
   const reading = wireSchema.safeParse(output);
   if (reading.success) return reading.data;
   const refusal = errorSchema.safeParse(output);
@@ -47,25 +49,9 @@ export async function readWire(wheelOrTree: string): Promise<WireReading> {
     const { message, hint } = refusal.data.error;
     throw new KvError("KV_CONFIG_INVALID", message, { hint });
   }
-  const how =
-    error?.killed === true ? `no result in ${TIMEOUT_MS / 1000} s` : stderr.trim().split("\n").at(-1);
-  throw new KvError("KV_CONFIG_INVALID", `${wheelOrTree} could not be read: ${how || "python3 ended"}`, {
+  const why = stderr.trim().split("\n").at(-1) || `python3: ${how}`;
+  throw new KvError("KV_CONFIG_INVALID", `${wheelOrTree} could not be read: ${why}`, {
     hint: "is it a wheel or a source tree of vLLM? A newer python3 on PATH may be needed",
-  });
-}
-
-interface PythonResult {
-  readonly error: (Error & { code?: string | number | null; killed?: boolean }) | null;
-  readonly stdout: string;
-  readonly stderr: string;
-}
-
-function runPython(args: readonly string[]): Promise<PythonResult> {
-  const options = { timeout: TIMEOUT_MS, killSignal: "SIGKILL", maxBuffer: MAX_OUTPUT_BYTES } as const;
-  return new Promise((resolve) => {
-    execFile("python3", args, options, (error, stdout, stderr) =>
-      resolve({ error: error as PythonResult["error"], stdout, stderr }),
-    );
   });
 }
 

@@ -1,6 +1,5 @@
-import { execFile } from "node:child_process";
 import { dirname, join } from "node:path";
-import { promisify } from "node:util";
+import { runCommand } from "@kv/program";
 import type { Environment } from "../../environment.js";
 import { realLibrary } from "../../library/cache-folder.js";
 import { type MissingPart, missingParts, nameOfMissing } from "../../library/missing-parts.js";
@@ -97,12 +96,8 @@ function readCheck(environment: Environment, links: number | undefined): Check {
 
 /** Counts the active links that `nvidia-smi nvlink` lists; it lists none for a GPU without them. */
 async function activeNvlinks(): Promise<number | undefined> {
-  try {
-    const { stdout } = await promisify(execFile)("nvidia-smi", ["nvlink", "-s"], { timeout: 10_000 });
-    return stdout.match(/Link \d+: [\d.]+ GB\/s/g)?.length ?? 0;
-  } catch {
-    return undefined;
-  }
+  const { exitCode, stdout } = await runCommand("nvidia-smi", ["nvlink", "-s"], { timeoutMs: 10_000 });
+  return exitCode === 0 ? (stdout.match(/Link \d+: [\d.]+ GB\/s/g)?.length ?? 0) : undefined;
 }
 
 function cudaModule(host: Host, libraryPath: string): string | undefined {

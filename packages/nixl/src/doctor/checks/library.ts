@@ -1,7 +1,7 @@
 import { basename, dirname } from "node:path";
 import { KvError } from "@kv/interface";
+import { type ChildFailure, type ChildOutcome, failureText } from "@kv/program";
 import { remedyFor } from "../../backends/plugins.js";
-import type { ChildOutcome } from "../../child/run-in-child.js";
 import type { Environment } from "../../environment.js";
 import { cLibraryProblem } from "../../library/c-library.js";
 import { parseInstallFolder, realLibrary } from "../../library/cache-folder.js";
@@ -12,7 +12,6 @@ import { reinstallHint } from "../../library/reinstall-hint.js";
 import type { Host } from "../host.js";
 import type { BackendAnswer, RuntimeAnswer } from "../probes.js";
 import type { Check } from "../report.js";
-import { withStderrTail } from "../stderr-tail.js";
 
 const MIN_NODE_MAJOR = 20;
 /** Sources that name a library by its path. */
@@ -169,15 +168,7 @@ export function backendCheck(name: string, outcome: ChildOutcome): Check {
   };
 }
 
-function failure(
-  outcome: Exclude<ChildOutcome, { kind: "answered" }>,
-  fix: string,
-): Pick<Check, "status" | "found" | "fix"> {
-  if (outcome.kind === "failed") {
-    const { code, message, hint } = outcome.error;
-    return { status: "fail", found: withStderrTail(`${message} [${code}]`, outcome), fix: hint ?? fix };
-  }
-  const end =
-    outcome.kind === "late" ? `did not answer in ${outcome.timeoutMs / 1000} s` : `ended with ${outcome.how}`;
-  return { status: "fail", found: withStderrTail(`the process that tried it ${end}`, outcome), fix };
+function failure(outcome: ChildFailure, fix: string): Pick<Check, "status" | "found" | "fix"> {
+  const hint = outcome.kind === "failed" ? outcome.error.hint : undefined;
+  return { status: "fail", found: failureText(outcome), fix: hint ?? fix };
 }

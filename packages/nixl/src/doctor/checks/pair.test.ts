@@ -1,5 +1,5 @@
+import type { ChildOutcome } from "@kv/program";
 import { describe, expect, test } from "vitest";
-import type { ChildOutcome } from "../../child/run-in-child.js";
 import type { PairAnswer } from "../probes.js";
 import { pairChecks } from "./pair.js";
 import { readUcxProtocols } from "./ucx-protocols.js";
@@ -92,11 +92,14 @@ describe("a pair of processes", () => {
       });
     fail(answered(answers({ consistent: false }), CMA), "differ from those that were sent");
     fail(
-      { kind: "died", how: "SIGSEGV", output: "first\nlast words\n" },
+      { kind: "crashed", how: "SIGSEGV", output: "first\nlast words\n" },
       "SIGSEGV\nits output ended with:\nfirst\nlast words",
     );
-    fail({ kind: "late", timeoutMs: 5000, output: "waits" }, "not finished after 5 s");
-    fail({ kind: "late", timeoutMs: 5000, output: "waits" }, "its output ended with:\nwaits");
+    fail(
+      { kind: "timeout", timeoutMs: 5000, output: "waits" },
+      "do not reach each other: no answer within 5 s",
+    );
+    fail({ kind: "timeout", timeoutMs: 5000, output: "waits" }, "its output ended with:\nwaits");
     fail(
       { kind: "failed", error: { code: "KV_BACKEND_UNAVAILABLE", message: "no UCX" }, output: "why" },
       "no UCX [KV_BACKEND_UNAVAILABLE]\nits output ended with:\nwhy",

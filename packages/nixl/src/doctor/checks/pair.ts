@@ -1,7 +1,6 @@
-import type { ChildOutcome } from "../../child/run-in-child.js";
+import { type ChildOutcome, failureText } from "@kv/program";
 import type { PairAnswer } from "../probes.js";
 import type { Check } from "../report.js";
-import { withStderrTail } from "../stderr-tail.js";
 import { readUcxProtocols, type UcxProtocol } from "./ucx-protocols.js";
 
 /** Variables of the probe: UCX prints the protocols that it selects, on stderr. */
@@ -10,39 +9,16 @@ export const PAIR_ENVIRONMENT = { UCX_PROTO_INFO: "y", UCX_LOG_LEVEL: "info", UC
 /** Checks transfers between two processes of this host: whether the bytes are right, which transport moved them, and how fast. `outcome` is that of `pairProbe`. */
 export function pairChecks(backend: string, outcome: ChildOutcome): Check[] {
   const base = { id: `pair.${backend}`, area: "pair", title: `two processes, ${backend}` } as const;
-  if (outcome.kind === "late") {
-    return [
-      {
-        ...base,
-        status: "fail",
-        found: withStderrTail(
-          `not finished after ${outcome.timeoutMs / 1000} s: two processes of this host do not reach each other`,
-          outcome,
-        ),
-        fix: "check UCX_TLS and UCX_NET_DEVICES: they must allow a transport that reaches the peer",
-      },
-    ];
-  }
-  if (outcome.kind === "died") {
-    return [
-      {
-        ...base,
-        status: "fail",
-        found: withStderrTail(`the process that tested it ended with ${outcome.how}`, outcome),
-        fix: "try another transport (UCX_TLS=tcp), and please report it with the output of --json",
-      },
-    ];
-  }
-  if (outcome.kind === "failed") {
-    const { code, message, hint } = outcome.error;
-    return [
-      {
-        ...base,
-        status: "fail",
-        found: withStderrTail(`${message} [${code}]`, outcome),
-        ...(hint === undefined ? {} : { fix: hint }),
-      },
-    ];
+  if (outcome.kind !== "answered") {
+    const check = { ...base, status: "fail", found: failureText(outcome) } as const;
+    if (outcome.kind === "failed") return [{ ...check, fix: outcome.error.hint }];
+    if (outcome.kind === "crashed") {
+      const fix = "try another transport (UCX_TLS=tcp), and please report it with the output of --json";
+      return [{ ...check, fix }];
+    }
+    const found = `two processes of this host do not reach each other: ${check.found}`;
+    const fix = "check UCX_TLS and UCX_NET_DEVICES: they must allow a transport that reaches the peer";
+    return [{ ...check, found, fix }];
   }
   const protocols = backend === "UCX" ? readUcxProtocols(outcome.output) : [];
   return (outcome.value as PairAnswer[]).map((answer) => pairCheck(base, answer, protocols));

@@ -2,13 +2,14 @@ import { networkInterfaces } from "node:os";
 import { rankGeometry } from "@kv/fleet";
 import { KvError, systemClock, type Transport } from "@kv/interface";
 import { rdmaDevices, realHost } from "@kv/nixl";
+import { type ChildFailure, type ChildOutcome, failureText } from "@kv/program";
 import type { AgentMetadata } from "@kv/protocol";
 import { readDoneText } from "../../protocol/remote-prefill.js";
 import type { Check } from "../pair-report.js";
 import type { ServerFacts } from "../server-facts.js";
 import { isLoopback } from "../target.js";
 import { type ProbeRequest, type ProbeResult, probeMemory } from "./memory-probe.js";
-import { type ProbeOutcome, probeInChildProcess } from "./probe-process.js";
+import { probeInChildProcess } from "./probe-process.js";
 import {
   type HostFacts,
   type MeasuredTransport,
@@ -16,6 +17,7 @@ import {
   ucxLimits,
   WITHOUT_LIMITS,
 } from "./transport-check.js";
+import { readUcxLanes } from "./ucx-lanes.js";
 
 /** How the servers' memory is read. */
 export interface MemoryCheckOptions {
@@ -48,10 +50,13 @@ export async function memoryChecks(
   const request = probeRequest(server, server.metadata, ranks, options);
   const outcome = await runProbe(request, options);
   const about = { id: `bytes.${server.role}`, area: "bytes" as const, title: `read from ${server.role}` };
-  if (outcome.kind !== "completed")
+  if (outcome.kind !== "answered")
     return [{ ...about, status: "fail", ...describeFailure(outcome, server.metadata) }];
-  const { result } = outcome;
-  const used = { lanes: outcome.lanes, bytesPerMs: result.bulk.lengthBytes / result.bulk.bestMs };
+  const result = outcome.value;
+  const used = {
+    lanes: readUcxLanes(outcome.output),
+    bytesPerMs: result.bulk.lengthBytes / result.bulk.bestMs,
+  };
   // The doctor runs on the decode server's host: KV moves between this host and the prefill server.
   const isPath = server.role === "prefill" && used.lanes.length > 0;
   const transport = transportCheck({
@@ -90,9 +95,9 @@ async function measureUnlimited(
     timeoutMs,
     WITHOUT_LIMITS,
   );
-  if (outcome.kind !== "completed") return undefined;
-  const { bulk } = outcome.result;
-  return { lanes: outcome.lanes, bytesPerMs: bulk.lengthBytes / bulk.bestMs };
+  if (outcome.kind !== "answered") return undefined;
+  const { bulk } = outcome.value;
+  return { lanes: readUcxLanes(outcome.output), bytesPerMs: bulk.lengthBytes / bulk.bestMs };
 }
 
 function isThisHost(host: string): boolean {
@@ -136,13 +141,13 @@ function probeRequest(
 async function runProbe(
   request: ProbeRequest,
   { transport, timeoutMs = DEFAULT_TIMEOUT_MS }: MemoryCheckOptions,
-): Promise<ProbeOutcome> {
+): Promise<ChildOutcome<ProbeResult>> {
   if (transport === undefined) return await probeInChildProcess(request, timeoutMs);
   try {
-    return { kind: "completed", result: await probeMemory(transport, request, systemClock()), lanes: [] };
+    return { kind: "answered", value: await probeMemory(transport, request, systemClock()), output: "" };
   } catch (thrown) {
     const { code, message, hint } = KvError.from(thrown, "KV_INTERNAL", "the probe failed");
-    return { kind: "failed", code, message, hint };
+    return { kind: "failed", error: { code, message, hint }, output: "" };
   }
 }
 
@@ -203,36 +208,34 @@ export function modeCheck(
 }
 
 function describeFailure(
-  outcome: Exclude<ProbeOutcome, { kind: "completed" }>,
+  outcome: ChildFailure,
   metadata: AgentMetadata | undefined,
 ): Pick<Check, "found" | "fix" | "details"> {
   const isGpu = metadata?.regionMemoryTypes?.includes("VRAM") === true;
-  switch (outcome.kind) {
-    case "failed": {
-      const environment =
-        "UCX finds a transport only when both hosts permit it: compare UCX_TLS and UCX_NET_DEVICES on both";
-      const gpu = isGpu
-        ? "; GPU memory may not be readable from a host without a GPU: run this on the decode host"
-        : "";
-      return {
-        found: `${outcome.message} [${outcome.code}]`,
-        fix: outcome.hint ?? `${environment}${gpu}`,
-        details: { ...outcome },
-      };
-    }
-    case "crashed":
-      return {
-        found: `the reading process crashed (${outcome.how}): NIXL cannot use this server's metadata`,
-        fix: "compare the NIXL versions on both hosts (pip show nixl); run npx kv-nixl doctor here",
-        details: { ...outcome },
-      };
-    case "timeout":
-      return {
-        found: `nothing arrived within ${outcome.timeoutMs / 1000} s`,
-        fix: "check that this host can reach the server's data port: UCX takes free ports, UCX_TCP_PORT_RANGE on the server limits them",
-        details: { ...outcome },
-      };
+  const found = failureText(outcome);
+  if (outcome.kind === "failed") {
+    const environment =
+      "UCX finds a transport only when both hosts permit it: compare UCX_TLS and UCX_NET_DEVICES on both";
+    const gpu = isGpu
+      ? "; GPU memory may not be readable from a host without a GPU: run this on the decode host"
+      : "";
+    return {
+      found,
+      fix: outcome.error.hint ?? `${environment}${gpu}`,
+      details: { kind: "failed", ...outcome.error },
+    };
   }
+  if (outcome.kind === "crashed")
+    return {
+      found: `NIXL cannot use this server's metadata: ${found}`,
+      fix: "compare the NIXL versions on both hosts (pip show nixl); run npx kv-nixl doctor here",
+      details: { kind: "crashed", how: outcome.how },
+    };
+  return {
+    found,
+    fix: "check that this host can reach the server's data port: UCX takes free ports, UCX_TCP_PORT_RANGE on the server limits them",
+    details: { kind: "timeout", timeoutMs: outcome.timeoutMs },
+  };
 }
 
 const base64 = (bytes: Uint8Array) => Buffer.from(bytes).toString("base64");

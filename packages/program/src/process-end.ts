@@ -1,0 +1,46 @@
+import type { ChildProcess } from "node:child_process";
+import type { Readable } from "node:stream";
+import { finished } from "node:stream/promises";
+
+/** How long the output of a process that has ended is read: a process that it started may hold it open. */
+const OUTPUT_MS = 1000;
+
+/** How a process ended. */
+export interface ProcessEnd {
+  /** Its exit code; undefined when a signal ended it, or when it was not started. */
+  readonly exitCode: number | undefined;
+  /** `exit code 1`, a signal such as `SIGSEGV`, or why it was not started. */
+  readonly how: string;
+  /** Whether the program that was to be started exists. */
+  readonly isFound: boolean;
+}
+
+/** Resolves when a process has ended and its output and its messages were read. */
+export function processEnd(child: ChildProcess): Promise<ProcessEnd> {
+  return new Promise((resolve) => {
+    // Also emitted when a signal or a message cannot be sent; then the end follows.
+    child.on("error", (error: NodeJS.ErrnoException) => {
+      if (child.pid === undefined)
+        resolve({ exitCode: undefined, how: error.message, isFound: error.code !== "ENOENT" });
+    });
+    child.once("exit", (code, signal) => {
+      const streams = [child.stdout, child.stderr].filter((stream) => stream !== null);
+      const read: Promise<unknown>[] = streams.map((stream) => finished(stream).catch(() => {}));
+      if (child.connected) read.push(new Promise((done) => child.once("disconnect", done)));
+      const timer = setTimeout(() => {
+        for (const stream of streams) stream.destroy();
+        if (child.connected) child.disconnect();
+      }, OUTPUT_MS);
+      const end = { exitCode: code ?? undefined, how: signal ?? `exit code ${code}`, isFound: true };
+      void Promise.all(read).then(() => {
+        clearTimeout(timer);
+        resolve(end);
+      });
+    });
+  });
+}
+
+/** Calls `take` with the text of a stream as it comes. */
+export function readText(stream: Readable | null, take: (text: string) => void): void {
+  stream?.setEncoding("utf8").on("data", take);
+}
