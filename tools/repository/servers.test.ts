@@ -21,16 +21,27 @@ const TCP_SERVERS: Readonly<Record<string, RegExp | "takes no connection">> = {
   "packages/nixl/src/metadata/socket-metadata.ts": /\bremoteAddressKey\(/,
   "packages/proxy/src/workers/primary.ts": "takes no connection",
 };
-/** The listener of the side channel, wherever its package is. */
-const SIDE_CHANNEL = /^packages\/(connector|side-channel)\/src\/.*listener\.ts$/;
+/** The sockets of ZeroMQ's protocol: its listener and its client. */
+const SIDE_CHANNEL = /^packages\/side-channel\/src\//;
+/** Clients of TCP beside the side channel, each with the protocol that it speaks. */
+const TCP_CLIENTS: Readonly<Record<string, string>> = {
+  "packages/nixl/src/bench/initiator.ts": "lines of JSON to the other side of kv-nixl bench",
+  "packages/nixl/src/metadata/socket-metadata.ts": "NIXL's own exchange of metadata",
+};
+/** What starts processes, beside packages/program, each with its reason. */
+const STARTS_PROCESSES: Readonly<Record<string, string>> = {
+  "apps/demo/src/envoy/envoy-process.ts": "Envoy lasts, and is no process of Node that ends with its channel",
+  "packages/proxy/src/cli.ts": "node:cluster tells a worker from the first process",
+  "packages/proxy/src/workers/primary.ts": "node:cluster shares the port between the workers",
+};
 
 const files = sourceFiles(root, ["packages", "apps"])
   .filter((path) => /\/src\//.test(path) && !/^packages\/testing\//.test(path))
   .map((path) => ({ path, text: readFileSync(join(root, path), "utf8") }));
 
-/** The files that import a server from one of these modules. */
-function importing(modules: string): string[] {
-  const pattern = new RegExp(`import \\{[^}]*\\bcreate(Secure)?Server\\b[^}]*\\} from "node:(${modules})"`);
+/** The files that import this from one of these modules, and not its type alone. */
+function importing(modules: string, name = "create(Secure)?Server"): string[] {
+  const pattern = new RegExp(`import \\{[^}]*\\b(?<!type )${name}\\b[^}]*\\} from "(node:)?(${modules})"`);
   return files.filter(({ text }) => pattern.test(text)).map(({ path }) => path);
 }
 
@@ -50,6 +61,23 @@ test("each listener of TCP is known, and counts an IPv6 /64 as one client", () =
     const counts = TCP_SERVERS[path];
     if (counts instanceof RegExp) expect(text, path).toMatch(counts);
   }
+});
+
+test("only the side channel opens sockets of ZeroMQ, and each other client of TCP is known", () => {
+  const clients = importing("net|tls", "(connect|createConnection|Socket|TLSSocket)");
+  expect(clients.filter((path) => !SIDE_CHANNEL.test(path)).sort()).toEqual(Object.keys(TCP_CLIENTS));
+  expect(clients.some((path) => SIDE_CHANNEL.test(path))).toBe(true);
+  expect(
+    files.filter(({ text }) => /["']zeromq["']|\bimport \* as \w+ from "node:(net|tls)"/.test(text)),
+  ).toEqual([]);
+});
+
+test("only packages/program starts processes", () => {
+  const modules = /(?<!import type \{[^}]*\} from )"(node:(child_process|cluster)|child_process)"/;
+  const starting = files.filter(({ text }) => modules.test(text)).map(({ path }) => path);
+  const others = starting.filter((path) => !path.startsWith("packages/program/src/"));
+  expect(others.sort()).toEqual(Object.keys(STARTS_PROCESSES));
+  expect(starting.length).toBeGreaterThan(others.length);
 });
 
 test("a client's address is a key only as remoteAddressKey gives it", () => {

@@ -1,29 +1,41 @@
 import { type ChildError, type ChildMessage, type ChildOptions, ChildProcess } from "./child-process.js";
 import { lastLines } from "./last-lines.js";
 
-/** How a task in a child process ended. `output` is the end of its stdout and stderr; `step` is the last one that it named. */
+/** How a task in a child process ended. */
 export type ChildOutcome<T = unknown> =
-  | { readonly kind: "answered"; readonly value: T; readonly output: string }
+  | {
+      /** It answered, and its process ended well. */
+      readonly kind: "answered";
+      /** What it answered. */
+      readonly value: T;
+      /** The end of its stdout and stderr. */
+      readonly output: string;
+    }
   | ChildFailure;
 
-/** How a task ended without a value: with an error of the task, with a crash, or not in time. A process that answers and then crashes has crashed. */
+/** How a task ended without a value. */
 export type ChildFailure =
-  | { readonly kind: "failed"; readonly error: ChildError; readonly output: string }
   | {
-      readonly kind: "crashed";
-      readonly how: string;
-      readonly step?: string | undefined;
+      /** It threw. */
+      readonly kind: "failed";
+      /** What it threw. */
+      readonly error: ChildError;
+      /** The end of its stdout and stderr. */
       readonly output: string;
     }
   | {
-      readonly kind: "timeout";
-      readonly timeoutMs: number;
+      /** Its process ended before it answered or not well, or was killed at its limit. */
+      readonly kind: "crashed" | "timeout";
+      /** Such as `SIGSEGV`, `exit code 1`, or `no answer within 5 s`. */
+      readonly how: string;
+      /** The last step that it named. */
       readonly step?: string | undefined;
+      /** The end of its stdout and stderr. */
       readonly output: string;
     };
 
 /** How a task is run. */
-export interface RunOptions extends ChildOptions {
+export interface RunOptions extends Omit<ChildOptions, "output"> {
   /** The process is killed when a step takes longer. A task without steps is one step. */
   readonly timeoutMs: number;
   /** The process is killed when it has not named its first step after this long. @default timeoutMs */
@@ -35,7 +47,7 @@ export interface RunOptions extends ChildOptions {
 /** Runs a task in a process of its own, so that a crash or a hang does not affect this one. The module calls `runTask`. Never rejects. */
 export async function runInChild<T>(options: RunOptions): Promise<ChildOutcome<T>> {
   const { timeoutMs, startTimeoutMs = timeoutMs, request } = options;
-  const child = new ChildProcess({ ...options, output: "kept" });
+  const child = new ChildProcess(options);
   if (request !== undefined) child.send(request);
   let step: string | undefined;
   let answer: Exclude<ChildMessage, { step: string }> | undefined;
@@ -58,7 +70,8 @@ export async function runInChild<T>(options: RunOptions): Promise<ChildOutcome<T
   const how = await child.ended;
   const { output } = child;
   if (answer?.error !== undefined) return { kind: "failed", error: answer.error, output };
-  if (late) return { kind: "timeout", timeoutMs: limitMs, step, output };
+  const missing = answer === undefined ? "answer" : "end";
+  if (late) return { kind: "timeout", how: `no ${missing} within ${limitMs / 1000} s`, step, output };
   // A crash after the answer is one too: a program that does the same work would crash.
   if (answer === undefined || how !== "exit code 0") return { kind: "crashed", how, step, output };
   return { kind: "answered", value: answer.value as T, output };
@@ -74,6 +87,5 @@ export function failureText(failure: ChildFailure): string {
 function summary(failure: ChildFailure): string {
   if (failure.kind === "failed") return `${failure.error.message} [${failure.error.code}]`;
   const step = failure.step === undefined ? "" : `, in ${failure.step}`;
-  if (failure.kind === "timeout") return `no answer within ${failure.timeoutMs / 1000} s${step}`;
-  return `the process ended with ${failure.how}${step}`;
+  return `${failure.kind === "crashed" ? "the process ended with " : ""}${failure.how}${step}`;
 }

@@ -50,9 +50,9 @@ describe("a task in a child process", () => {
 
   test.each([
     ["hang", "timeout: no answer within 1.5 s"],
-    ["hang-in-a-call", "timeout: no answer within 1.5 s"],
+    ["hang-in-a-call", "timeout: no end within 1.5 s"],
     ["hang-in-a-step", "timeout: no answer within 1.5 s, in the second step"],
-    ["result-and-hang", "timeout: no answer within 1.5 s"],
+    ["result-and-hang", "timeout: no end within 1.5 s"],
   ])("%s is killed at its limit", async (mode, text) => {
     const startTimeoutMs = mode === "hang" ? 1500 : TIMEOUT_MS;
     expect(await failure(mode, { timeoutMs: 1500, startTimeoutMs })).toBe(text);

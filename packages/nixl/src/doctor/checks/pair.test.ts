@@ -96,10 +96,10 @@ describe("a pair of processes", () => {
       "SIGSEGV\nits output ended with:\nfirst\nlast words",
     );
     fail(
-      { kind: "timeout", timeoutMs: 5000, output: "waits" },
+      { kind: "timeout", how: "no answer within 5 s", output: "waits" },
       "do not reach each other: no answer within 5 s",
     );
-    fail({ kind: "timeout", timeoutMs: 5000, output: "waits" }, "its output ended with:\nwaits");
+    fail({ kind: "timeout", how: "no answer within 5 s", output: "waits" }, "its output ended with:\nwaits");
     fail(
       { kind: "failed", error: { code: "KV_BACKEND_UNAVAILABLE", message: "no UCX" }, output: "why" },
       "no UCX [KV_BACKEND_UNAVAILABLE]\nits output ended with:\nwhy",

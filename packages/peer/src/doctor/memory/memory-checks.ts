@@ -225,16 +225,17 @@ function describeFailure(
       details: { kind: "failed", ...outcome.error },
     };
   }
+  const details = { kind: outcome.kind, how: outcome.how };
   if (outcome.kind === "crashed")
     return {
       found: `NIXL cannot use this server's metadata: ${found}`,
       fix: "compare the NIXL versions on both hosts (pip show nixl); run npx kv-nixl doctor here",
-      details: { kind: "crashed", how: outcome.how },
+      details,
     };
   return {
     found,
     fix: "check that this host can reach the server's data port: UCX takes free ports, UCX_TCP_PORT_RANGE on the server limits them",
-    details: { kind: "timeout", timeoutMs: outcome.timeoutMs },
+    details,
   };
 }
 

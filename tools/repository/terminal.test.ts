@@ -1,0 +1,196 @@
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { createServer } from "node:http";
+import { type AddressInfo, createServer as createTcpServer } from "node:net";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { OtlpTracer } from "@kv/protocol";
+import { builtProgram } from "@kv/testing/node-programs";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { root, sourceFiles } from "./source-files.js";
+
+/** What a terminal obeys: control characters but line break and tab, and characters that change the direction of text. */
+const OBEYED = /[^\n\t\P{Cc}]|\p{Bidi_Control}/u;
+/** Sets a terminal's title, clears it, and turns text around. */
+const HOSTILE = "\u001b]0;owned\u0007\u009b2J\u007f\u202e";
+const SHOWN = "\\u001b]0;owned\\u0007\\u009b2J\\u007f\\u202e";
+
+const folder = mkdtempSync(join(tmpdir(), "kv-terminal-"));
+afterAll(() => rmSync(folder, { recursive: true }));
+
+function file(name: string, content: unknown): string {
+  const path = join(folder, name);
+  mkdirSync(join(path, ".."), { recursive: true });
+  writeFileSync(path, typeof content === "string" ? content : JSON.stringify(content));
+  return path;
+}
+
+test("only packages/program writes to the terminal", () => {
+  const writing = sourceFiles(root, ["packages", "apps"]).filter(
+    (path) =>
+      /\/src\//.test(path) &&
+      !/^packages\/testing\//.test(path) &&
+      /(?<!#)\bprocess\.(stdout|stderr)\b|\bconsole\.|\bwriteSync\([12],/.test(
+        readFileSync(join(root, path), "utf8"),
+      ),
+  );
+  // runProgram listens for a reader that goes away.
+  expect(writing).toEqual(["packages/program/src/print.ts", "packages/program/src/run-program.ts"]);
+});
+
+/** Runs a built program to its end. */
+async function run([program = "", ...args]: readonly string[], env: Readonly<Record<string, string>> = {}) {
+  const child = spawn(process.execPath, [builtProgram(program), ...args], {
+    cwd: folder,
+    env: { ...process.env, ...env },
+    stdio: ["ignore", "pipe", "pipe"],
+  });
+  const [stdout, stderr] = [child.stdout, child.stderr].map((stream) => {
+    const chunks: Buffer[] = [];
+    stream.on("data", (chunk: Buffer) => chunks.push(chunk));
+    return () => Buffer.concat(chunks).toString();
+  }) as [() => string, () => string];
+  await once(child, "close");
+  return { stdout: stdout(), stderr: stderr() };
+}
+
+/** The text is shown, and nothing of it is obeyed. */
+function expectShown(output: string): void {
+  expect(output).toContain(SHOWN);
+  expect(OBEYED.exec(output)?.[0]).toBeUndefined();
+}
+
+describe("a hostile peer", () => {
+  /** Stands for a vLLM server. */
+  const server = createServer((request, response) => {
+    request.resume();
+    if (request.url === "/metrics") return response.end(`vllm:x{model="${HOSTILE}"} 1\n`);
+    response.setHeader("content-type", "application/json");
+    if (request.method === "POST") response.statusCode = 500;
+    response.end(
+      JSON.stringify({
+        version: HOSTILE,
+        data: [{ id: HOSTILE, root: HOSTILE }],
+        error: { message: HOSTILE },
+      }),
+    );
+  });
+  /** Stands for the other side of a benchmark. */
+  const bench = createTcpServer((socket) => {
+    socket.on("error", () => {});
+    socket.once("data", () =>
+      socket.end(`${JSON.stringify({ error: { code: "KV_INTERNAL", message: HOSTILE } })}\n`),
+    );
+  });
+  let [url, benchAddress] = ["", ""];
+  beforeAll(async () => {
+    for (const each of [server, bench]) await once(each.listen(0, "127.0.0.1"), "listening");
+    url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+    benchAddress = `127.0.0.1:${(bench.address() as AddressInfo).port}`;
+  });
+  afterAll(() => {
+    server.closeAllConnections();
+    server.close();
+    bench.close();
+  });
+
+  test.each<[string, () => string[]]>([
+    ["kv-peer doctor", () => ["doctor", "--prefill", url, "--decode", url, "--no-bytes"]],
+    ["kv-peer decode", () => ["decode", "--prefill", url, "--requests", "1"]],
+    ["kv-peer record", () => ["record", "--prefill", url, "--to", join(folder, "recording")]],
+    ["kv-peer watch", () => ["watch", "--pair", `${url},${url}`, "--once"]],
+    ["kv-nixl bench", () => ["bench", "--connect", benchAddress]],
+  ])("%s shows what it says", async (name, args) => {
+    const { stdout, stderr } = await run([name.split(" ")[0] ?? "", ...args()]);
+    expectShown(stdout + stderr);
+  });
+
+  test("--json says it exactly, in escapes", async () => {
+    const { stdout, stderr } = await run(["kv-peer", "doctor", "--prefill", url, "--no-bytes", "--json"]);
+    expectShown(stdout);
+    expect(stderr).toBe("");
+    const { checks } = JSON.parse(stdout) as { checks: { found: string }[] };
+    expect(checks.some(({ found }) => found.includes(HOSTILE))).toBe(true);
+  });
+});
+
+describe("a hostile file", () => {
+  const trace: string[] = [];
+  const tracer = new OtlpTracer({ service: HOSTILE, write: (line) => trace.push(`${line}\n`) });
+  const request = tracer.start("kv_proxy.request", { attributes: { "kv.request_id": HOSTILE } });
+  tracer.start(HOSTILE, { parent: request?.traceparent })?.end();
+  request?.end();
+  tracer.close();
+  const model = JSON.parse(
+    readFileSync(join(root, "packages/kv-plan/models/qwen3-0.6b.json"), "utf8"),
+  ) as object;
+
+  test.each<[string, () => string[]]>([
+    ["kv-peer trace", () => ["trace", file("trace", trace.join(""))]],
+    ["kv-peer trace of no trace", () => ["trace", file("no-trace", HOSTILE)]],
+    [
+      "kv-peer diff",
+      () => {
+        file("recording-1/manifest.json", { version: 1, prefill: { url: [HOSTILE] }, [HOSTILE]: 1 });
+        return ["diff", join(folder, "recording-1", HOSTILE), join(folder, "recording-1")];
+      },
+    ],
+    ["kv-plan --config", () => ["--config", file(`${HOSTILE}.json`, model), "--tp", "2", "--tp", "1"]],
+    ["kv-plan --html", () => ["--config", file(`${HOSTILE}.json`, model), "--tp", "2", "--html"]],
+    ["kv-plan --file", () => ["--file", file("pair.json", HOSTILE)]],
+    ["kv-proxy", () => ["--config", file("proxy.json", { [HOSTILE]: HOSTILE })]],
+    ["kv-epp", () => ["--config", file("epp.json", { [HOSTILE]: HOSTILE })]],
+    ["demo", () => ["proxy", "--config", JSON.stringify({ [HOSTILE]: HOSTILE })]],
+  ])("%s shows what it says", async (name, args) => {
+    const { stdout, stderr } = await run([name.split(" ")[0] ?? "", ...args()]);
+    expectShown(stdout + stderr);
+  });
+
+  test("a page on stdout is the page in a file", async () => {
+    const args = ["kv-plan", "--config", file("model.json", model), "--tp", "2", "--html"];
+    const page = join(folder, "page.html");
+    await run([...args, "--out", page]);
+    expect((await run(args)).stdout).toBe(readFileSync(page, "utf8"));
+  });
+});
+
+test.each<[string, string[], string]>([
+  ["kv-nixl", ["where"], "KV_NIXL_LIBRARY"],
+  ["kv-nixl", ["doctor", "--no-pair"], "KV_NIXL_LIBRARY"],
+  ["kv-neuron", ["doctor", "--no-init"], "KV_NRT_LIBRARY"],
+  ["kv-proxy", ["--prefill", "p:1", "--decode", "d:1"], "OTEL_EXPORTER_OTLP_ENDPOINT"],
+  ["kv-epp", ["--prefill", "p:1", "--decode", "d:1"], "OTEL_EXPORTER_OTLP_ENDPOINT"],
+  ["demo", ["proxy"], "OTEL_EXPORTER_OTLP_ENDPOINT"],
+])("%s %j shows a hostile %s", async (program, args, variable) => {
+  const { stdout, stderr } = await run([program, ...args], { [variable]: `/nowhere/${HOSTILE}` });
+  expectShown(stdout + stderr);
+});
+
+test("kv-proxy: the log shows what a client and an instance say", async () => {
+  const instance = createServer((request, response) => {
+    request.resume();
+    response.writeHead(request.method === "POST" ? 500 : 200, { "content-type": "application/json" });
+    response.end(JSON.stringify({ error: { message: HOSTILE } }));
+  });
+  await once(instance.listen(0, "127.0.0.1"), "listening");
+  const at = `127.0.0.1:${(instance.address() as AddressInfo).port}`;
+  const args = ["--prefill", at, "--decode", at, "--port", "0", "--pairing", "off", "--log-level", "debug"];
+  const child = spawn(process.execPath, [builtProgram("kv-proxy"), ...args], {
+    stdio: ["ignore", "pipe", "pipe"],
+  });
+  const log: Buffer[] = [];
+  child.stderr.on("data", (chunk: Buffer) => log.push(chunk));
+  const [line] = (await once(child.stdout, "data")) as [Buffer];
+  const [url = ""] = /http:\S+/.exec(String(line)) ?? [];
+  const body = JSON.stringify({ model: HOSTILE, prompt: HOSTILE, max_tokens: 1 });
+  const headers = { "content-type": "application/json" };
+  await (await fetch(`${url}/v1/completions`, { method: "POST", headers, body })).text();
+  child.kill("SIGTERM");
+  await once(child, "close");
+  instance.closeAllConnections();
+  instance.close();
+  const text = Buffer.concat(log).toString();
+  expect(OBEYED.exec(text)?.[0]).toBeUndefined();
+  expect(text).toContain("/v1/completions");
+});
