@@ -32,7 +32,7 @@ const SHARED = [
   ...["interface", "plan", "protocol", "topology", "transport-memory"].map(
     (name) => `packages/${name}/**/*.test.ts`,
   ),
-  "packages/{connector,epp,fleet,http,kv-plan,neuron,nixl,peer,proxy,pull,push,side-channel,testing}/src/**/*.test.ts",
+  "packages/{connector,epp,fleet,http,kv-plan,neuron,nixl,peer,program,proxy,pull,push,side-channel,testing}/src/**/*.test.ts",
   "packages/{connector,epp,fleet,http,pull,push,proxy,side-channel}/test/**/*.test.ts",
 ];
 /** Tests that mock modules, or what the machine has. */
@@ -45,7 +45,7 @@ export default defineConfig({
   resolve: {
     alias: [
       {
-        find: /^@kv\/(conformance|connector|fleet|interface|testing)\/(.+)$/,
+        find: /^@kv\/(conformance|connector|fleet|testing)\/(.+)$/,
         replacement: `${packages}/$1/src/$2.ts`,
       },
       { find: /^@kv\/(kv-plan|plan)\/(.+)$/, replacement: `${packages}/$1/src/$2/index.ts` },
