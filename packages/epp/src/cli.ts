@@ -2,17 +2,16 @@
 import { readFileSync } from "node:fs";
 import tab from "@bomb.sh/tab/commander";
 import { instanceName, type Role } from "@kv/fleet";
-import { connectKubernetes, jsonLog } from "@kv/fleet/front-end";
+import { connectKubernetes, createCommand, jsonLog } from "@kv/fleet/front-end";
 import { openSpanOutput, print, printError, reportFailure, runProgram } from "@kv/program";
 import { OtlpTracer } from "@kv/protocol";
-import { createCommand } from "./config/cli-command.js";
-import { parseCli } from "./config/cli-options.js";
+import { PROGRAM, parseCli } from "./config/cli-options.js";
 import { readSettings } from "./config/settings.js";
 import { createPicker } from "./picker.js";
 
 async function main(): Promise<void> {
   if (process.argv[2] === "complete") {
-    const command = createCommand();
+    const command = createCommand(PROGRAM);
     tab(command);
     command.parse();
     return;

@@ -5,15 +5,15 @@
 
 export { Fleet, type FleetHealth, type FleetOptions } from "./fleet.js";
 export { PREFILLER_HEADER } from "./instances/instance.js";
-export { connectKubernetes } from "./program/connect-kubernetes.js";
 export {
-  addFleetOptions,
-  defined,
-  type FleetFlags,
-  fleetSettingsOf,
+  type CommandLine,
+  createCommand,
   merged,
-  requireInstances,
-} from "./program/fleet-flags.js";
+  readCommandLine,
+  readConfigFile,
+} from "./program/command-line.js";
+export { connectKubernetes } from "./program/connect-kubernetes.js";
+export { fleetFlags, requireInstances, withFleetFlags } from "./program/fleet-flags.js";
 export { refuseConnectorMembers } from "./request/connector-members.js";
 export { Deadline } from "./request/deadline.js";
 export {
@@ -33,10 +33,9 @@ export {
   type FleetSettingsInput,
   fleetSettings,
   instanceTimes,
-  milliseconds,
   parseSettings,
-  readJsonFile,
 } from "./settings/fleet-settings.js";
+export { count, counted, group, listenerPort, ms, setting, settingsIn } from "./settings/settings-table.js";
 export {
   AutoscalingSignals,
   type InstanceLoad,

@@ -3,13 +3,12 @@ import cluster from "node:cluster";
 import { readFileSync } from "node:fs";
 import { setFlagsFromString } from "node:v8";
 import tab from "@bomb.sh/tab/commander";
-import { connectKubernetes, jsonLog, PREFILLER_HEADER } from "@kv/fleet/front-end";
+import { connectKubernetes, createCommand, jsonLog, PREFILLER_HEADER } from "@kv/fleet/front-end";
 import { type Log, systemClock } from "@kv/interface";
 import { onInterrupt, openSpanOutput, print, printError, reportFailure, runProgram } from "@kv/program";
 import { OtlpTracer } from "@kv/protocol";
-import { createCommand } from "./config/cli-command.js";
-import { parseCli } from "./config/cli-options.js";
-import { type ProxySettingsInput, readSettings } from "./config/settings.js";
+import { PROGRAM, parseCli } from "./config/cli-options.js";
+import { ADMIN_TOKEN, type ProxySettingsInput, readSettings } from "./config/settings.js";
 import { createProxy, PrefillDecodeProxy, type SharedByWorkers } from "./proxy.js";
 import { sidecarOfRank } from "./sidecar/data-parallel.js";
 import { workerSettings } from "./workers/limits-share.js";
@@ -24,7 +23,7 @@ const HEAP_GROWTH_PERCENT = 400;
 
 async function main(): Promise<void> {
   if (process.argv[2] === "complete") {
-    const command = createCommand();
+    const command = createCommand(PROGRAM);
     tab(command);
     command.parse();
     return;
@@ -34,8 +33,8 @@ async function main(): Promise<void> {
   const options = parseCli(process.argv.slice(2), sources);
   const { host, port, logLevel, trace, settings, workers, dataParallelSize } = options;
   const log = jsonLog(logLevel, { write: printError });
-  if (cluster.isPrimary && settings.admin === undefined && process.env.KV_PROXY_ADMIN_TOKEN !== undefined)
-    log.warn("setting-unused", { setting: "KV_PROXY_ADMIN_TOKEN", why: "--admin-port is not given" });
+  if (cluster.isPrimary && settings.admin === undefined && process.env[ADMIN_TOKEN] !== undefined)
+    log.warn("setting-unused", { setting: ADMIN_TOKEN, why: "--admin-port is not given" });
   if (cluster.isPrimary && workers > 1) {
     const group = new WorkerGroup(options, { log, clock: systemClock() });
     const names = await group.start();

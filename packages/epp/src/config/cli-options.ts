@@ -1,63 +1,66 @@
-import { defined, fleetSettingsOf, merged, requireInstances } from "@kv/fleet/front-end";
+import {
+  fleetFlags,
+  group,
+  type LogLevel,
+  merged,
+  readCommandLine,
+  requireInstances,
+  setting,
+  withFleetFlags,
+} from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
-import { createCommand, type Flags } from "./cli-command.js";
-import { type PickerFileInput, type PickerSettingsInput, readConfigFile } from "./settings.js";
+import { z } from "zod";
+import { listenSchema, type PickerSettingsInput, pickerFileSchema } from "./settings.js";
 
 /** The command line, parsed. */
 export interface CliOptions {
   readonly host: string;
   readonly port: number;
-  readonly logLevel: Flags["logLevel"];
+  readonly logLevel: LogLevel;
   /** File that spans are appended to. */
   readonly trace: string | undefined;
   /** The settings of the file, with those of the flags over them. `createPicker` checks them. */
   readonly settings: PickerSettingsInput;
 }
 
-const NO_FILE: PickerFileInput = {};
+const pickerFlags = fleetFlags.extend(
+  group("TLS", {
+    tlsCert: setting(z.string().optional())`--tls-cert <file>: PEM file of the certificate, read again when it
+        changes (default: one is made)`,
+    tlsKey: setting(z.string().optional())`--tls-key <file>: PEM file of its key`,
+    tls: setting(z.boolean())`--no-tls: without TLS`,
+  }),
+);
+
+/** The program. Its flags follow from its settings. */
+export const PROGRAM = {
+  name: "kv-epp",
+  description:
+    "Chooses a prefill and a decode instance for each request of Envoy: an Endpoint Picker of the Gateway API over ext_proc gRPC.",
+  module: import.meta.url,
+  readme: "@kv/epp",
+  file: pickerFileSchema,
+  flags: pickerFlags,
+};
 
 /**
  * Parses the arguments after the program's name, and the file of `--config`; flags override the file. Errors: `KV_CONFIG_INVALID`,
  * `KV_CONFIG_UNKNOWN_KEY`; commander exits with a message for an unknown flag.
  */
 export function parseCli(args: readonly string[], readFile: (path: string) => string): CliOptions {
-  const flags = createCommand()
-    .parse([...args], { from: "user" })
-    .opts<Flags>();
-  const { host, port, ...file } =
-    flags.config === undefined ? NO_FILE : readConfigFile(flags.config, readFile);
-  const settings = merged(file, settingsOf(flags)) as PickerSettingsInput;
+  const { flags, given, inFile } = readCommandLine(PROGRAM, args, readFile);
+  const fromFlags = merged(withFleetFlags(given, flags), { tls: tlsOf(flags) });
+  const { host, port, ...settings } = merged(listenSchema.parse({}), merged(inFile, fromFlags));
   requireInstances(settings);
-  return {
-    host: flags.host ?? host ?? "127.0.0.1",
-    port: flags.port ?? port ?? 9002,
-    logLevel: flags.logLevel,
-    trace: flags.trace,
-    settings,
-  };
+  const { logLevel, trace } = flags;
+  return { host, port, logLevel, trace, settings };
 }
 
-function settingsOf(flags: Flags): PickerSettingsInput {
-  const metrics = defined({ host: flags.metricsHost, port: flags.metricsPort });
-  return defined({
-    ...fleetSettingsOf(flags),
-    tls: tlsOf(flags),
-    healthPort: flags.healthPort,
-    metricsServer: Object.keys(metrics).length > 0 ? metrics : undefined,
-    fallbacks: flags.fallbacks,
-    unsplittable: flags.unsplittable,
-    exposeInstances: flags.exposeInstances,
-    forwardHeaders: flags.forwardHeader,
-    limits: defined({
-      requestsPerDecode: flags.shedAbove,
-      bodyLengthBytes: flags.bodyLimitBytes,
-      bodiesLengthBytes: flags.bodiesLimitBytes,
-    }),
-    timeouts: defined({ drainMs: flags.drainMs, graceMs: flags.graceMs }),
-  }) as PickerSettingsInput;
-}
-
-function tlsOf({ tls, tlsCert: certFile, tlsKey: keyFile }: Flags): PickerSettingsInput["tls"] {
+function tlsOf({
+  tls,
+  tlsCert: certFile,
+  tlsKey: keyFile,
+}: z.output<typeof pickerFlags>): PickerSettingsInput["tls"] {
   if (certFile === undefined && keyFile === undefined) return tls ? undefined : false;
   if (tls && certFile !== undefined && keyFile !== undefined) return { certFile, keyFile };
   const given = [

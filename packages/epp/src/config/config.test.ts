@@ -1,13 +1,13 @@
 import { fileURLToPath } from "node:url";
 import { expect, test } from "vitest";
 import { z } from "zod";
-import { parseCli } from "./cli-options.js";
-import { pickerFileSchema, readSettings } from "./settings.js";
+import { PROGRAM, parseCli } from "./cli-options.js";
+import { readSettings } from "./settings.js";
 
 const INSTANCES = ["--prefill", "p:1", "--decode", "10.0.0.1:2"];
 
 test("the published JSON schema is that of the configuration file", async () => {
-  const schema = z.toJSONSchema(pickerFileSchema, { io: "input" });
+  const schema = z.toJSONSchema(PROGRAM.file, { io: "input" });
   const titled = { title: "Configuration of kv-epp", ...schema };
   const file = fileURLToPath(new URL("../../schema/config.json", import.meta.url));
   await expect(`${JSON.stringify(titled, null, 2)}\n`).toMatchFileSnapshot(file);
@@ -32,10 +32,7 @@ test("flags override the file", () => {
       decoders: ["10.0.0.1:2"],
       fallbacks: 0,
       limits: { bodyLengthBytes: 7, requestsInFlight: 6 },
-      health: {},
-      pairing: {},
       routing: {},
-      timeouts: {},
     },
   });
 });

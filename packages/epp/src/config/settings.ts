@@ -1,95 +1,92 @@
-import { fleetSettings, instanceTimes, milliseconds, parseSettings, readJsonFile } from "@kv/fleet/front-end";
+import {
+  count,
+  counted,
+  fleetSettings,
+  group,
+  instanceTimes,
+  listenerPort,
+  ms,
+  parseSettings,
+  setting,
+} from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import { z } from "zod";
 
-const bytes = z.number().int().positive();
-const count = z.number().int().positive();
+const MIB = 1024 * 1024;
 
 const limitsSchema = z.strictObject({
-  /** Connections of gateways. */
-  connections: count.default(1_024),
-  /** Connections of one address; by default half of `connections`. */
-  connectionsPerAddress: count.optional(),
-  /** Requests at once on one connection; a gateway opens further connections for more. */
-  requestsPerConnection: count.default(10_000),
-  /** Requests in flight, until the end of their answers; more are answered with 429. */
-  requestsInFlight: count.default(20_000),
-  /** Requests in flight at one decode instance, as far as this picker has sent them there. Where all have so many, requests are answered with 429. */
-  requestsPerDecode: count.optional(),
-  /** A client's body; a larger one is answered with 413. */
-  bodyLengthBytes: bytes.default(16 * 1024 * 1024),
-  /** The bodies of all requests together, until they are passed on; the largest that is still arriving is refused with 429. */
-  bodiesLengthBytes: bytes.default(256 * 1024 * 1024),
-  /** Objects and lists inside of one another, in a body. */
-  bodyDepth: count.default(100),
-  /** Members of objects, and objects and lists, in a body. */
-  bodyMembers: count.default(100_000),
-  /** Elements of lists and members of objects, such as token ids, in a body. */
-  bodyValues: count.default(2 * 1024 * 1024),
-  /** A message of a gateway. */
-  messageLengthBytes: bytes.default(4 * 1024 * 1024),
-  /** Endpoints of a subset hint; a longer one is answered with 400. */
-  subsetEndpoints: count.default(20_000),
+  connections: counted(1_024)`connections of gateways`,
+  connectionsPerAddress: setting(count.optional())`connections of one address (default: half of all)`,
+  requestsPerConnection: counted(10_000)`requests at once on one connection`,
+  requestsInFlight: counted(20_000)`requests in flight, until the end of their answers`,
+  requestsPerDecode: setting(count.optional())`--shed-above <n>: answer with 429 when each decode instance has
+      so many requests in flight (default: never)`,
+  bodyLengthBytes: counted(16 * MIB)`--body-limit-bytes <n>: a client's request body`,
+  bodiesLengthBytes: counted(256 * MIB)`--bodies-limit-bytes <n>: all request bodies together, until they are
+      passed on`,
+  bodyDepth: counted(100)`objects and lists inside of one another, in a body`,
+  bodyMembers: counted(100_000)`members of objects, and objects and lists, in a body`,
+  bodyValues: counted(2 * MIB)`elements of lists and members of objects, such as token ids, in a body`,
+  messageLengthBytes: counted(4 * MIB)`a message of a gateway`,
+  subsetEndpoints: counted(20_000)`endpoints of a subset hint`,
 });
 
 const timeoutsSchema = z.strictObject({
   ...instanceTimes,
-  /** For a body to arrive; then the client gets 408. */
-  receiveMs: milliseconds.default(60_000),
-  /** How long a connection without a request is kept. */
-  idleMs: milliseconds.default(300_000),
-  /** After SIGTERM: how long health says NOT_SERVING while requests are still taken, so that gateways notice. */
-  drainMs: z.number().nonnegative().max(86_400_000).default(2_000),
-  /** After that: how long requests in flight may take to end. */
-  graceMs: milliseconds.default(30_000),
+  receiveMs: ms(60_000)`time limit for a body to arrive`,
+  idleMs: ms(300_000)`how long a connection without a request is kept`,
+  drainMs: setting(z.number().nonnegative().max(86_400_000).default(2_000))`--drain-ms <ms>: how long
+      health says NOT_SERVING after SIGTERM, before requests are refused`,
+  graceMs: ms(30_000)`--grace-ms <ms>: time for requests in flight to end after drainMs`,
 });
 
-const tlsSchema = z.strictObject({
-  /** PEM file of the certificate and its chain. It is read again when it changes. */
-  certFile: z.string().min(1),
-  /** PEM file of its key. */
-  keyFile: z.string().min(1),
-});
+const headerName = z.string().regex(/^[A-Za-z0-9-]+$/);
+const file = z.string().min(1);
+const tlsSchema = z.union([z.boolean(), z.strictObject({ certFile: file, keyFile: file })]);
 
 const metricsSchema = z.strictObject({
-  host: z.string().default("127.0.0.1"),
-  /** 0 takes a free one. */
-  port: z.number().int().min(0).max(65_535),
+  host: setting(z.string().default("127.0.0.1"))`--metrics-host <host>: address of /metrics, /status and
+      /health`,
+  port: setting(listenerPort)`--metrics-port <port>: port of /metrics, /status and /health over HTTP; 0 takes
+      a free one`,
+});
+
+/** Where gateways are served, as a configuration file and flags say. */
+export const listenSchema = z.strictObject({
+  host: setting(z.string().default("127.0.0.1"))`--host <host>: address to listen on`,
+  port: setting(listenerPort.default(9_002))`--port <port>: port of ext_proc and gRPC health; 0 takes a free
+      one`,
 });
 
 /** The settings of the picker, as a zod schema. */
 export const pickerSettingsSchema = z.strictObject({
-  prefillers: fleetSettings.prefillers,
-  decoders: fleetSettings.decoders,
-  disaggregateAbove: fleetSettings.disaggregateAbove,
-  routing: fleetSettings.routing,
-  limits: limitsSchema.prefault({}),
-  timeouts: timeoutsSchema.prefault({}),
-  /** How many instances of each role are named beside the chosen one, for a gateway that tries again. */
-  fallbacks: z.number().int().nonnegative().max(16).default(1),
-  /** When prefill and decode of a request cannot be split: an error (400), or a decode instance serves it alone. */
-  unsplittable: z.enum(["fail", "decode-computes"]).default("fail"),
-  /** Further headers of clients that instances get with requests of the picker's own, such as `authorization` with `/render`. */
-  forwardHeaders: z.array(z.string().regex(/^[A-Za-z0-9-]+$/)).default([]),
-  /** Whether errors to clients name instances and their addresses. The log always does. */
-  exposeInstances: z.boolean().default(false),
-  health: fleetSettings.health,
-  pairing: fleetSettings.pairing,
-  discovery: fleetSettings.discovery,
-  /** `true`: TLS with a certificate that is made at the start; `false`: none. */
-  tls: z.union([z.boolean(), tlsSchema]).default(true),
-  /** A listener for gRPC health alone, without TLS: probes of Kubernetes know no TLS. */
-  healthPort: z.number().int().min(0).max(65_535).optional(),
-  /** A listener for `/metrics`, `/status` and `/health` over HTTP. */
-  metricsServer: metricsSchema.optional(),
+  ...fleetSettings,
+  ...group("Answers", {
+    fallbacks: setting(z.number().int().nonnegative().max(16).default(1))`--fallbacks <n>: instances named
+        beside the chosen ones, for retries`,
+    unsplittable: setting(z.enum(["fail", "decode-computes"]).default("fail"))`--unsplittable <policy>: when a
+        request cannot be split, as with beam search: 400, or a decode instance serves it alone`,
+    forwardHeaders: setting(z.array(headerName).default([]))`--forward-header <name...>: clients' headers that
+        instances get with requests for token ids`,
+    exposeInstances: setting(z.boolean().default(false))`--expose-instances: name instances and their
+        addresses in errors to clients`,
+  }),
+  ...group("Limits", { limits: setting(limitsSchema.prefault({}))`what gateways can make the picker hold` }),
+  ...group("Timeouts", { timeouts: setting(timeoutsSchema.prefault({}))`how long things may take` }),
+  tls: setting(tlsSchema.default(true))`speak TLS, with a certificate that is made at the start, or with the
+      PEM files certFile and keyFile, which are read again when they change (--tls-cert, --tls-key, --no-tls)`,
+  ...group("Health and metrics", {
+    healthPort: setting(listenerPort.optional())`--health-port <port>: port of gRPC health without TLS, for
+        probes of Kubernetes`,
+    metricsServer: setting(metricsSchema.optional())`serves /metrics, /status and /health over HTTP`,
+  }),
 });
 
 /** A configuration file: the settings, and where to listen. */
-export const pickerFileSchema = pickerSettingsSchema.extend({
-  host: z.string().default("127.0.0.1"),
-  port: z.number().int().min(0).max(65_535).default(9_002),
-  /** For editors. */
-  $schema: z.string().optional(),
+export const pickerFileSchema = z.strictObject({
+  ...listenSchema.shape,
+  ...pickerSettingsSchema.shape,
+  $schema: setting(z.string().optional())`for editors`,
 });
 
 /** The settings as a program, a configuration file or a command line gives them; each member has a default. */
@@ -102,21 +99,11 @@ export type PickerSettings = Omit<z.output<typeof pickerSettingsSchema>, "limits
 /** The content of a configuration file. */
 export type PickerFileInput = z.input<typeof pickerFileSchema>;
 
-const README = "@kv/epp";
-
-/** Reads a configuration file. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, both with the file's name. */
-export function readConfigFile(path: string, readFile: (path: string) => string): PickerFileInput {
-  const input = readJsonFile(path, readFile);
-  parseSettings(pickerFileSchema, input, { subject: `${path} is`, readme: README });
-  const { $schema: _, ...file } = input as PickerFileInput;
-  return file;
-}
-
 /** Checks settings and fills in defaults. Errors: `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, with the name of each wrong setting. */
 export function readSettings(input: unknown): PickerSettings {
   const settings = parseSettings(pickerSettingsSchema, input, {
     subject: "the picker's settings are",
-    readme: README,
+    readme: "@kv/epp",
   });
   const { limits } = settings;
   const connectionsPerAddress = limits.connectionsPerAddress ?? Math.ceil(limits.connections / 2);

@@ -3,111 +3,116 @@ import { z } from "zod";
 import { instanceSpecSchema } from "../instances/instance-spec.js";
 import { PAIRING_MODES } from "../pairing/pairing-settings.js";
 import { ROUTING_NAMES } from "../routing/built-in-routings.js";
-
-/** A duration in milliseconds, as a zod schema. */
-export const milliseconds = z.number().positive().max(86_400_000);
+import { counted, group, ms, setting } from "./settings-table.js";
 
 /** Times of the connections to instances, and for which instances are left out, as members of a zod schema. */
 export const instanceTimes = {
-  /** To connect to an instance. */
-  connectMs: milliseconds.default(5_000),
-  /** How long an instance that could not be reached is left out, while there is another; doubles with each failure in a row. */
-  coolDownMs: milliseconds.default(1_000),
-  /** The longest cool-down. */
-  maxCoolDownMs: milliseconds.default(30_000),
-  /** How long an instance that is back from ejection takes a growing share of the requests. */
-  slowReturnMs: milliseconds.default(10_000),
+  connectMs: ms(5_000)`time limit to connect to an instance`,
+  coolDownMs: ms(1_000)`how long an instance is left out that could not be reached; doubles each time`,
+  maxCoolDownMs: ms(30_000)`how long such an instance is left out at most`,
+  slowReturnMs: ms(10_000)`how long an instance that is back from ejection gets a growing share`,
 };
 
 const healthSchema = z.strictObject({
-  /** Between two checks of an instance; 0 disables them. */
-  intervalMs: z.number().nonnegative().max(86_400_000).default(5_000),
-  timeoutMs: milliseconds.default(3_000),
-  path: z.string().startsWith("/").default("/health"),
-  /** Failed checks in a row that eject an instance; the first good one takes it back. */
-  failures: z.number().int().positive().default(2),
+  intervalMs: setting(z.number().nonnegative().max(86_400_000).default(5_000))`--health-interval-ms <ms>: time
+      between two health checks; 0 disables them`,
+  timeoutMs: ms(3_000)`time limit of a health check`,
+  path: setting(z.string().startsWith("/").default("/health"))`the route that a check requests`,
+  failures: counted(2)`failed checks in a row that eject an instance; the first good one takes it back`,
 });
 
 const pairingSchema = z.strictObject({
-  /**
-   * What pairs with an instance whose side channel was never read, because its address is not known or it cannot be reached: every instance (`lenient`),
-   * those with its label, or none (`strict`). `off`: no side channel is read, and all instances pair.
-   */
-  mode: z.enum(PAIRING_MODES).default("lenient"),
-  /** For one reading of a side channel. */
-  timeoutMs: milliseconds.default(3_000),
-  /** Between two readings of an engine that shows no sign of a restart. */
-  refreshMs: milliseconds.default(60_000),
-  /** The engines' `handshake_key_file`, where they have one: their side channels answer nobody else. */
-  handshakeKeyFile: z.string().min(1).optional(),
+  mode: setting(z.enum(PAIRING_MODES).default("lenient"))`--pairing <mode>: what pairs with an instance whose
+      side channel was not read: all (lenient), those of its label, or none (strict); off reads no side
+      channel`,
+  timeoutMs: ms(3_000)`time limit of one reading of a side channel`,
+  refreshMs: ms(60_000)`time between two readings of an engine that shows no sign of a restart`,
+  handshakeKeyFile: setting(z.string().min(1).optional())`--handshake-key-file <file>: file with the key of
+      the engines' side channels, where they have one (handshake_key_file)`,
 });
 
 const portName = z.union([z.number().int().min(1).max(65_535), z.string().min(1).max(63)]);
-const labelName = z.string().min(1).max(317);
+const roles = <S extends z.ZodType>(schema: S) => z.strictObject({ prefill: schema, decode: schema });
+const label = () => setting(z.string().min(1).max(317).optional());
 const serviceName = z.string().regex(/^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/);
 
 /** The options of `kubernetesDiscovery`. */
 const kubernetesSchema = z
   .strictObject({
-    kubeconfig: z.string().optional(),
-    context: z.string().optional(),
-    namespace: serviceName.optional(),
-    podSelector: z.string().min(1).optional(),
-    services: z.strictObject({ prefill: serviceName, decode: serviceName }).optional(),
-    port: z.union([portName, z.strictObject({ prefill: portName, decode: portName })]).optional(),
-    sideChannelPort: portName.optional(),
-    roleLabel: labelName.optional(),
-    revisionLabel: labelName.optional(),
-    dataParallelLabel: labelName.optional(),
-    ipFamily: z.union([z.literal(4), z.literal(6)]).optional(),
+    kubeconfig: setting(z.string().optional())`kubeconfig file (default: that of the environment)`,
+    context: setting(z.string().optional())`context of the kubeconfig (default: its current one)`,
+    namespace: setting(serviceName.optional())`--kubernetes-namespace <name>: namespace of the pods (default:
+        that of the context or the pod)`,
+    podSelector: setting(z.string().min(1).optional())`--kubernetes-pods <selector>: follow the pods with
+        these labels, such as app=vllm; their roles are by the label llm-d.ai/role (needs
+        @kubernetes/client-node)`,
+    services: setting(roles(serviceName).optional())`in place of podSelector: the service of each role`,
+    port: setting(
+      z.union([portName, roles(portName)]).optional(),
+    )`HTTP port of the pods, by name or number; one,
+        or one for each role (default: http)`,
+    sideChannelPort: setting(portName.optional())`port of the pods' side channels`,
+    roleLabel: label()`label with the role of a pod (default: llm-d.ai/role)`,
+    revisionLabel: label()`label that differs for pods that do not pair, until their side channels are read`,
+    dataParallelLabel: label()`label with the number of data-parallel ranks; each is an instance`,
+    ipFamily: setting(
+      z.union([z.literal(4), z.literal(6)]).optional(),
+    )`4 or 6, for pods with addresses of both
+        (default: that of the first address; of services 4)`,
   })
   .refine(
     ({ podSelector, services }) => (podSelector === undefined) !== (services === undefined),
     "give either podSelector or services",
   );
 
+const dnsSchema = z.strictObject({
+  prefill: setting(z.string())`--dns-prefill <name>: follow the DNS name of the prefill instances: host:port,
+      or SRV records`,
+  decode: setting(z.string())`--dns-decode <name>: follow the DNS name of the decode instances`,
+});
+
 const discoverySchema = z
   .strictObject({
-    /** A JSON file `{"prefillers": […], "decoders": […]}`. */
-    file: z.string().optional(),
-    /** DNS names whose addresses are instances: `host:port`, or the name of SRV records. */
-    dns: z.strictObject({ prefill: z.string(), decode: z.string() }).optional(),
-    /** Pods, or the EndpointSlices of services, in a Kubernetes cluster. */
-    kubernetes: kubernetesSchema.optional(),
-    /** Between two reads of a file or of DNS. Kubernetes tells changes. */
-    intervalMs: milliseconds.default(5_000),
+    file: setting(z.string().optional())`--discovery-file <file>: follow a JSON file that lists the
+        instances`,
+    dns: setting(dnsSchema.optional())`follow DNS names, whose addresses are instances`,
+    kubernetes: setting(kubernetesSchema.optional())`follow pods or services in a Kubernetes cluster`,
+    intervalMs: ms(5_000)`time between two reads of a file or of DNS`,
   })
   .refine(
     (given) => [given.file, given.dns, given.kubernetes].filter((one) => one !== undefined).length === 1,
     "give one of file, dns and kubernetes",
   );
 
-const routingSchema = z.enum(ROUTING_NAMES);
+const routingSchema = z.enum(ROUTING_NAMES).default("round-robin");
 
 /** The settings of every front end: which instances there are, how they are chosen, paired and checked. Members of a zod schema. */
 export const fleetSettings = {
-  /** `host:port` or `http(s)://host:port[/path]`, where a `/v1` at the end is dropped; `@RANK` after it is a data-parallel rank. */
-  prefillers: z.array(instanceSpecSchema).default([]),
-  /** As `prefillers`. */
-  decoders: z.array(instanceSpecSchema).default([]),
-  /**
-   * A prompt with more uncached tokens than this has two legs. Without it, all have. A decode instance alone serves a shorter one, one that it has in
-   * its prefix cache, and one that would wait for a prefill instance longer than the decode instance computes.
-   */
-  disaggregateAbove: z.number().int().nonnegative().optional(),
-  /** The routing strategy of each role. */
-  routing: z
-    .strictObject({
-      prefill: routingSchema.default("round-robin"),
-      decode: routingSchema.default("round-robin"),
-    })
-    .prefault({}),
-  /** Health checks. */
-  health: healthSchema.prefault({}),
-  /** Which prefill instances serve with which decode instances. */
-  pairing: pairingSchema.prefault({}),
-  /** A source of instances that come and go. */
-  discovery: discoverySchema.optional(),
+  ...group("Instances", {
+    prefillers: setting(z.array(instanceSpecSchema).default([]))`--prefill <url...>: prefill instances:
+        host:port or http(s)://host:port; @RANK after it is a data-parallel rank`,
+    decoders: setting(z.array(instanceSpecSchema).default([]))`--decode <url...>: decode instances`,
+  }),
+  ...group("Discovery", {
+    discovery: setting(discoverySchema.optional())`a source of instances that come and go`,
+  }),
+  ...group("Health checks", { health: setting(healthSchema.prefault({}))`health checks of instances` }),
+  ...group("Pairing", {
+    pairing: setting(pairingSchema.prefault({}))`which prefill instances serve with which decode instances`,
+  }),
+  ...group("Routing", {
+    routing: setting(
+      z
+        .strictObject({
+          prefill: setting(routingSchema)`--prefill-routing <strategy>: how prefill instances are chosen`,
+          decode: setting(routingSchema)`--decode-routing <strategy>: how decode instances are chosen`,
+        })
+        .prefault({}),
+    )`how instances are chosen`,
+    disaggregateAbove: setting(z.number().int().nonnegative().optional())`--disaggregate-above <tokens>: a
+        decode instance alone serves prompts with at most so many tokens that it does not have cached
+        (default: two legs for all)`,
+  }),
 };
 
 const times = z.object(instanceTimes);

@@ -1,8 +1,8 @@
+import { createCommand } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import { expect, test } from "vitest";
 import { sidecarOfRank } from "../sidecar/data-parallel.js";
-import { createCommand } from "./cli-command.js";
-import { parseCli } from "./cli-options.js";
+import { PROGRAM, parseCli } from "./cli-options.js";
 import { readSettings } from "./settings.js";
 
 const FILES: Readonly<Record<string, string>> = {
@@ -24,7 +24,7 @@ const parse = (line: string) =>
   parseCli(
     line.split(" ").filter((word) => word !== ""),
     sources,
-    createCommand()
+    createCommand(PROGRAM)
       .exitOverride()
       .configureOutput({ writeErr: () => {} }),
   );
@@ -80,7 +80,7 @@ test("omits settings that no flag sets", () => {
   );
   expect(settings.timeouts).toEqual({ stallMs: 5 });
   expect(settings.policy).toEqual({ unsplittable: "decode-computes" });
-  expect(settings.limits).toEqual({});
+  expect(settings.limits).toBeUndefined();
 });
 
 test("flags override the file member by member, and the token comes from the environment or a token file", () => {

@@ -1,223 +1,116 @@
-import {
-  fleetSettings,
-  instanceTimes,
-  mayForward,
-  milliseconds,
-  parseSettings,
-  readJsonFile,
-} from "@kv/fleet/front-end";
+import { fleetSettings, group, listenerPort, mayForward, parseSettings, setting } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import { z } from "zod";
+import { BODIES_PER_CLIENT_BYTES, limitsSchema, timeoutsSchema } from "./limit-settings.js";
 
-const bytes = z.number().int().positive();
-const count = z.number().int().positive();
+/** The environment variable of `admin.token`. */
+export const ADMIN_TOKEN = "KV_PROXY_ADMIN_TOKEN";
+/** The most processes that one port is served by. */
+export const MAX_WORKERS = 64;
 
-const limitsSchema = z.strictObject({
-  /** A client's body; a larger one is answered with 413. */
-  bodyLengthBytes: bytes.default(16 * 1024 * 1024),
-  /** The bodies of all requests together, until each has its answer; the largest that is still arriving is refused with 503. */
-  bodiesLengthBytes: bytes.default(128 * 1024 * 1024),
-  /** The bodies of one client together; the largest that is still arriving is refused with 429. By default 64 MiB. */
-  bodiesPerClientLengthBytes: bytes.optional(),
-  /** Objects and lists inside of one another, in a body. */
-  bodyDepth: count.default(100),
-  /** Members of objects, and objects and lists, in a body. */
-  bodyMembers: count.default(100_000),
-  /** Elements of lists and members of objects, such as token ids, in a body. */
-  bodyValues: count.default(2 * 1024 * 1024),
-  /** Clients' connections. By default half of the process's descriptors, a third unless `mode` is `pull`, 10,000 at most. */
-  connections: count.optional(),
-  /** Connections from one address; of an IPv6 address 64 bits count. By default half of `connections`. */
-  connectionsPerAddress: count.optional(),
-  /** Requests on one connection that wait for the answers before them; above it, the connection is closed. */
-  pipelinedRequests: z.number().int().nonnegative().default(16),
-  /** Requests in flight, each part counted; more are answered with 503. By default as many as `connections` has by default. */
-  requestsInFlight: count.optional(),
-  /** Requests in flight of one client; more are answered with 429. By default half of `requestsInFlight`. */
-  requestsPerClient: count.optional(),
-  /** How many requests a client may leave before their answers begin, within `timeouts.abandonedWindowMs`; then 429. By default 30. */
-  abandonedPrefills: count.optional(),
-  /**
-   * The header by which a trusted front end names the client, for the limits per client. By default, the client is its address. A client that
-   * reaches the proxy without the front end could choose its name.
-   */
-  clientHeader: z
-    .string()
-    .regex(/^[A-Za-z0-9-]+$/)
-    .transform((name) => name.toLowerCase())
-    .optional(),
-  /** A client's request line and headers; larger ones are answered with 431. */
-  headersLengthBytes: bytes.default(32 * 1024),
-  /** A prefill worker's answer, which may repeat the prompt's token ids. */
-  prefillAnswerLengthBytes: bytes.default(32 * 1024 * 1024),
-  /** The part of a decode worker's unstreamed answer that is checked before any of it leaves. */
-  heldAnswerLengthBytes: bytes.default(4 * 1024 * 1024),
-  /** All answers together that are merged into one unstreamed answer. */
-  mergedAnswerLengthBytes: bytes.default(64 * 1024 * 1024),
-  /** One event of a stream that is merged with others. */
-  eventLengthBytes: bytes.default(1024 * 1024),
-  /** Prompts times copies (`n`) in one request. */
-  parts: z.number().int().positive().default(256),
-});
-
-const timeoutsSchema = z.strictObject({
-  connectMs: instanceTimes.connectMs,
-  /** The prefill leg, with the time in the worker's queue. */
-  prefillMs: milliseconds.default(300_000),
-  /** From the begin of the decode leg to the first byte of its answer. */
-  firstByteMs: milliseconds.default(300_000),
-  /** Between two chunks of a decode worker's answer, and for a client to read some of its answer. */
-  stallMs: milliseconds.default(120_000),
-  /** A whole request, with the time that a slow client takes to read. */
-  requestMs: milliseconds.default(3_600_000),
-  /** For a client to send the head of its request, from the connection's begin or the first byte. */
-  headersMs: milliseconds.default(10_000),
-  /** For a client to send its request. */
-  receiveMs: milliseconds.default(60_000),
-  /** For how long a request counts that a client left before its answer began. */
-  abandonedWindowMs: milliseconds.default(30_000),
-  /**
-   * How long a client's idle connection is kept. Longer than clients and load balancers keep theirs (OpenAI's Python client 5 s, many
-   * balancers 60 s), because a request that is sent while the connection closes is lost.
-   */
-  keepAliveMs: milliseconds.default(75_000),
-  /** How long a prefill worker surely holds blocks for a decode leg: its `kv_lease_duration` (vLLM: 30 s) less a margin. */
-  leaseMs: milliseconds.default(25_000),
-  /** For the leg that frees blocks which no decode leg will read. */
-  releaseMs: milliseconds.default(10_000),
-  coolDownMs: instanceTimes.coolDownMs,
-  maxCoolDownMs: instanceTimes.maxCoolDownMs,
-  slowReturnMs: instanceTimes.slowReturnMs,
-  /** How long `close` lets requests in flight end by themselves. */
-  graceMs: milliseconds.default(30_000),
-});
-
-const fallback = z.enum(["fail", "decode-computes"]).default("fail");
+const policy = z.enum(["fail", "decode-computes"]).default("fail");
 
 const policySchema = z.strictObject({
-  /** When the prefill worker answers without KV parameters: an error (502), or the decode worker computes the prompt. */
-  missingKv: fallback,
-  /** When prefill and decode of a request cannot be split (beam search, …): an error (400), or a decode worker serves it alone. */
-  unsplittable: fallback,
+  missingKv: setting(policy)`--missing-kv <policy>: when a prefill instance answers without KV parameters:
+      502, or the decode instance computes the prompt`,
+  unsplittable: setting(policy)`--unsplittable <policy>: when a request cannot be split, as with beam search:
+      400, or a decode instance serves it alone`,
 });
+
+const hostName = z.string().regex(/^[A-Za-z0-9._-]+$/);
 
 const adminSchema = z.strictObject({
-  host: z.string().default("127.0.0.1"),
-  /** 0 takes a free port. */
-  port: z.number().int().min(0).max(65_535),
-  /** Required as `Authorization: Bearer TOKEN`. It must be set where the host is not the loopback. */
-  token: z.string().min(16).optional(),
-  /**
-   * Names of this host that a `Host` header may have, besides `localhost`, IP addresses and `host`. Without a token no other name is served;
-   * with one, only where this list is set.
-   */
-  allowedHosts: z.array(z.string().regex(/^[A-Za-z0-9._-]+$/)).default([]),
+  host: setting(z.string().default("127.0.0.1"))`--admin-host <host>: address of the admin routes`,
+  port: setting(listenerPort)`--admin-port <port>: port of the admin routes and the page; 0 takes a free one
+      (default: no admin routes)`,
+  token: setting(z.string().min(16).optional())`required as Authorization: Bearer; it must be set where
+      admin.host is not the loopback (--admin-token-file) (default: ${ADMIN_TOKEN})`,
+  allowedHosts: setting(z.array(hostName).default([]))`--admin-allowed-host <name...>: names of this host that
+      requests to the admin routes may have in their Host header`,
 });
 
+const origin = z
+  .string()
+  .regex(/^(\*|https?:\/\/[^/?#\s]+)$/, "give scheme://host[:port], without a path, or *");
+
 const corsSchema = z.strictObject({
-  /** Origins such as `https://chat.example.org`, whose pages may read answers; `*` for all. */
-  origins: z
-    .array(z.string().regex(/^(\*|https?:\/\/[^/?#\s]+)$/, "give scheme://host[:port], without a path, or *"))
-    .min(1),
+  origins: setting(z.array(origin).min(1))`--cors-origin <origin...>: origins whose web pages may use the
+      routes for clients; * for all`,
 });
 
 const instanceRoutesSchema = z.strictObject({
-  /** Required as `Authorization: Bearer TOKEN`. */
-  token: z.string().min(16).optional(),
+  token: setting(z.string().min(16).optional())`required as Authorization: Bearer; without it web pages are
+      refused (default: with the flag that of the admin routes)`,
 });
 
-/** Values of `mode`. */
-export const MODES = ["pull", "push", "auto"] as const;
-/** Values of `pushLegs`. */
-export const PUSH_LEGS = ["at-once", "prefill-first"] as const;
 /** An entry of an `Allowlist`, which checks it. */
 const allowEntry = z.string().min(1).max(256);
+const file = z.string().min(1);
+const tlsSchema = z.union([z.boolean(), z.strictObject({ certFile: file, keyFile: file })]);
 
 const sidecarSchema = z.strictObject({
-  /**
-   * The prefill instances that requests may name: addresses, blocks such as `10.0.0.0/8`, names, `*.SUFFIX` or `*`, each with `:PORT` for one port only. Those that
-   * `discovery` finds are allowed besides.
-   */
-  allow: z.array(allowEntry).max(1024).default([]),
-  /** Whether prefill instances are reached by HTTPS. */
-  prefillTls: z.boolean().default(false),
-  /** Whether its own port speaks TLS: `true` with a certificate that is made at the start, or with one of files, which are read again when they change. */
-  tls: z
-    .union([
-      z.boolean(),
-      z.strictObject({
-        /** PEM file of the certificate and its chain. */
-        certFile: z.string().min(1),
-        /** PEM file of its key. */
-        keyFile: z.string().min(1),
-      }),
-    ])
-    .default(false),
-  /** Side-channel port and TP size of the engines of all prefill instances, as in `kv` of an instance. */
-  kv: z
-    .strictObject({
-      port: z.number().int().min(1).max(65_535).optional(),
-      tpSize: z.number().int().min(1).max(65_536).optional(),
-    })
-    .optional(),
+  allow: setting(z.array(allowEntry).max(1024).default([]))`--allow-prefill <entry...>: prefill instances that
+      requests may name, beside those of discovery: addresses, blocks such as 10.0.0.0/8, names, *.SUFFIX or
+      *; each may have :PORT`,
+  prefillTls: setting(z.boolean().default(false))`reach prefill instances by HTTPS (--enable-tls prefiller)`,
+  tls: setting(tlsSchema.default(false))`speak TLS on its own port: with a certificate that is made at the
+      start, or with the PEM files certFile and keyFile, which are read again when they change (--secure-proxy, --cert-path)`,
+  kv: setting(
+    z
+      .strictObject({
+        port: z.number().int().min(1).max(65_535).optional(),
+        tpSize: z.number().int().min(1).max(65_536).optional(),
+      })
+      .optional(),
+  )`side-channel port and TP size of all prefill instances (--prefill-side-channel-port, --prefill-tp-size)`,
+});
+
+const forwarded = z
+  .string()
+  .regex(/^[A-Za-z0-9-]+$/)
+  .refine(mayForward, "the proxy sets this header itself, or it belongs to one connection");
+
+/** Where clients are served, as a configuration file and flags say. */
+export const listenSchema = z.strictObject({
+  host: setting(z.string().default("127.0.0.1"))`--host <host>: address to listen on`,
+  port: setting(listenerPort.default(8_000))`--port <port>: port to listen on; 0 takes a free one`,
+  workers: setting(z.number().int().min(1).max(MAX_WORKERS).default(1))`--workers <n>: processes that serve
+      the port, one for each core; ${MAX_WORKERS} at most`,
 });
 
 /** The settings of the proxy, as a zod schema. */
 export const proxySettingsSchema = z.strictObject({
-  prefillers: fleetSettings.prefillers,
-  decoders: fleetSettings.decoders,
-  /**
-   * How the KV is transferred, which decides the order of the legs: `pull` for vLLM's NixlConnector, `push` for its NixlPushConnector, `auto` by
-   * the answers of each prefill instance.
-   */
-  mode: z.enum(MODES).default("pull"),
-  /** For push: both legs at once, or the decode leg after the prefill leg has answered. */
-  pushLegs: z.enum(PUSH_LEGS).default("at-once"),
-  disaggregateAbove: fleetSettings.disaggregateAbove,
-  routing: fleetSettings.routing,
-  limits: limitsSchema.prefault({}),
-  timeouts: timeoutsSchema.prefault({}),
-  policy: policySchema.prefault({}),
-  /**
-   * Further headers of clients that instances get, such as `authorization`. Always forwarded are `accept`, `traceparent`, `tracestate`, `baggage`
-   * and `x-data-parallel-rank`.
-   */
-  forwardHeaders: z
-    .array(
-      z
-        .string()
-        .regex(/^[A-Za-z0-9-]+$/)
-        .refine(mayForward, "the proxy sets this header itself, or it belongs to one connection"),
-    )
-    .default([]),
-  /** Whether errors to clients and `GET /status` name instances and their addresses. The admin routes and the log always do. */
-  exposeInstances: z.boolean().default(false),
-  health: fleetSettings.health,
-  pairing: fleetSettings.pairing,
-  discovery: fleetSettings.discovery,
-  admin: adminSchema.optional(),
-  /** Lets web pages of other origins use the routes for clients. By default, browsers refuse them. */
-  cors: corsSchema.optional(),
-  /**
-   * Stands on the port of one decode instance. Requests name their prefill instances in the header `x-prefiller-host-port`, as llm-d's picker does; without it, the
-   * decode instance computes alone.
-   */
-  sidecar: sidecarSchema.optional(),
-  /** Serves `/instances/add`, `/drain` and `/remove` to clients too, as vLLM's push proxy does. */
-  instanceRoutes: instanceRoutesSchema.optional(),
+  ...fleetSettings,
+  ...group("Transfer", {
+    mode: setting(z.enum(["pull", "push", "auto"]).default("pull"))`--mode <mode>: how the KV is transferred:
+        pull (NixlConnector), push (NixlPushConnector), or auto (by each prefill instance's answers)`,
+    pushLegs: setting(z.enum(["at-once", "prefill-first"]).default("at-once"))`--push-legs <order>: push: send
+        both legs at once, or decode after prefill`,
+    policy: setting(policySchema.prefault({}))`whether a decode instance computes in place of an error`,
+  }),
+  ...group("Sidecar", {
+    sidecar: setting(sidecarSchema.optional())`stands on the port of one decode instance; requests name their
+        prefill instances in x-prefiller-host-port`,
+  }),
+  ...group("Limits", { limits: setting(limitsSchema.prefault({}))`what clients can make the proxy hold` }),
+  ...group("Timeouts", { timeouts: setting(timeoutsSchema.prefault({}))`how long things may take` }),
+  ...group("Clients", {
+    forwardHeaders: setting(z.array(forwarded).default([]))`--forward-header <name...>: further headers of
+        clients that instances get, such as authorization`,
+    exposeInstances: setting(z.boolean().default(false))`--expose-instances: name instances and their
+        addresses in errors to clients and in /status`,
+    cors: setting(corsSchema.optional())`lets web pages of other origins use the routes for clients`,
+    instanceRoutes: setting(instanceRoutesSchema.optional())`--instance-routes: serve /instances/add, /drain
+        and /remove on the clients' port too, with the admin token where one is set`,
+  }),
+  ...group("Admin routes", { admin: setting(adminSchema.optional())`the admin routes and the page` }),
 });
 
-/** The most processes that one port is served by. */
-export const MAX_WORKERS = 64;
-
 /** A configuration file: the settings, and where to listen. */
-export const proxyFileSchema = proxySettingsSchema.extend({
-  host: z.string().default("127.0.0.1"),
-  port: z.number().int().min(0).max(65_535).default(8_000),
-  /** Processes that serve the port. */
-  workers: z.number().int().min(1).max(MAX_WORKERS).default(1),
-  /** For editors. */
-  $schema: z.string().optional(),
+export const proxyFileSchema = z.strictObject({
+  ...listenSchema.shape,
+  ...proxySettingsSchema.shape,
+  $schema: setting(z.string().optional())`for editors`,
 });
 
 /** The settings as a program, a configuration file or a command line gives them; each member has a default. */
@@ -227,14 +120,6 @@ export type ProxySettings = z.output<typeof proxySettingsSchema>;
 
 /** The content of a configuration file. */
 export type ProxyFileInput = z.input<typeof proxyFileSchema>;
-
-/** Reads a configuration file. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, both with the file's name. */
-export function readConfigFile(path: string, readFile: (path: string) => string): ProxyFileInput {
-  const input = readJsonFile(path, readFile);
-  parseSettings(proxyFileSchema, input, { subject: `${path} is`, readme: "@kv/proxy" });
-  const { $schema: _, ...file } = input as ProxyFileInput;
-  return file;
-}
 
 /** Checks settings and fills in defaults. Errors: `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, with the name of each wrong setting. */
 export function readSettings(input: unknown): ProxySettings {
@@ -247,9 +132,6 @@ export function readSettings(input: unknown): ProxySettings {
   requireRoomForBody(settings);
   return settings;
 }
-
-/** Default of `limits.bodiesPerClientLengthBytes`. */
-export const BODIES_PER_CLIENT_BYTES = 64 * 1024 * 1024;
 
 /** Whether all clients count as one: those of a sidecar are gateways, and no header names the clients behind them. */
 export function isOneClient({ sidecar, limits }: Pick<ProxySettings, "sidecar" | "limits">): boolean {

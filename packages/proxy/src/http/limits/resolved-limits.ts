@@ -1,4 +1,5 @@
 import { readFileSync } from "node:fs";
+import { ABANDONED_PREFILLS } from "../../config/limit-settings.js";
 import { bodiesPerClientBytes, isOneClient, type ProxySettings } from "../../config/settings.js";
 
 /** The limits with all defaults, those that depend on the machine included. */
@@ -24,8 +25,6 @@ export type ResolvedLimits = Omit<
 const KEPT_DESCRIPTORS = 256;
 /** More connections would need more memory than a proxy has. */
 const MAX_CONNECTIONS = 10_000;
-/** Default of `limits.abandonedPrefills`. */
-export const ABANDONED_PREFILLS = 30;
 /** Of systems that do not tell theirs. */
 const USUAL_DESCRIPTORS = 10_240;
 

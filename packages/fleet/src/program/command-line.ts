@@ -1,0 +1,122 @@
+import { commanderOutput, each, packageVersion, port, wholeNumber } from "@kv/program";
+import { Command, Option } from "commander";
+import { z } from "zod";
+import { parseSettings, readJsonFile } from "../settings/fleet-settings.js";
+import { type Setting, settingsIn, withoutDefault } from "../settings/settings-table.js";
+
+/** A program whose flags follow from two schemas: of its configuration file, and of what only a command line has. */
+export interface CommandLine<File extends z.ZodObject, Flags extends z.ZodObject> {
+  /** Its name, such as `kv-proxy`. */
+  readonly name: string;
+  /** What it does, for the help. */
+  readonly description: string;
+  /** `import.meta.url` of a module of its package. */
+  readonly module: string;
+  /** The package whose README describes the settings. */
+  readonly readme: string;
+  /** The settings of its configuration file. */
+  readonly file: File;
+  /** The flags that are no settings. One of them is `--config`. */
+  readonly flags: Flags;
+}
+
+/** What a command line gives. */
+export interface Given<File extends z.ZodObject, Flags extends z.ZodObject> {
+  /** The settings of flags. */
+  readonly given: z.input<File>;
+  /** The settings of the file of `--config`. */
+  readonly inFile: z.input<File>;
+  /** The other flags, with their defaults. */
+  readonly flags: z.output<Flags>;
+}
+
+/** The command with its flags and their help. */
+export function createCommand<File extends z.ZodObject, Flags extends z.ZodObject>(
+  program: CommandLine<File, Flags>,
+): Command {
+  const command = new Command(program.name)
+    .version(packageVersion(program.module))
+    .description(program.description)
+    .exitOverride()
+    .configureOutput(commanderOutput(program.name))
+    .configureHelp({ minWidthToWrap: 20 })
+    .allowExcessArguments(false);
+  const [settings, flags] = [settingsIn(program.file), settingsIn(program.flags)];
+  const headings = [...settings, ...flags].map(({ heading }) => heading);
+  const places = [...flags, ...settings].map((one) => ({ one, at: headings.indexOf(one.heading) }));
+  for (const { one } of places.sort((a, b) => a.at - b.at))
+    if (one.flag !== undefined) command.addOption(optionOf(one.flag, one));
+  return command;
+}
+
+function optionOf(flag: string, { description, heading, type, choices, usual }: Setting): Option {
+  const isShown = usual !== undefined && usual !== "false";
+  const option = new Option(flag, isShown ? `${description} (default: ${usual})` : description);
+  if (heading !== undefined) option.helpGroup(`${heading}:`);
+  // A value that may be left out.
+  if (option.optional) option.preset("true");
+  if (choices !== undefined) option.choices(choices);
+  const value = type instanceof z.ZodArray ? withoutDefault(type.element) : type;
+  if (!(value instanceof z.ZodNumber)) return option;
+  const read = value.maxValue === 65_535 ? port : wholeNumber;
+  return option.variadic ? option.argParser(each(read)) : option.argParser(read);
+}
+
+/**
+ * Parses the arguments after the program's name, and the file of `--config`. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, both with the file's
+ * name; commander exits with a message for an unknown flag.
+ */
+export function readCommandLine<File extends z.ZodObject, Flags extends z.ZodObject>(
+  program: CommandLine<File, Flags>,
+  args: readonly string[],
+  readFile: (path: string) => string,
+  command = createCommand(program),
+): Given<File, Flags> {
+  const values = command.parse([...args], { from: "user" }).opts();
+  const given = (schema: z.ZodObject) => {
+    let all = {};
+    for (const { flag, path, type } of settingsIn(schema)) {
+      const value = flag === undefined ? undefined : values[new Option(flag).attributeName()];
+      if (value === undefined) continue;
+      // A flag without a value stands for an object with its defaults.
+      const inner: unknown = type instanceof z.ZodObject ? {} : value;
+      all = merged(all, path.reduceRight((member, name) => ({ [name]: member }), inner) as object);
+    }
+    return all;
+  };
+  return {
+    given: given(program.file) as z.input<File>,
+    inFile:
+      values["config"] === undefined
+        ? ({} as z.input<File>)
+        : readConfigFile(program, values["config"], readFile),
+    flags: program.flags.parse(given(program.flags)),
+  };
+}
+
+/** Reads a configuration file. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, both with the file's name. */
+export function readConfigFile<File extends z.ZodObject>(
+  { file, readme }: Pick<CommandLine<File, z.ZodObject>, "file" | "readme">,
+  path: string,
+  readFile: (path: string) => string,
+): z.input<File> {
+  const input = readJsonFile(path, readFile);
+  parseSettings(file, input, { subject: `${path} is`, readme });
+  const { $schema: _, ...settings } = input as z.input<File>;
+  return settings as z.input<File>;
+}
+
+/** The members of `over` that are not undefined in place of those of `under`, recursively; lists are replaced. */
+export function merged<Under extends object, Over extends object>(under: Under, over: Over): Under & Over {
+  const all = { ...under } as Record<string, unknown>;
+  for (const [key, value] of Object.entries(over)) {
+    const before = all[key];
+    if (isPlain(value)) all[key] = merged(isPlain(before) ? before : {}, value);
+    else if (value !== undefined) all[key] = value;
+  }
+  return all as Under & Over;
+}
+
+function isPlain(value: unknown): value is object {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}

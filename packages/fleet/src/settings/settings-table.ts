@@ -1,0 +1,89 @@
+import { z } from "zod";
+
+/** What the table of settings has of a setting, or of a flag that is no setting, beside its schema. */
+interface About {
+  /** What it sets. */
+  readonly description: string;
+  /** Its flag, as commander takes it. */
+  readonly flag?: string | undefined;
+  /** The heading of its flag in the help. */
+  readonly heading?: string | undefined;
+  /** What holds where it is not given, with its unit; undefined: nothing. */
+  readonly usual?: string | undefined;
+}
+
+/** A setting, or a flag that is no setting. */
+export interface Setting extends About {
+  /** The names that lead to it, such as `["limits", "connections"]`. */
+  readonly path: readonly string[];
+  /** The schema of a value. */
+  readonly type: z.core.$ZodType;
+  /** The values that it, or each element of a list, may have; undefined: others too. */
+  readonly choices?: readonly string[] | undefined;
+}
+
+/** The table of settings: schemas with what is said of them. Commands, their help, the JSON schemas and the READMEs follow from it. */
+const table = z.registry<About>();
+
+/**
+ * Adds a setting, or a flag that is no setting, to the table by its line of help: `FLAG: what it sets (default: what holds without it)`. A setting of
+ * files alone has no flag, and where the schema has a default the line has none.
+ */
+export function setting<S extends z.ZodType>(schema: S) {
+  return (text: TemplateStringsArray, ...values: readonly (string | number)[]): S => {
+    const line = String.raw({ raw: text }, ...values).replaceAll(/\s+/g, " ");
+    const [, flag, description = line, usual] =
+      /^(?:(--.*?): )?(.*?)(?: \(default: (.*)\))?$/.exec(line) ?? [];
+    const described = schema.describe(description);
+    table.add(described, { description, flag, usual });
+    return described;
+  };
+}
+
+/** Gives the flags of settings, and of those inside of them, a heading in the help. */
+export function group<Shape extends z.ZodRawShape>(heading: string, shape: Shape): Shape {
+  for (const member of Object.values(shape))
+    table.add(member, { description: "", ...table.get(member), heading });
+  return shape;
+}
+
+/** A number of things, as a zod schema. */
+export const count = z.number().int().positive();
+/** The port of a listener, as a zod schema; 0 takes a free one. */
+export const listenerPort = z.number().int().min(0).max(65_535);
+/** A setting in milliseconds, with its default. */
+export const ms = (usual: number) => setting(z.number().positive().max(86_400_000).default(usual));
+/** A setting that is a number of things or bytes, with its default. */
+export const counted = (usual: number) => setting(count.default(usual));
+
+/** The settings of a schema. An object counts where it has a flag, and its members where they are settings. */
+export function settingsIn(schema: z.ZodObject, path: readonly string[] = [], outer?: string): Setting[] {
+  return Object.entries(schema.shape).flatMap(([name, member]) => {
+    const about = table.get(member);
+    if (about === undefined) return [];
+    const type = withoutDefault(member);
+    const { heading = outer, usual = shownDefault(name, member) } = about;
+    const element = type instanceof z.ZodArray ? withoutDefault(type.element) : type;
+    const choices = element instanceof z.ZodEnum ? element.options.map(String) : undefined;
+    const own = { ...about, path: [...path, name], type, choices, heading, usual };
+    const inner = type instanceof z.ZodObject ? settingsIn(type, own.path, heading) : [];
+    return inner.length === 0 || about.flag !== undefined ? [own, ...inner] : inner;
+  });
+}
+
+/** The schema inside of `optional`, `default`, `prefault` and a transformation. */
+export function withoutDefault(schema: z.core.$ZodType): z.core.$ZodType {
+  if (schema instanceof z.ZodPipe) return withoutDefault(schema.in);
+  const isWrapped =
+    schema instanceof z.ZodOptional || schema instanceof z.ZodDefault || schema instanceof z.ZodPrefault;
+  return isWrapped ? withoutDefault(schema.unwrap()) : schema;
+}
+
+/** The default of a schema. The unit of a number is in the setting's name. */
+function shownDefault(name: string, schema: z.core.$ZodType): string | undefined {
+  const value = schema instanceof z.ZodDefault ? schema.def.defaultValue : "";
+  if (typeof value !== "number") return `${value}` || undefined;
+  if (name.endsWith("Ms")) return `${value / 1000} s`;
+  if (!name.endsWith("Bytes")) return value < 10_000 ? `${value}` : value.toLocaleString("en-US");
+  return value < 2 ** 20 ? `${value / 2 ** 10} KiB` : `${value / 2 ** 20} MiB`;
+}
