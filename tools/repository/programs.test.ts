@@ -18,12 +18,15 @@ interface Program {
   readonly wrong?: readonly string[];
   /** What is typed after its name, and what bash completes. */
   readonly completed: { readonly typed: readonly string[]; readonly found: string };
+  /** The headings of its options in the help, in their order. */
+  readonly headings?: readonly string[];
 }
 
 const PROGRAMS: readonly Program[] = [
   {
     name: "kv-plan",
     folder: "kv-plan",
+    headings: ["Options", "Model", "Engines", "Sample request", "What the engines may do", "Report"],
     wrong: ["--config", "/nowhere"],
     completed: { typed: ["--poo"], found: "--pool" },
   },
@@ -36,12 +39,20 @@ const PROGRAMS: readonly Program[] = [
   {
     name: "kv-proxy",
     folder: "proxy",
+    headings: [
+      ...["Options", "Instances", "Discovery", "Health checks", "Pairing", "Routing", "Transfer", "Sidecar"],
+      ...["Limits", "Timeouts", "Clients", "Admin routes", "Instances, as vLLM's toy proxy takes them"],
+    ],
     wrong: ["--prefill", "p:1"],
     completed: { typed: ["--prefi"], found: "--prefill" },
   },
   {
     name: "kv-epp",
     folder: "epp",
+    headings: [
+      ...["Options", "Instances", "Discovery", "Health checks", "Pairing", "Routing", "Answers", "Limits"],
+      ...["Timeouts", "Health and metrics", "TLS"],
+    ],
     wrong: ["--prefill", "p:1"],
     completed: { typed: ["--prefi"], found: "--prefill" },
   },
@@ -61,6 +72,9 @@ const COMPLETE = `
   COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
   "__\${1//-/_}_complete"
   printf '%s\\n' "\${COMPREPLY[@]}"`;
+
+/** Commands that commander and the completion add. */
+const OTHERS: readonly string[] = ["help", "complete"];
 
 function run({ name }: Program, args: readonly string[]) {
   return output(process.execPath, [builtProgram(name), ...args]);
@@ -86,7 +100,7 @@ function output(command: string, args: readonly string[], env: NodeJS.ProcessEnv
 }
 
 describe.each(PROGRAMS)("$name", (program) => {
-  const { name, folder, wrong, completed } = program;
+  const { name, folder, wrong, completed, headings } = program;
 
   it("prints its version and its help on stdout, and exits with 0", async () => {
     const manifest = readFileSync(join(root, "packages", folder, "package.json"), "utf8");
@@ -95,9 +109,22 @@ describe.each(PROGRAMS)("$name", (program) => {
     expect(shown).toEqual({ code: 0, stdout: `${version}\n`, stderr: "" });
     expect(help).toMatchObject({ code: 0, stderr: "" });
     expect(help.stdout).toContain(`Usage: ${name}`);
-    expect(help.stdout).not.toMatch(/default: (\[\]|undefined|null)/);
     // NO_COLOR holds: there are no colours.
     expect(help.stdout).not.toContain("\u001b");
+  });
+
+  it("has a help of 100 columns at most, in groups, for each command", async () => {
+    const top = (await run(program, ["--help"])).stdout;
+    const found = [...top.matchAll(/^([A-Z].*):$/gm)].map(([, heading]) => heading);
+    if (headings !== undefined) expect(found).toEqual(headings);
+    const [, commands = ""] = top.split("\nCommands:\n");
+    const names = [...commands.matchAll(/^ {2}([a-z]+) /gm)].map(([, command = ""]) => command);
+    const own = names.filter((command) => !OTHERS.includes(command));
+    const helps = await Promise.all(own.map((command) => run(program, [command, "--help"])));
+    for (const help of [top, ...helps.map(({ stdout }) => stdout)]) {
+      expect(help.split("\n").filter((line) => line.length > 100)).toEqual([]);
+      expect(help).not.toMatch(/default: (\[\]|undefined|null)/);
+    }
   });
 
   it.runIf(isLongRun || name === "kv-plan")(

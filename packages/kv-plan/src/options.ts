@@ -25,6 +25,7 @@ export function command(): Command {
       "Show how decode ranks read the KV cache of prefill ranks: which rank reads which heads from which rank, in how many descriptors, and a proof of the plan.\n" +
         "Where the engines differ a flag is given twice: first for prefill, then for decode.",
     )
+    .optionsGroup("Model:")
     .option("--file <pair.json>", "read the pair from a file")
     .addOption(
       several(
@@ -34,6 +35,11 @@ export function command(): Command {
         "none",
       ),
     )
+    .option("--kv-heads <count>", "KV heads of the model, without a config", integer)
+    .option("--head-size <elements>", "elements of a head, without a config", integer)
+    .option("--layers <count>", "layers with a cache, without a config", integer)
+    .option("--mla", "the model has multi-head latent attention: --head-size is its latent vector", false)
+    .optionsGroup("Engines:")
     .addOption(several("--tp <size>", "tensor parallel size; once or twice", sizes, "1"))
     .addOption(several("--pp <stages>", "pipeline stages of prefill; decode has one", sizes, "1"))
     .addOption(several("--block-size <tokens>", "tokens in a block; once or twice", integers, "16"))
@@ -43,10 +49,6 @@ export function command(): Command {
     )
     .addOption(several("--backend <name>", "attention backend", lists(String), "FLASH_ATTN"))
     .addOption(several("--num-blocks <count>", "blocks of a rank", integers, "10000"))
-    .option("--kv-heads <count>", "KV heads of the model, without a config", integer)
-    .option("--head-size <elements>", "elements of a head, without a config", integer)
-    .option("--layers <count>", "layers with a cache, without a config", integer)
-    .option("--mla", "the model has multi-head latent attention: --head-size is its latent vector", false)
     .option(
       "--kv-cache-dtype <name>",
       "auto, bfloat16, float16, float32, fp8, nvfp4, fp8_per_token_head, …",

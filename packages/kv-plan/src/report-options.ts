@@ -41,6 +41,7 @@ const MAX_COUNT = 999_999_999;
 /** Adds the flags of `ReportOptions` to a command, and returns the command. */
 export function addReportOptions(program: Command): Command {
   return program
+    .optionsGroup("Sample request:")
     .option("--tokens <count>", "length of the sample request", integer, 2048)
     .option(
       "--computed <blocks>",
@@ -54,6 +55,7 @@ export function addReportOptions(program: Command): Command {
         .default("consecutive"),
     )
     .option("--bandwidth <GB/s>", "of one rank's link", positiveNumber, 25)
+    .optionsGroup("What the engines may do:")
     .option("--permute", "allow the conversion of HND to NHD (vLLM: enable_permute_local_kv)", false)
     .option(
       "--repack",
@@ -67,6 +69,7 @@ export function addReportOptions(program: Command): Command {
         "where blocks must be put in another order (default: fewer descriptors)",
       ).choices(["permute", "direct"]),
     )
+    .optionsGroup("Report:")
     .option("--json", "print the report as JSON", false)
     .option("--mermaid", "print a Mermaid flow chart", false)
     .option("--svg", "print an SVG", false)

@@ -1,6 +1,6 @@
 import tab from "@bomb.sh/tab/commander";
 import { commanderOutput, each, oneOf, packageVersion, print, printError, runProgram } from "@kv/program";
-import { Command } from "commander";
+import { Command, Option } from "commander";
 import { addBench } from "./bench/command.js";
 import { addDoctor } from "./doctor/command.js";
 import { installNixl, PLUGIN_DEPENDENCIES, type PluginDependency } from "./install/install.js";
@@ -37,11 +37,13 @@ program
     12,
   )
   .option("--wheel <file>", "the wheel, on a machine without a package index; its SHA-256 is checked")
-  .option(
-    "--with <name>",
-    "also install libraries that a plugin needs from outside the wheel: libfabric (11 MB; NVIDIA's licence for CUDA's runtime)",
-    each(oneOf(...PLUGIN_DEPENDENCIES)),
-    [],
+  .addOption(
+    new Option(
+      "--with <name>",
+      "also install libraries that a plugin needs from outside the wheel: libfabric (11 MB; NVIDIA's licence for CUDA's runtime)",
+    )
+      .argParser(each(oneOf(...PLUGIN_DEPENDENCIES)))
+      .default([], "none"),
   )
   .option("--force", "install NIXL again and replace the installation, such as when a file is damaged")
   .action(async (options: InstallCommandOptions) => {

@@ -34,12 +34,18 @@ export function reportFailure(name: string, thrown: unknown, write = printError)
   return EXIT_CODES.couldNotRun;
 }
 
+/** The widest line of a program's help, in columns. */
+const HELP_COLUMNS = 100;
+
 /**
  * For commander's `configureOutput`: its errors (`error: message`, then advice) are printed as `reportFailure` prints a `KvError`, with the code
- * `KV_CONFIG_INVALID`. `name`: the program's.
+ * `KV_CONFIG_INVALID`; the help has the width of the terminal, 100 columns at most. `name`: the program's.
  */
 export function commanderOutput(name: string) {
+  const width = () => Math.min(process.stdout.columns ?? HELP_COLUMNS, HELP_COLUMNS);
   return {
+    getOutHelpWidth: width,
+    getErrHelpWidth: width,
     writeOut: print,
     writeErr: printError,
     outputError(text: string, write: (text: string) => void): void {

@@ -47,6 +47,7 @@ export function addDecode(program: Command): void {
     .description(
       "a decode worker without a model: send prompts, receive their KV, check, time and drop it; exit code 1 when a limit is exceeded",
     )
+    .optionsGroup("Load:")
     .requiredOption("--prefill <url>", "the prefill server's HTTP port", serverUrl)
     .option("--prompt-tokens <n,…>", "lengths of the prompts, used in turn", listOf(count), [100])
     .option("--concurrency <n>", "requests at the same time", count, 4)
@@ -64,13 +65,16 @@ export function addDecode(program: Command): void {
         .argParser(duration)
         .default(30_000, "30s"),
     )
+    .optionsGroup("Limits:")
     .option("--max-failed <n>", "limit of failed requests", wholeNumber, 0)
     .option("--max-leaked-blocks <n>", "limit of leaked blocks", wholeNumber, 0)
     .option("--max-p99 <ms>", "limit of the p99 of reading", count)
     .option("--allow-unknown-leaks", "pass when the server's /metrics do not show its blocks")
+    .optionsGroup("Side channel:")
     .option("--side-channel-host <host>", "host at which a server that pushes reaches this one", "127.0.0.1")
     .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 0)
     .addOption(handshakeKeyOption())
+    .optionsGroup("Options:")
     .option("--plot <file>", "write latencies over time as SVG")
     .option("--json", "print a JSON report")
     .action(run);

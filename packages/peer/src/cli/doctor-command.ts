@@ -34,6 +34,7 @@ export function addDoctor(program: Command): void {
   program
     .command("doctor")
     .description("report why two servers can or cannot transfer KV; exit code 1 when a check fails")
+    .optionsGroup("Servers:")
     .requiredOption(
       "--prefill <target>",
       "the prefill server: http://host:port, or host:port of its side channel alone",
@@ -44,21 +45,24 @@ export function addDoctor(program: Command): void {
     .option("--decode-tp <n>", "tensor-parallel size of decode, in place of the announced one", count)
     .option("--prefill-side-channel <host:port>", "side channel of prefill, if not announced", hostAndPort)
     .option("--decode-side-channel <host:port>", "side channel of decode, if not announced", hostAndPort)
+    .addOption(handshakeKeyOption())
+    .optionsGroup("Checks:")
     .option("--no-ask", "send no prompt of two tokens; the servers do not announce their side channels then")
     .option("--no-bytes", "read no memory of the servers")
     .option("--limit-mib <n>", "memory to read at most from each server", count, 64)
     .option("--write", "write prefill's null blocks back as they were read")
     .option("--backend <names>", "NIXL backends, separated by commas", listOf(String))
+    .addOption(
+      new Option("--lease <time>", "kv_lease_duration of prefill").argParser(duration).default(30_000, "30s"),
+    )
+    .option("--timeout <ms>", "limit of one handshake", count, 5000)
+    .optionsGroup("Model, where a check needs it:")
     .option("--model <name>", "the servers' --model, a factor of the compatibility hash")
     .option("--dtype <name>", 'dtype of the model, such as "bfloat16"')
     .option("--kv-heads <n>", "KV heads of the model", count)
     .option("--head-size <n>", "head size of the model", count)
     .option("--layers <n>", "layers of the model", count)
-    .addOption(
-      new Option("--lease <time>", "kv_lease_duration of prefill").argParser(duration).default(30_000, "30s"),
-    )
-    .addOption(handshakeKeyOption())
-    .option("--timeout <ms>", "limit of one handshake", count, 5000)
+    .optionsGroup("Options:")
     .option("--json", "print a JSON report")
     .action(async (options: Options) => {
       printDoctorReport(await runDoctor(options), { json: options.json, text: reportText });

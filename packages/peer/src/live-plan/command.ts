@@ -10,7 +10,7 @@ import {
   print,
   wholeNumberFrom,
 } from "@kv/program";
-import type { Command } from "commander";
+import { type Command, Option } from "commander";
 import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "../cli/side-channel-option.js";
 import { livePair } from "./live-pair.js";
 
@@ -37,11 +37,10 @@ export function addPlan(program: Command): void {
     )
     .requiredOption("--tp <size>", "tensor parallel size; once for both engines, or twice", collectSizes)
     .option("--kv-heads <count>", "KV heads of the model", count)
-    .option(
-      "--groups <kinds>",
-      "kinds of the KV cache groups, such as full,swa",
-      listOf(oneOf(...KV_CACHE_KINDS)),
-      [],
+    .addOption(
+      new Option("--groups <kinds>", "kinds of the KV cache groups, such as full,swa")
+        .argParser(listOf(oneOf(...KV_CACHE_KINDS)))
+        .default([], "not told"),
     )
     .option("--kv-cache-dtype <name>", "type of the cache, as vLLM names it")
     .addOption(handshakeKeyOption())
