@@ -73,6 +73,6 @@ function connectorPath(name: "pull" | "push", most: { readonly d: number; readon
 
 /** The ways that are measured. */
 export const REQUEST_PATHS: readonly RequestPath[] = [
-  connectorPath("pull", { d: 17, p: 12 }),
-  connectorPath("push", { d: 19, p: 20 }),
+  connectorPath("pull", { d: 15, p: 9 }),
+  connectorPath("push", { d: 16, p: 17 }),
 ];

@@ -25,11 +25,7 @@ export {
   rankKey,
 } from "./peers/engine-address.js";
 export { HeartbeatSender, type HeartbeatSenderOptions } from "./peers/heartbeats.js";
-export {
-  type HeartbeatResult,
-  NotificationSender,
-  receiveNotifications,
-} from "./peers/notification-sender.js";
+export { type HeartbeatResult, NotificationSender } from "./peers/notification-sender.js";
 export type { Peer, PeerRef, PeerTableOptions } from "./peers/peer.js";
 export { isPeerLost } from "./peers/peer-lost.js";
 export { PeerTable } from "./peers/peer-table.js";
@@ -83,7 +79,9 @@ export { endWith, inSpan } from "./tracing/spans.js";
 export {
   type ConnectorWorkerOptions,
   createConnectorWorker,
-  type WorkerHalves,
+  type ReceiveFailedOptions,
+  type WorkerHalf,
+  WorkerOutputQueue,
 } from "./worker/connector-worker.js";
 export { Leases, type LeasesOptions, type LeaseTerms, localLeaseTerms } from "./worker/leases.js";
 export { type GuardedRequest, MessageGuard, type MessageGuardOptions } from "./worker/message-guard.js";
@@ -99,4 +97,3 @@ export { type FailureType, ReceiveError } from "./worker/receive-error.js";
 export { CLOSE_GRACE_MS, idleWithinGrace, TaskTracker } from "./worker/task-tracker.js";
 export { type RequestTransfers, type TransferFailed, transferAll } from "./worker/transfer-all.js";
 export type { WorkerContext } from "./worker/worker-context.js";
-export { type ReceiveFailedOptions, WorkerOutputQueue } from "./worker/worker-output.js";

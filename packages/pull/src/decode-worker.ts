@@ -8,6 +8,7 @@ import {
   type RemoteEngines,
   TaskTracker,
   type WorkerContext,
+  type WorkerHalf,
 } from "@kv/connector/building-blocks";
 import { KvError } from "@kv/interface";
 import { BlockReleases } from "./block-releases.js";
@@ -18,7 +19,7 @@ import type { PullStepMetadata, ReceiveOrder } from "./step-metadata.js";
  * D's half of a worker. Every order of the scheduler becomes a separate receive, which waits for the handshake with its P without delaying the
  * step. Its outcome is in the worker's output at its deadline at the latest.
  */
-export class DecodeWorker {
+export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
   /** The P's that this rank reads from. */
   readonly engines: RemoteEngines;
   readonly #context: WorkerContext;

@@ -5,9 +5,10 @@ import {
   MessageGuard,
   type SendableRequest,
   type WorkerContext,
+  type WorkerHalf,
 } from "@kv/connector/building-blocks";
 import type { Log } from "@kv/interface";
-import type { RequestProof } from "@kv/protocol";
+import { decodeRequestControl, type KvNotification, type RequestProof } from "@kv/protocol";
 import type { PullStepMetadata } from "./step-metadata.js";
 
 /** A request that runs or has finished on this engine. */
@@ -18,6 +19,11 @@ interface SendableState extends SendableRequest, GuardedRequest {
   isReadEarly: boolean;
 }
 
+/** The part of a step that concerns P. */
+export type PrefillOrders = Pick<PullStepMetadata, "schedulerClockMs" | "inBatch" | "notSent" | "leases">;
+
+type PrefillContext = Pick<WorkerContext, "clock" | "log" | "metrics" | "output" | "settings" | "tracer">;
+
 /** A request as a heartbeat names it. */
 export type HeartbeatRequest = Pick<RequestProof, "requestId"> & Partial<RequestProof>;
 
@@ -25,8 +31,8 @@ export type HeartbeatRequest = Pick<RequestProof, "requestId"> & Partial<Request
  * P's half of a worker. It counts the readers of each finished request, extends leases by heartbeats, and reports a request as sent when all
  * readers are done with this rank's part, or when its lease has ended.
  */
-export class PrefillWorker {
-  readonly #context: Pick<WorkerContext, "clock" | "log" | "metrics" | "output" | "settings" | "tracer">;
+export class PrefillWorker implements WorkerHalf<PrefillOrders> {
+  readonly #context: PrefillContext;
   // Requests are added by the step that runs them, not by the step that finishes them: their parameters reach a D without a step, and the D
   // may complete first.
   readonly #byWireId = new Map<string, SendableState>();
@@ -35,7 +41,7 @@ export class PrefillWorker {
   readonly #completions: CompletionCounter;
   readonly #leases: Leases;
 
-  constructor(context: Pick<WorkerContext, "clock" | "log" | "metrics" | "output" | "settings" | "tracer">) {
+  constructor(context: PrefillContext) {
     this.#context = context;
     const { requiresKvPeer } = context.settings;
     this.#guard = new MessageGuard({ requiresKvPeer, log: context.log });
@@ -49,12 +55,7 @@ export class PrefillWorker {
   }
 
   /** Takes the requests that run, that ended with nothing to send, and that finished. */
-  step({
-    schedulerClockMs,
-    inBatch,
-    notSent,
-    leases,
-  }: Pick<PullStepMetadata, "schedulerClockMs" | "inBatch" | "notSent" | "leases">): void {
+  step({ schedulerClockMs, inBatch, notSent, leases }: PrefillOrders): void {
     for (const order of inBatch) {
       const { isReadEarly = false, isProven = false } = this.#byWireId.get(order.wireId) ?? {};
       const state = { ...order, isReadEarly, isProven };
@@ -73,6 +74,29 @@ export class PrefillWorker {
       if (state === undefined) continue;
       if (state.isReadEarly) this.#sent(state);
       else this.#leases.grant(order.wireId, localLeaseTerms(order, schedulerClockMs, nowMs));
+    }
+  }
+
+  /** Takes a completion or a heartbeat, in vLLM's form or with the requests' capabilities. */
+  notified(notification: KvNotification, from: string): boolean {
+    switch (notification.kind) {
+      case "done":
+        this.done(notification.requestId, notification.readers, from);
+        return true;
+      case "heartbeat":
+        this.heartbeat(
+          notification.requestIds.map((requestId) => ({ requestId })),
+          from,
+        );
+        return true;
+      case "extension": {
+        const message = decodeRequestControl(notification.message);
+        if (message?.kind === "done") this.done(message.requestId, message.readers, from, message.capability);
+        if (message?.kind === "heartbeat") this.heartbeat(message.requests, from);
+        return message !== undefined;
+      }
+      default:
+        return false;
     }
   }
 
@@ -113,7 +137,7 @@ export class PrefillWorker {
   }
 
   /** Forgets all requests. */
-  close(): void {
+  closeLast(): void {
     this.#leases.close();
     this.#byWireId.clear();
     this.#byRequestId.clear();

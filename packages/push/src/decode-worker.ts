@@ -9,9 +9,16 @@ import {
   type RemoteEngines,
   TaskTracker,
   type WorkerContext,
+  type WorkerHalf,
 } from "@kv/connector/building-blocks";
 import { KvError } from "@kv/interface";
-import { type RegistrationEnded, type RegistrationWritten, sameCapability } from "@kv/protocol";
+import {
+  decodePushControl,
+  type KvNotification,
+  type RegistrationEnded,
+  type RegistrationWritten,
+  sameCapability,
+} from "@kv/protocol";
 import { ProducerLiveness } from "./producer-liveness.js";
 import { PushReplies } from "./push-replies.js";
 import { type ReceivePushOptions, receivePush } from "./receive.js";
@@ -31,7 +38,7 @@ const NOT_REGISTERED = ["push_reg_handshake_failed", "transfer_setup_failed"];
  * D's half of a worker. Each registration runs independently: it waits for the handshake, then for the reply of each of P's ranks. Its outcome is
  * in the worker's output at its deadline at the latest.
  */
-export class DecodeWorker {
+export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
   /** The P's that this rank registers blocks with. */
   readonly engines: RemoteEngines;
   readonly #context: WorkerContext;
@@ -114,20 +121,33 @@ export class DecodeWorker {
     this.#heartbeats.change(heartbeats);
   }
 
+  /** Takes the answers of P's ranks. */
+  notified(notification: KvNotification, from: string): boolean {
+    if (notification.kind === "done") {
+      this.#done(notification.requestId, from);
+      return true;
+    }
+    const message = notification.kind === "extension" ? decodePushControl(notification.message) : undefined;
+    if (message?.kind === "written") this.#written(message.written, from);
+    else if (message?.kind === "ended") this.#endedAtProducer(message.ended, from);
+    else return false;
+    return true;
+  }
+
   /** Takes a notice with the registration's secret: P's rank with the agent `from` has written its share. */
-  written({ wireId, secret }: RegistrationWritten, from: string): void {
+  #written({ wireId, secret }: RegistrationWritten, from: string): void {
     const order = this.#byWireId.get(wireId);
     if (order !== undefined && sameCapability(order.secret, secret)) this.#replies.written(wireId, from);
     else this.#notificationIgnored(wireId, from);
   }
 
   /** Takes a done notification of vLLM's form: P's rank with the agent `from` has written its share. */
-  done(wireId: string, from: string): void {
+  #done(wireId: string, from: string): void {
     if (!this.#replies.done(wireId, from)) this.#notificationIgnored(wireId, from);
   }
 
   /** Takes an ended notice (`push_ended`): P's rank with the agent `from` does not write, or has stopped. */
-  ended(ended: RegistrationEnded, from: string): void {
+  #endedAtProducer(ended: RegistrationEnded, from: string): void {
     const { wireId, incarnation, generation, secret, code, message } = ended;
     const order = this.#byWireId.get(wireId);
     const isCurrent = incarnation === this.#sender.incarnation && order?.generation === generation;

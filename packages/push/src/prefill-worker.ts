@@ -4,9 +4,17 @@ import {
   MessageGuard,
   type RemoteEngines,
   type WorkerContext,
+  type WorkerHalf,
 } from "@kv/connector/building-blocks";
 import { type ComputedLayer, KvError } from "@kv/interface";
-import type { Registration } from "@kv/protocol";
+import {
+  decodePushControl,
+  decodeRegistration,
+  decodeRequestControl,
+  type ExtensionMessage,
+  type KvNotification,
+  type Registration,
+} from "@kv/protocol";
 import { type ConsumerEngine, consumerEngines } from "./prefill/consumer-engine.js";
 import { EndedNotices, EndedRegistrations } from "./prefill/ended-registrations.js";
 import { FinishedRequests, type NamedRequest } from "./prefill/finished-requests.js";
@@ -31,7 +39,7 @@ const REMEMBER_MS = 600_000;
  * events only (a step, a computed layer, a notification, the end of a handshake or a transfer, the end of a lease) and never polls. No
  * event waits for a handshake or for a slow consumer.
  */
-export class PrefillWorker {
+export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
   /** The D's that this rank writes to. */
   readonly engines: RemoteEngines<ConsumerEngine>;
   readonly #context: WorkerContext;
@@ -98,6 +106,25 @@ export class PrefillWorker {
       // A layer of a prompt in chunks is complete with the last chunk.
       if (promptBlockIds === undefined || numTokens === undefined || tokens < numTokens) continue;
       this.#layerwise.layerComputed(request, regions, this.#matcher.waitingFor(request));
+    }
+  }
+
+  /** Takes D's registrations, withdrawals and heartbeats. */
+  notified(notification: KvNotification, from: string): boolean {
+    switch (notification.kind) {
+      case "heartbeat":
+        this.heartbeat(
+          notification.requestIds.map((requestId) => ({ requestId })),
+          from,
+        );
+        return true;
+      case "push-registration":
+        this.register(decodeRegistration(notification.registration), from);
+        return true;
+      case "extension":
+        return this.#extended(notification.message, from);
+      default:
+        return false;
     }
   }
 
@@ -171,6 +198,18 @@ export class PrefillWorker {
       log.warn("close-did-not-wait", { writes: this.#dispatcher.size });
     }
     this.#requests.clear();
+  }
+
+  #extended(message: ExtensionMessage, from: string): boolean {
+    const push = decodePushControl(message);
+    if (push?.kind === "withdrawal") {
+      this.withdraw(push.registration, from);
+      return true;
+    }
+    const request = decodeRequestControl(message);
+    if (request?.kind !== "heartbeat") return false;
+    this.heartbeat(request.requests, from);
+    return true;
   }
 
   #requestFinished(order: LeaseOrder, schedulerClockMs: number): void {

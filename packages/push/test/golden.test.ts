@@ -147,10 +147,10 @@ describe.each(RECORDINGS)("as recorded from vLLM in %s", (recording) => {
         ppSize: 1,
         leaseMs: 30_000,
         incarnation: "i",
-        listener: {
-          address: () => ({ host: params.remote_host, port: params.remote_port }),
+        address: () => ({
+          ...{ host: params.remote_host, port: params.remote_port },
           registrationGeneration: 3,
-        },
+        }),
       });
       const request = {
         requestId: params.remote_request_id,

@@ -4,6 +4,7 @@ import {
   type Clock,
   type ConnectorRequest,
   type FinishReason,
+  KvError,
   type LoadFailurePolicy,
   type MatchedTokens,
   type RequestFinished,
@@ -15,7 +16,7 @@ import {
 } from "@kv/interface";
 import type { TransferMode } from "@kv/protocol";
 import { connectorSettings, encryptedSideChannel } from "../config/connector-settings.js";
-import { EngineListener } from "../handshake/engine-listener.js";
+import { EngineListener, type ListenerAddress } from "../handshake/engine-listener.js";
 import { type DecodeOrders, DecodeRequests, type PromptSource } from "./decode-requests.js";
 import { type PrefillBackoff, prefillBackoff, wholePromptsError } from "./prefill-backoff.js";
 import { PrefillScheduler } from "./prefill-scheduler.js";
@@ -27,7 +28,7 @@ export interface DecodeOrdersContext {
   /** The options that the engine created the scheduler side with. */
   readonly options: SchedulerOptions;
   /** Where peers shake hands with this engine; known once the side channel is open. Errors: `KV_INTERNAL` before. */
-  address(): { readonly host: string; readonly port: number };
+  address(): ListenerAddress;
 }
 
 /**
@@ -60,6 +61,8 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
   readonly #orders: DecodeOrders<Source, object>;
   readonly #decode: DecodeRequests<Source>;
   readonly #backoff: PrefillBackoff | undefined;
+  /** Where peers shake hands; undefined until the side channel is open. */
+  #address: ListenerAddress | undefined;
   #step = 0;
 
   /** Errors: `KV_CONFIG_INVALID`, `KV_PLAN_UNSUPPORTED` for a producer's cache whose last tokens must be left to the decode engine. */
@@ -89,11 +92,8 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
       incarnation: this.#incarnation,
       holds: (query) => this.#prefill.holds(query),
     });
-    this.#orders = connector.createDecodeOrders({
-      clock,
-      options,
-      address: () => this.#listener.address(),
-    });
+    const address = () => this.#requireAddress();
+    this.#orders = connector.createDecodeOrders({ clock, options, address });
     this.#decode = new DecodeRequests({
       clock,
       config: cache,
@@ -113,12 +113,12 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
       unattendedLeaseMs: settings.unattendedLeaseMs,
       incarnation: this.#incarnation,
       isLayerwise: settings.isLayerwise && connector.transferMode === "push",
-      listener: this.#listener,
+      address,
     });
   }
 
-  setHandshakeMetadata(workers: readonly WorkerHandshakeMetadata[]): Promise<void> {
-    return this.#listener.publish(workers);
+  async setHandshakeMetadata(workers: readonly WorkerHandshakeMetadata[]): Promise<void> {
+    this.#address = await this.#listener.publish(workers);
   }
 
   requestQueued(request: ConnectorRequest): void {
@@ -191,6 +191,16 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
   /** As `close`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
+  }
+
+  /** Errors: `KV_INTERNAL` before the side channel is open. */
+  #requireAddress(): ListenerAddress {
+    if (this.#address !== undefined) return this.#address;
+    throw new KvError(
+      "KV_INTERNAL",
+      "a request came before setHandshakeMetadata had opened the side channel",
+      { hint: "await setHandshakeMetadata before the first request" },
+    );
   }
 
   /** Errors: `KV_PLAN_UNSUPPORTED` for a cache whose last tokens must be left to the decode engine. */

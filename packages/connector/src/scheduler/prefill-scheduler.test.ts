@@ -19,7 +19,7 @@ function setUp(given: { unattendedLeaseMs?: number } = {}) {
     leaseMs: 30_000,
     ...given,
     incarnation: "this-process",
-    listener: { address: () => ({ host: "127.0.0.1", port: 5600 }), registrationGeneration: 1 },
+    address: () => ({ host: "127.0.0.1", port: 5600, registrationGeneration: 1 }),
   });
   return { clock, prefill };
 }

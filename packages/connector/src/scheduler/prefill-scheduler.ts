@@ -20,7 +20,7 @@ import {
   sameCapability,
   type TransferMode,
 } from "@kv/protocol";
-import type { EngineListener } from "../handshake/engine-listener.js";
+import type { ListenerAddress } from "../handshake/engine-listener.js";
 import { traceMember } from "../tracing/spans.js";
 import { type Generation, Generations } from "./generations.js";
 import type { LeaseOrder, SendableRequest } from "./step-types.js";
@@ -62,8 +62,8 @@ export interface PrefillSchedulerOptions {
   readonly isLayerwise?: boolean | undefined;
   /** Identifies this process, so that a D can tell a restarted P with the same engine id. */
   readonly incarnation: string;
-  /** Where D's shake hands. */
-  readonly listener: Pick<EngineListener, "address" | "registrationGeneration">;
+  /** Where D's shake hands. Errors: `KV_INTERNAL` before the side channel is open. */
+  address(): ListenerAddress;
 }
 
 /** A request whose blocks are kept. */
@@ -244,8 +244,8 @@ export class PrefillScheduler {
     promptBlockIds: BlockIds,
     expiresAtMs: number,
   ): KvTransferParams {
-    const { engineId, tpSize, dcpSize, ppSize, transferMode, incarnation, listener } = this.#options;
-    const { host, port } = listener.address();
+    const { engineId, tpSize, dcpSize, ppSize, transferMode, incarnation } = this.#options;
+    const { host, port, registrationGeneration } = this.#options.address();
     const isPull = transferMode === "pull";
     return encodeRemotePrefillParams({
       remoteBlockIds: promptBlockIds,
@@ -258,7 +258,7 @@ export class PrefillScheduler {
       ppSize,
       remoteNumTokens: numPromptTokens,
       remoteBlocksExpiryTime: isPull ? expiresAtMs / 1000 : undefined,
-      remoteRegistrationGeneration: isPull ? listener.registrationGeneration : undefined,
+      remoteRegistrationGeneration: isPull ? registrationGeneration : undefined,
       transferMode,
       lease: { incarnation, generation, capability, traceparent },
     });

@@ -50,9 +50,11 @@ async function opened(extra: Readonly<Record<string, unknown>>) {
       transferMode: "pull",
       operation: "read",
       features: ["a", "b"],
+      orders: (step) => step,
       createHalves(context) {
         contexts.push(context);
-        return { peers: [], step() {}, outstanding: () => ({}), close: async () => {} };
+        const half = { step() {}, outstanding: () => ({}) };
+        return { prefill: half, decode: half };
       },
     },
   );
@@ -107,7 +109,11 @@ test.each([
         platform: cpuPlatform(),
         sideChannel: memorySideChannel({ network }),
       },
-      { name: "stub", transferMode: "pull", operation, createHalves: () => expect.fail("not opened") },
+      {
+        ...{ name: "stub", transferMode: "pull", operation },
+        orders: (step) => step,
+        createHalves: () => expect.fail("not opened"),
+      },
     );
   if (message === undefined) expect(create).not.toThrow();
   else expect(create).toThrow(message);

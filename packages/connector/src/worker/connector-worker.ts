@@ -1,6 +1,7 @@
 import {
   ambient,
   type ComputedLayer,
+  type FailedReceive,
   type KvCaches,
   KvError,
   type Registration,
@@ -10,6 +11,7 @@ import {
   type WorkerOptions,
   type WorkerOutput,
 } from "@kv/interface";
+import type { KvNotification } from "@kv/protocol";
 import {
   type ConnectorSettings,
   connectorSettings,
@@ -18,31 +20,34 @@ import {
 import { ConnectorHandshake } from "../handshake/connector-handshake.js";
 import { localGeometry, modelGeometry } from "../handshake/rank-geometry.js";
 import { TransferMetrics } from "../metrics/transfer-metrics.js";
-import { NotificationSender } from "../peers/notification-sender.js";
+import { NotificationSender, receiveNotifications } from "../peers/notification-sender.js";
 import type { PeerTable } from "../peers/peer-table.js";
 import { SharedLocalLists, SharedRemoteAgents } from "../peers/shared-agent-state.js";
+import { checkWorkerOptions } from "./check-worker-options.js";
+import type { ReceiveError } from "./receive-error.js";
 import { idleWithinGrace, TaskTracker } from "./task-tracker.js";
 import type { WorkerContext } from "./worker-context.js";
-import { WorkerOutputQueue } from "./worker-output.js";
 
-/** What a connector's worker does between `registerKvCaches` and `close`. */
-export interface WorkerHalves {
-  /** `startLoad`. Errors: `KV_INTERNAL` for another connector's metadata. */
-  step(step: StepMetadata): void;
-  /** `layerComputed`. */
-  layer?(layer: ComputedLayer): void;
+/** P's or D's half of a connector's worker, between `registerKvCaches` and `close`. */
+export interface WorkerHalf<Orders> {
+  /** Takes the orders of a step. Never waits for a peer. */
+  step(orders: Orders): void;
+  /** Takes a notification of the agent `from`. Returns false for one that is not for this half. Errors: `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`. */
+  notified?(notification: KvNotification, from: string): boolean;
+  /** As `WorkerConnector.layerComputed`. */
+  layerComputed?(layer: ComputedLayer): void;
   /** Numbers of held resources, by name. */
   outstanding(): Readonly<Record<string, number>>;
-  /** Tables of remote engines. The worker closes them. */
-  readonly peers: readonly Pick<PeerTable<never>, "outstanding" | "close">[];
-  /** Aborts operations that wait for peers, and waits for transfers for at most `CLOSE_GRACE_MS`. */
-  close(): Promise<void>;
-  /** Called after the tables of remote engines were closed. */
+  /** The remote engines that this half uses. The worker closes them. */
+  readonly engines?: { readonly table: Pick<PeerTable<never>, "outstanding" | "close"> };
+  /** Aborts what waits for peers, and waits for transfers for at most `CLOSE_GRACE_MS`. */
+  close?(): Promise<void>;
+  /** Called after the remote engines were closed. */
   closeLast?(): void;
 }
 
 /** A connector, as `createConnectorWorker` needs it. */
-export interface ConnectorWorkerOptions {
+export interface ConnectorWorkerOptions<Orders> {
   /** The connector's name in errors. */
   readonly name: string;
   /** Part of the compatibility hash. */
@@ -51,41 +56,46 @@ export interface ConnectorWorkerOptions {
   readonly operation: "read" | "write";
   /** Extension messages that this worker understands, sent in the handshake. */
   readonly features?: readonly string[] | undefined;
+  /** Narrows the metadata of a step. Errors: `KV_INTERNAL` for another connector's. */
+  orders(step: StepMetadata): Orders;
   /** Creates both halves, once the agent exists and the caches are registered. */
-  createHalves(context: WorkerContext): WorkerHalves;
+  createHalves(context: WorkerContext): {
+    readonly prefill: WorkerHalf<Orders>;
+    readonly decode: WorkerHalf<Orders>;
+  };
 }
 
 /**
- * The worker side of a connector, one per rank, around one agent: it registers memory, serves the handshake metadata, and closes
- * everything in the right order. Errors: `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`.
+ * The worker side of a connector, one per rank, around one agent: it registers memory, serves the handshake metadata, passes steps and
+ * notifications to P's and D's half, and closes everything in the right order. Errors: `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`,
+ * `KV_CONFIG_INVALID`.
  */
-export function createConnectorWorker(
+export function createConnectorWorker<Orders>(
   options: WorkerOptions,
-  connector: ConnectorWorkerOptions,
+  connector: ConnectorWorkerOptions<Orders>,
 ): WorkerConnector & AsyncDisposable {
-  checkTransport(options, connector);
-  checkPlatform(options);
-  checkPipelineStages(options, connector);
+  checkWorkerOptions(options, connector);
   return new ConnectorWorker(options, connector);
 }
 
-interface OpenWorker {
+interface OpenWorker<Orders> {
   readonly context: WorkerContext;
-  readonly halves: WorkerHalves;
+  readonly prefill: WorkerHalf<Orders>;
+  readonly decode: WorkerHalf<Orders>;
   readonly registrations: readonly Registration[];
 }
 
-class ConnectorWorker implements WorkerConnector, AsyncDisposable {
+class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
   readonly name: string;
   readonly #options: WorkerOptions;
-  readonly #connector: ConnectorWorkerOptions;
+  readonly #connector: ConnectorWorkerOptions<Orders>;
   readonly #settings: ConnectorSettings;
   readonly #output: WorkerOutputQueue;
-  #opening: Promise<OpenWorker> | undefined;
-  #open: OpenWorker | undefined;
+  #opening: Promise<OpenWorker<Orders>> | undefined;
+  #open: OpenWorker<Orders> | undefined;
   #closed = false;
 
-  constructor(options: WorkerOptions, connector: ConnectorWorkerOptions) {
+  constructor(options: WorkerOptions, connector: ConnectorWorkerOptions<Orders>) {
     this.name = connector.name;
     this.#options = options;
     this.#connector = connector;
@@ -110,11 +120,14 @@ class ConnectorWorker implements WorkerConnector, AsyncDisposable {
   }
 
   startLoad(step: StepMetadata): void {
-    this.#assertOpen().halves.step(step);
+    const { prefill, decode } = this.#assertOpen();
+    const orders = this.#connector.orders(step);
+    prefill.step(orders);
+    decode.step(orders);
   }
 
   layerComputed(layer: ComputedLayer): void {
-    this.#assertOpen().halves.layer?.(layer);
+    this.#assertOpen().prefill.layerComputed?.(layer);
   }
 
   async waitForSave(): Promise<void> {
@@ -131,15 +144,16 @@ class ConnectorWorker implements WorkerConnector, AsyncDisposable {
 
   outstanding(): Readonly<Record<string, number>> {
     if (this.#open === undefined) return {};
-    const { halves } = this.#open;
+    const { prefill, decode } = this.#open;
     let handshakes = 0;
     let closing = 0;
-    for (const peers of halves.peers) {
-      const held = peers.outstanding();
-      handshakes += held.opening;
-      closing += held.closing;
+    for (const { engines } of [prefill, decode]) {
+      const held = engines?.table.outstanding();
+      handshakes += held?.opening ?? 0;
+      closing += held?.closing ?? 0;
     }
-    return { ...halves.outstanding(), handshakes, closing, unreported: this.#output.size };
+    const unreported = this.#output.size;
+    return { ...prefill.outstanding(), ...decode.outstanding(), handshakes, closing, unreported };
   }
 
   async close(): Promise<void> {
@@ -147,17 +161,18 @@ class ConnectorWorker implements WorkerConnector, AsyncDisposable {
     const open = this.#open ?? (await this.#opening?.catch(() => undefined));
     this.#open = undefined;
     if (open === undefined) return;
-    const { context, halves, registrations } = open;
-    const halvesClosed = halves.close();
+    const { context, registrations } = open;
+    const halves = [open.prefill, open.decode];
+    const halvesClosed = Promise.all(halves.map((half) => half.close?.()));
     const peersClosed = new TaskTracker();
-    for (const peers of halves.peers) peersClosed.track(peers.close());
+    for (const { engines } of halves) if (engines !== undefined) peersClosed.track(engines.table.close());
     await halvesClosed;
     if (!(await idleWithinGrace(context.clock, [peersClosed]))) {
       context.log.warn("close-did-not-wait", { closing: peersClosed.size });
       // A transfer that does not end still references a remote engine. Closing the agent ends it.
       await context.agent.close();
     }
-    halves.closeLast?.();
+    for (const half of halves) half.closeLast?.();
     for (const registration of registrations) await registration.close();
     await context.agent.close();
   }
@@ -166,14 +181,27 @@ class ConnectorWorker implements WorkerConnector, AsyncDisposable {
     return this.close();
   }
 
-  #assertOpen(): OpenWorker {
+  #assertOpen(): OpenWorker<Orders> {
     if (this.#open !== undefined) return this.#open;
     throw new KvError("KV_INTERNAL", "the worker connector has no KV caches yet, or is closed", {
       hint: "await registerKvCaches first",
     });
   }
 
-  async #openWith(caches: KvCaches): Promise<OpenWorker> {
+  #notified(
+    { decode, prefill, context }: OpenWorker<Orders>,
+    notification: KvNotification,
+    from: string,
+  ): void {
+    if (decode.notified?.(notification, from) === true || prefill.notified?.(notification, from) === true)
+      return;
+    const event = `notification-not-for-${this.name}`;
+    if (notification.kind === "extension")
+      context.log.debug(event, { from, type: notification.message.type });
+    else context.log.warn(event, { from, kind: notification.kind });
+  }
+
+  async #openWith(caches: KvCaches): Promise<OpenWorker<Orders>> {
     const { config, engine, transport, tpRank, ppRank } = this.#options;
     const { clock, log, metrics, random, tracer } = ambient(this.#options);
     const sideChannel = encryptedSideChannel(this.#options.sideChannel, this.#settings, { clock, log });
@@ -219,7 +247,9 @@ class ConnectorWorker implements WorkerConnector, AsyncDisposable {
         localLists: new SharedLocalLists(agent),
         remoteAgents: new SharedRemoteAgents(agent),
       };
-      return { context, halves: this.#connector.createHalves(context), registrations };
+      const open = { context, registrations, ...this.#connector.createHalves(context) };
+      receiveNotifications(agent, log, (notification, from) => this.#notified(open, notification, from));
+      return open;
     } catch (error) {
       await agent.close();
       throw error;
@@ -227,52 +257,104 @@ class ConnectorWorker implements WorkerConnector, AsyncDisposable {
   }
 }
 
-function checkTransport({ transport }: WorkerOptions, { name, operation }: ConnectorWorkerOptions): void {
-  const { capabilities } = transport;
-  if (capabilities[operation] && capabilities.notifications) return;
-  const missing = capabilities[operation] ? "notifications" : `${operation.toUpperCase()}s`;
-  throw new KvError(
-    "KV_TRANSPORT_UNSUPPORTED",
-    `${name} needs ${operation.toUpperCase()}s and notifications; transport ${transport.name} has no ${missing}`,
-    { hint: "use a transport whose capabilities include both, such as @kv/nixl" },
-  );
+/** Options of `WorkerOutputQueue.receiveFailed`. */
+export interface ReceiveFailedOptions {
+  /** Local blocks whose bytes must not be used. Empty where the cache has several KV cache groups: block ids without a group would be ambiguous. */
+  readonly invalidBlockIds: readonly number[];
+  /** A peer may still write to the request's blocks; `blocksSafe` follows. Default false. */
+  readonly blocksAtRisk?: boolean | undefined;
 }
 
-function checkPlatform({ config, platform }: WorkerOptions): void {
-  const { bufferDevices } = platform.capabilities;
-  if (config.bufferDevice !== undefined && !bufferDevices.includes(config.bufferDevice)) {
-    throw new KvError(
-      "KV_PLATFORM_UNSUPPORTED",
-      `kv_buffer_device is ${JSON.stringify(config.bufferDevice)}; platform ${platform.deviceType} has ${bufferDevices.join(", ")}`,
-      { hint: `leave kv_buffer_device out for ${bufferDevices[0]}` },
-    );
-  }
-  if (platform.createStaging !== undefined) {
-    throw new KvError(
-      "KV_PLATFORM_UNSUPPORTED",
-      `memory of platform ${platform.deviceType} cannot be registered directly: its blocks are staged`,
-      { hint: "put staged() of @kv/connector around the connector" },
-    );
-  }
-}
+/** Collects a worker's reports until the engine takes them. */
+export class WorkerOutputQueue {
+  #finishedSending: string[] = [];
+  #finishedReceiving: string[] = [];
+  #unverifiedReceiving: string[] = [];
+  #failedReceiving: FailedReceive[] = [];
+  #failedBlockIds = new Set<number>();
+  readonly #listeners: (() => void)[] = [];
+  readonly #reportsUnverified: boolean;
 
-function checkPipelineStages(
-  { config, engine: { ppSize } }: WorkerOptions,
-  { name, transferMode }: ConnectorWorkerOptions,
-): void {
-  if (ppSize === 1) return;
-  if (config.role === "kv_consumer") {
-    throw new KvError(
-      "KV_CONFIG_INVALID",
-      `kv_role is "kv_consumer" and this engine has ${ppSize} pipeline stages: P counts one notification per tensor-parallel rank of D, not per stage`,
-      { hint: "use pipeline_parallel_size 1 for decode workers" },
-    );
+  /** `cachesUnverifiedKv`: whether KV that no P has compared counts as compared. */
+  constructor({ cachesUnverifiedKv }: { readonly cachesUnverifiedKv: boolean }) {
+    this.#reportsUnverified = !cachesUnverifiedKv;
   }
-  if (transferMode === "push") {
-    throw new KvError(
-      "KV_CONFIG_INVALID",
-      `this engine has ${ppSize} pipeline stages; ${name} serves engines with one, on either side`,
-      { hint: "use pipeline_parallel_size 1 on both sides of push, or the pull connector" },
-    );
+
+  /** P: the request's blocks are no longer needed. */
+  sent(requestId: string): void {
+    this.#finishedSending.push(requestId);
+    this.#progress();
+  }
+
+  /**
+   * D: the request's KV is in place, or the engine aborted the request and its blocks are free to use. `isVerified`: P has compared the prompts, or
+   * nothing of the KV will be used.
+   */
+  received(requestId: string, isVerified: boolean): void {
+    this.#finishedReceiving.push(requestId);
+    if (!isVerified && this.#reportsUnverified) this.#unverifiedReceiving.push(requestId);
+    this.#progress();
+  }
+
+  /** D: the request's KV did not arrive. */
+  receiveFailed(
+    requestId: string,
+    { error, failureType }: ReceiveError,
+    { invalidBlockIds, blocksAtRisk = false }: ReceiveFailedOptions,
+  ): void {
+    this.#finishedReceiving.push(requestId);
+    this.#failedReceiving.push({
+      requestId,
+      code: error.code,
+      message: error.message,
+      failureType,
+      blockIds: invalidBlockIds,
+      ...(blocksAtRisk ? { blocksAtRisk } : {}),
+    });
+    for (const id of invalidBlockIds) this.#failedBlockIds.add(id);
+    this.#progress();
+  }
+
+  /** D: no peer can write any more to the blocks of a request that failed with `blocksAtRisk`. */
+  blocksSafe(requestId: string): void {
+    const index = this.#failedReceiving.findIndex((failure) => failure.requestId === requestId);
+    if (index < 0) this.#finishedReceiving.push(requestId);
+    else {
+      // The engine has not seen the failure yet: it is reported once, without the risk.
+      const { blocksAtRisk: _, ...failure } = this.#failedReceiving[index] as FailedReceive;
+      this.#failedReceiving[index] = failure;
+    }
+    this.#progress();
+  }
+
+  /** Returns all reports since the last call. */
+  take(): WorkerOutput {
+    const output: WorkerOutput = {
+      finishedSending: this.#finishedSending,
+      finishedReceiving: this.#finishedReceiving,
+      ...(this.#unverifiedReceiving.length === 0 ? {} : { unverifiedReceiving: this.#unverifiedReceiving }),
+      failedReceiving: this.#failedReceiving,
+      failedBlockIds: [...this.#failedBlockIds],
+    };
+    this.#finishedSending = [];
+    this.#finishedReceiving = [];
+    this.#unverifiedReceiving = [];
+    this.#failedReceiving = [];
+    this.#failedBlockIds = new Set();
+    return output;
+  }
+
+  /** Adds a listener that is called after each report. */
+  onProgress(listener: () => void): void {
+    this.#listeners.push(listener);
+  }
+
+  /** Requests that the next `take` reports. */
+  get size(): number {
+    return this.#finishedSending.length + this.#finishedReceiving.length;
+  }
+
+  #progress(): void {
+    for (const listener of this.#listeners) listener();
   }
 }

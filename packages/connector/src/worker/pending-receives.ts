@@ -11,9 +11,9 @@ import {
 import { applyReceivePass, type RequestPlan } from "@kv/plan";
 import type { RemoteEngine } from "../peers/remote-engine.js";
 import type { RemoteRequest } from "../scheduler/step-types.js";
+import type { WorkerOutputQueue } from "./connector-worker.js";
 import { ReceiveError } from "./receive-error.js";
 import type { TaskTracker } from "./task-tracker.js";
-import type { WorkerOutputQueue } from "./worker-output.js";
 
 /** A scheduler side's order to receive one request's KV. */
 export interface ReceiveOrderBase {

@@ -5,7 +5,7 @@ import type { ConnectorHandshake } from "../handshake/connector-handshake.js";
 import type { TransferMetrics } from "../metrics/transfer-metrics.js";
 import type { NotificationSender } from "../peers/notification-sender.js";
 import type { SharedLocalLists, SharedRemoteAgents } from "../peers/shared-agent-state.js";
-import type { WorkerOutputQueue } from "./worker-output.js";
+import type { WorkerOutputQueue } from "./connector-worker.js";
 
 /** What both halves of a connector's worker share: one agent, its registered caches, and the engine's clock, log and options. */
 export interface WorkerContext {

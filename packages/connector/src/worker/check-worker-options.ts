@@ -1,0 +1,61 @@
+import { KvError, type WorkerOptions } from "@kv/interface";
+import type { ConnectorWorkerOptions } from "./connector-worker.js";
+
+/** Refuses what the connector does not work with. Errors: `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`. */
+export function checkWorkerOptions(options: WorkerOptions, connector: CheckedConnector): void {
+  checkTransport(options, connector);
+  checkPlatform(options);
+  checkPipelineStages(options, connector);
+}
+
+type CheckedConnector = Pick<ConnectorWorkerOptions<never>, "name" | "operation" | "transferMode">;
+
+function checkTransport({ transport }: WorkerOptions, { name, operation }: CheckedConnector): void {
+  const { capabilities } = transport;
+  if (capabilities[operation] && capabilities.notifications) return;
+  const missing = capabilities[operation] ? "notifications" : `${operation.toUpperCase()}s`;
+  throw new KvError(
+    "KV_TRANSPORT_UNSUPPORTED",
+    `${name} needs ${operation.toUpperCase()}s and notifications; transport ${transport.name} has no ${missing}`,
+    { hint: "use a transport whose capabilities include both, such as @kv/nixl" },
+  );
+}
+
+function checkPlatform({ config, platform }: WorkerOptions): void {
+  const { bufferDevices } = platform.capabilities;
+  if (config.bufferDevice !== undefined && !bufferDevices.includes(config.bufferDevice)) {
+    throw new KvError(
+      "KV_PLATFORM_UNSUPPORTED",
+      `kv_buffer_device is ${JSON.stringify(config.bufferDevice)}; platform ${platform.deviceType} has ${bufferDevices.join(", ")}`,
+      { hint: `leave kv_buffer_device out for ${bufferDevices[0]}` },
+    );
+  }
+  if (platform.createStaging !== undefined) {
+    throw new KvError(
+      "KV_PLATFORM_UNSUPPORTED",
+      `memory of platform ${platform.deviceType} cannot be registered directly: its blocks are staged`,
+      { hint: "put staged() of @kv/connector around the connector" },
+    );
+  }
+}
+
+function checkPipelineStages(
+  { config, engine: { ppSize } }: WorkerOptions,
+  { name, transferMode }: CheckedConnector,
+): void {
+  if (ppSize === 1) return;
+  if (config.role === "kv_consumer") {
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `kv_role is "kv_consumer" and this engine has ${ppSize} pipeline stages: P counts one notification per tensor-parallel rank of D, not per stage`,
+      { hint: "use pipeline_parallel_size 1 for decode workers" },
+    );
+  }
+  if (transferMode === "push") {
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `this engine has ${ppSize} pipeline stages; ${name} serves engines with one, on either side`,
+      { hint: "use pipeline_parallel_size 1 on both sides of push, or the pull connector" },
+    );
+  }
+}
