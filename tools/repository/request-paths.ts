@@ -40,7 +40,7 @@ export const LEFT_OUT: readonly (readonly [files: RegExp, why: string])[] = [
   [/\/(oldest-first|task-tracker|engine-address)\.ts$/, "containers and keys"],
 ];
 
-const DECODE_HALF = /\/(decode-worker|decode-requests|heartbeats|(pull|push)\/src\/scheduler)\.ts$/;
+const DECODE_HALF = /\/(decode-worker|decode-requests|remote-requests|(pull|push)\/src\/scheduler)\.ts$/;
 const PREFILL_HALF = /\/prefill-(worker|scheduler)\.ts$/;
 
 /** Two simulated engines on the memory transport; each has a connector of its own. */
@@ -73,6 +73,6 @@ function connectorPath(name: "pull" | "push", most: { readonly d: number; readon
 
 /** The ways that are measured. */
 export const REQUEST_PATHS: readonly RequestPath[] = [
-  connectorPath("pull", { d: 15, p: 9 }),
-  connectorPath("push", { d: 16, p: 17 }),
+  connectorPath("pull", { d: 13, p: 9 }),
+  connectorPath("push", { d: 14, p: 17 }),
 ];

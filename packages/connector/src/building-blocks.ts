@@ -24,8 +24,12 @@ export {
   type RankKey,
   rankKey,
 } from "./peers/engine-address.js";
-export { HeartbeatSender, type HeartbeatSenderOptions } from "./peers/heartbeats.js";
-export { type HeartbeatResult, NotificationSender } from "./peers/notification-sender.js";
+export {
+  type HeartbeatResult,
+  HeartbeatSender,
+  type HeartbeatSenderOptions,
+  NotificationSender,
+} from "./peers/notifications.js";
 export type { Peer, PeerRef, PeerTableOptions } from "./peers/peer.js";
 export { isPeerLost } from "./peers/peer-lost.js";
 export { PeerTable } from "./peers/peer-table.js";
@@ -65,7 +69,7 @@ export {
   type PrefillSchedulerOptions,
   type PrefillStep,
 } from "./scheduler/prefill-scheduler.js";
-export { addressToNotify, readRemoteRequest } from "./scheduler/remote-request.js";
+export { addressToNotify, readRemoteRequest } from "./scheduler/remote-requests.js";
 export {
   type ConnectorStepMetadata,
   connectorStepMetadata,

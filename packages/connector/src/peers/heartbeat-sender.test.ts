@@ -2,8 +2,7 @@ import { type Agent, silentLog } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { describe, expect, it } from "vitest";
 import { TaskTracker } from "../worker/task-tracker.js";
-import { HeartbeatSender } from "./heartbeats.js";
-import { NotificationSender } from "./notification-sender.js";
+import { HeartbeatSender, NotificationSender } from "./notifications.js";
 import type { PeerRef } from "./peer.js";
 import type { RemoteEngine } from "./remote-engine.js";
 

@@ -1,6 +1,6 @@
 import { type Agent, silentLog } from "@kv/interface";
 import { expect, test } from "vitest";
-import { NotificationSender } from "./notification-sender.js";
+import { NotificationSender } from "./notifications.js";
 
 test("a notify call that throws synchronously is handled like one that rejects", async () => {
   const agent = {

@@ -10,9 +10,8 @@ import {
 } from "@kv/interface";
 import { exchangedBlocks } from "@kv/plan";
 import { type PromptPrefix, promptContent, promptDigest } from "@kv/protocol";
-import { HeartbeatSet } from "../peers/heartbeats.js";
 import { type PrefillBackoff, requireLastTokensLeft } from "./prefill-backoff.js";
-import { RemoteReferences } from "./remote-references.js";
+import { HeartbeatSet, RemoteReferences } from "./remote-requests.js";
 import type { HeartbeatChange, RemoteRequest } from "./step-types.js";
 
 /** The P of a request, and how much of the prompt it has. */

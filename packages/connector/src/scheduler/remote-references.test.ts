@@ -1,6 +1,6 @@
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
-import { RemoteReferences } from "./remote-references.js";
+import { RemoteReferences } from "./remote-requests.js";
 import type { RemoteRequest } from "./step-types.js";
 
 const REFERENCE: RemoteRequest = {

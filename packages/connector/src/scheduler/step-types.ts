@@ -58,6 +58,17 @@ export interface HeartbeatRequest {
   readonly capability?: string | undefined;
 }
 
+/** Identifies a request of an engine. One id may come with several capabilities, of which only one is right. */
+export function heartbeatKey({ requestId, capability = "" }: HeartbeatRequest): string {
+  return `${capability} ${requestId}`;
+}
+
+/** A request as heartbeats name it. */
+export function heartbeatRequest({ requestId, lease }: RemoteRequest): HeartbeatRequest {
+  const capability = lease?.capability;
+  return capability === undefined ? { requestId } : { requestId, capability };
+}
+
 /** Orders D's workers to begin or end extending the leases of requests at one engine. */
 export interface HeartbeatChange extends EngineAddress {
   /** Requests whose leases are extended from now on. */

@@ -20,7 +20,7 @@ import {
 import { ConnectorHandshake } from "../handshake/connector-handshake.js";
 import { localGeometry, modelGeometry } from "../handshake/rank-geometry.js";
 import { TransferMetrics } from "../metrics/transfer-metrics.js";
-import { NotificationSender, receiveNotifications } from "../peers/notification-sender.js";
+import { NotificationSender, receiveNotifications } from "../peers/notifications.js";
 import type { PeerTable } from "../peers/peer-table.js";
 import { SharedLocalLists, SharedRemoteAgents } from "../peers/shared-agent-state.js";
 import { checkWorkerOptions } from "./check-worker-options.js";

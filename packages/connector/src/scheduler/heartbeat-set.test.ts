@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
-import type { RemoteRequest } from "../scheduler/step-types.js";
-import { HeartbeatSet } from "./heartbeats.js";
+import { HeartbeatSet } from "./remote-requests.js";
+import type { RemoteRequest } from "./step-types.js";
 
 const remote = (requestId: string, given: Partial<RemoteRequest> = {}): RemoteRequest => ({
   ...{ engineId: "p", host: "prefill", port: 5600, tpSize: 1, dcpSize: 1, ppSize: 1 },

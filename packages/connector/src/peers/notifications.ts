@@ -1,114 +1,126 @@
-import type { Clock, Timer } from "@kv/interface";
-import type { HeartbeatChange, HeartbeatRequest, RemoteRequest } from "../scheduler/step-types.js";
+import type { Agent, Clock, Log, Timer } from "@kv/interface";
+import {
+  decodeNotification,
+  encodeNotification,
+  encodeRequestControl,
+  isWireSafeRequestId,
+  type KvNotification,
+  REQUEST_CONTROL,
+} from "@kv/protocol";
+import {
+  type HeartbeatChange,
+  type HeartbeatRequest,
+  heartbeatKey,
+  heartbeatRequest,
+  type RemoteRequest,
+} from "../scheduler/step-types.js";
 import type { TaskTracker } from "../worker/task-tracker.js";
 import { addressOf, type EngineAddress, engineKey } from "./engine-address.js";
-import type { NotificationSender } from "./notification-sender.js";
 import type { PeerTable } from "./peer-table.js";
 import type { RemoteEngine } from "./remote-engine.js";
 
-/** A request of an engine in the set. */
-interface Listed {
-  readonly engine: ListedEngine;
-  readonly request: HeartbeatRequest;
-  /** How many of D's requests name it: a client may send one answer of P twice. */
-  count: number;
-  /** Whether the workers have it. */
-  isSent: boolean;
+/** Ids per heartbeat, far below any transport's limit for one notification. */
+const HEARTBEAT_IDS = 256;
+
+/** The outcome of sending a heartbeat. */
+export interface HeartbeatResult {
+  /** Requests whose heartbeat the transport accepted for every agent of the engine. */
+  readonly takenIds: readonly string[];
+  /** Whether the transport accepted everything that was sent. False suggests that the engine is gone. */
+  readonly isDelivered: boolean;
 }
 
 /**
- * The address names no registration of the engine's cache: heartbeats need no memory of the engine, and one request must not decide for the
- * others.
+ * Sends a worker's notifications in the background. Methods do not throw. After a lost notification, the peer waits for a lease or a deadline to end.
  */
-interface ListedEngine {
-  readonly address: EngineAddress;
-  readonly requests: Map<string, Listed>;
-}
+export class NotificationSender {
+  readonly #agent: Agent;
+  readonly #log: Log;
+  readonly #pending = new Set<Promise<boolean>>();
 
-/** The requests whose leases D extends. The workers get what has changed since the last step. */
-export class HeartbeatSet {
-  readonly #engines = new Map<string, ListedEngine>();
-  /** Requests that came or went since the last `take`. */
-  readonly #touched = new Set<Listed>();
-  #size = 0;
-
-  /** Adds a request that waits or transfers. */
-  add(remote: RemoteRequest): void {
-    const key = engineKey(remote);
-    let engine = this.#engines.get(key);
-    if (engine === undefined) {
-      engine = { address: addressOf(remote), requests: new Map() };
-      this.#engines.set(key, engine);
-    }
-    const request = heartbeatRequest(remote);
-    const name = heartbeatKey(request);
-    let extended = engine.requests.get(name);
-    if (extended === undefined) {
-      extended = { engine, request, count: 0, isSent: false };
-      engine.requests.set(name, extended);
-    }
-    extended.count += 1;
-    this.#size += 1;
-    this.#touched.add(extended);
+  constructor({ agent, log }: { readonly agent: Agent; readonly log: Log }) {
+    this.#agent = agent;
+    this.#log = log;
   }
 
-  /** Removes a request that was added. */
-  remove(remote: RemoteRequest): void {
-    const engine = this.#engines.get(engineKey(remote));
-    const extended = engine?.requests.get(heartbeatKey(heartbeatRequest(remote)));
-    if (extended === undefined || extended.count === 0) return;
-    extended.count -= 1;
-    this.#size -= 1;
-    this.#touched.add(extended);
+  /** Sends to an agent. Resolves with true when the transport accepted the notification, and with false after a call of `failed`. */
+  send(agentName: string, payload: Uint8Array, failed: (error: unknown) => void): Promise<boolean> {
+    const sent = this.#notify(agentName, payload)
+      .then(
+        () => true,
+        (error: unknown) => {
+          failed(error);
+          return false;
+        },
+      )
+      .finally(() => this.#pending.delete(sent));
+    this.#pending.add(sent);
+    return sent;
   }
 
-  /** Whether the workers have an older set. */
-  get hasChanged(): boolean {
-    for (const { count, isSent } of this.#touched) if (count > 0 !== isSent) return true;
-    return false;
+  /**
+   * Sends a heartbeat for requests to all of an engine's agents: with capabilities to an `@kv` engine, in vLLM's form otherwise. Ids that a
+   * peer would misparse (see `isWireSafeRequestId`) are left out of vLLM's form: P does not extend their leases.
+   */
+  async sendHeartbeat(
+    engine: Pick<RemoteEngine, "agents" | "features">,
+    named: readonly HeartbeatRequest[],
+  ): Promise<HeartbeatResult> {
+    const proven = engine.features.has(REQUEST_CONTROL)
+      ? named.flatMap(({ requestId, capability }) =>
+          capability === undefined ? [] : [{ requestId, capability }],
+        )
+      : [];
+    const provenIds = new Set(proven.map(({ requestId }) => requestId));
+    const plainIds = new Set(named.map(({ requestId }) => requestId));
+    const plain = [...plainIds].filter((id) => !provenIds.has(id) && isWireSafeRequestId(id));
+    const agents = [...new Set(engine.agents.values())];
+    const messages = [
+      ...inChunks(plain).map((requestIds) => ({
+        requestIds,
+        payload: encodeNotification({ kind: "heartbeat", requestIds }),
+      })),
+      ...inChunks(proven).map((requests) => ({
+        requestIds: requests.map(({ requestId }) => requestId),
+        payload: encodeRequestControl({ kind: "heartbeat", requests }),
+      })),
+    ];
+    let isDelivered = true;
+    const taken = await Promise.all(
+      messages.map(async ({ requestIds, payload }) => {
+        const sent = agents.map((name) =>
+          this.send(name, payload, (error) =>
+            this.#log.debug("heartbeat-failed", { agent: name, error: String(error) }),
+          ),
+        );
+        const isTaken = (await Promise.all(sent)).every(Boolean);
+        isDelivered &&= isTaken;
+        return isTaken ? requestIds : [];
+      }),
+    );
+    return { takenIds: taken.flat(), isDelivered };
   }
 
-  /** Returns the changes since the last call, one entry per engine. */
-  take(): HeartbeatChange[] {
-    const changes = new Map<ListedEngine, { begin: HeartbeatRequest[]; end: HeartbeatRequest[] }>();
-    for (const extended of this.#touched) {
-      const { engine, request, count, isSent } = extended;
-      if (count > 0 !== isSent) {
-        const change = changes.get(engine) ?? { begin: [], end: [] };
-        changes.set(engine, change);
-        change[isSent ? "end" : "begin"].push(request);
-        extended.isSent = !isSent;
-      }
-      if (count > 0) continue;
-      engine.requests.delete(heartbeatKey(request));
-      if (engine.requests.size === 0) this.#engines.delete(engineKey(engine.address));
-    }
-    this.#touched.clear();
-    return [...changes].map(([{ address }, change]) => ({ ...address, ...change }));
+  /** Resolves when the transport has accepted or failed every notification so far. */
+  async idle(): Promise<void> {
+    while (this.#pending.size > 0) await Promise.all(this.#pending);
   }
 
-  /** Number of requests in the set. */
+  /** Number of notifications that the transport has not accepted yet. */
   get size(): number {
-    return this.#size;
+    return this.#pending.size;
   }
 
-  /** Forgets all requests. */
-  clear(): void {
-    this.#engines.clear();
-    this.#touched.clear();
-    this.#size = 0;
+  /** Async, so that an exception of the transport becomes a rejection. */
+  async #notify(agentName: string, payload: Uint8Array): Promise<void> {
+    await this.#agent.notify(agentName, payload);
   }
 }
 
-/** Identifies a request of an engine. One id may come with several capabilities, of which only one is right. */
-function heartbeatKey({ requestId, capability = "" }: HeartbeatRequest): string {
-  return `${capability} ${requestId}`;
-}
-
-/** A request as heartbeats name it. */
-function heartbeatRequest({ requestId, lease }: RemoteRequest): HeartbeatRequest {
-  const capability = lease?.capability;
-  return capability === undefined ? { requestId } : { requestId, capability };
+function inChunks<T>(list: readonly T[]): (readonly T[])[] {
+  const chunks: (readonly T[])[] = [];
+  for (let i = 0; i < list.length; i += HEARTBEAT_IDS) chunks.push(list.slice(i, i + HEARTBEAT_IDS));
+  return chunks;
 }
 
 /** Options of `HeartbeatSender`. */
@@ -238,4 +250,25 @@ export class HeartbeatSender {
     this.#timer?.cancel();
     this.#timer = undefined;
   }
+}
+
+/**
+ * Calls `handle` for each notification until the agent closes. A notification that cannot be decoded, or that `handle` refuses by throwing,
+ * is logged; nothing that a peer sends ends the loop.
+ */
+export function receiveNotifications(
+  agent: Agent,
+  log: Log,
+  handle: (notification: KvNotification, from: string) => void,
+): void {
+  async function loop(): Promise<void> {
+    for await (const { from, payload } of agent.notifications()) {
+      try {
+        handle(decodeNotification(payload), from);
+      } catch (error) {
+        log.warn("notification-refused", { from, error: String(error) });
+      }
+    }
+  }
+  loop().catch((error: unknown) => log.error("notifications-ended", { error: String(error) }));
 }
