@@ -34,8 +34,8 @@ export const LEFT_OUT: readonly (readonly [files: RegExp, why: string])[] = [
   [/^packages\/interface\//, "contracts"],
   [/^packages\/(plan|protocol|topology)\//, "pure functions: plans, wire forms, mappings of ranks"],
   [/\/(index|building-blocks)\.ts$/, "barrels"],
-  [/\/(step-types|step-metadata|peer)\.ts$/, "types and checks of them"],
-  [/\/(receive-error|peer-lost|unreachable-peer)\.ts$/, "errors"],
+  [/\/(step-types|step-metadata)\.ts$/, "types and checks of them"],
+  [/\/(receive-error|peer-errors)\.ts$/, "errors"],
   [/\/(metrics|tracing|log|config)\//, "metrics, tracing, log and configuration"],
   [/\/(oldest-first|task-tracker|engine-address)\.ts$/, "containers and keys"],
 ];
@@ -73,6 +73,6 @@ function connectorPath(name: "pull" | "push", most: { readonly d: number; readon
 
 /** The ways that are measured. */
 export const REQUEST_PATHS: readonly RequestPath[] = [
-  connectorPath("pull", { d: 13, p: 9 }),
-  connectorPath("push", { d: 14, p: 17 }),
+  connectorPath("pull", { d: 12, p: 9 }),
+  connectorPath("push", { d: 13, p: 16 }),
 ];

@@ -56,7 +56,7 @@ function heartbeats(): Table {
   const sender = new HeartbeatSender({
     clock,
     intervalMs: LEASE_MS / 6,
-    engines: { peek: () => undefined, acquire: () => Promise.reject(new Error("no engine")) },
+    engines: { peek: () => undefined, open: () => Promise.reject(new Error("no engine")) },
     notifications: { sendHeartbeat: () => Promise.resolve({ takenIds: [], isDelivered: true }) },
     tasks: new TaskTracker(),
   });

@@ -29,25 +29,23 @@ export {
   HeartbeatSender,
   type HeartbeatSenderOptions,
   NotificationSender,
-} from "./peers/notifications.js";
-export type { Peer, PeerRef, PeerTableOptions } from "./peers/peer.js";
-export { isPeerLost } from "./peers/peer-lost.js";
-export { PeerTable } from "./peers/peer-table.js";
+} from "./peers/messages.js";
+export { isPeerLost, unreachablePeer } from "./peers/peer-errors.js";
 export {
   type EnginePlan,
+  type EngineReference,
   type EngineRequest,
   type ListPair,
   type ListTables,
   type OpenEngine,
-  type PrefillEnginesOptions,
-  prefillEngines,
+  type PrefillPlanOptions,
+  planPrefillEngine,
   type RemoteEngine,
   type RemoteEngineSource,
-  RemoteEngines,
   type RemoteEnginesOptions,
 } from "./peers/remote-engine.js";
+export { RemoteEngines } from "./peers/remote-engines.js";
 export { SharedLocalLists, SharedRemoteAgents } from "./peers/shared-agent-state.js";
-export { unreachablePeer } from "./peers/unreachable-peer.js";
 export { importFrom } from "./registry/load-connector.js";
 export {
   ConnectorScheduler,

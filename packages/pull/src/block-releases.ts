@@ -1,6 +1,6 @@
 import {
+  type EngineReference,
   endWith,
-  type PeerRef,
   type RemoteEngine,
   type RemoteEngines,
   type RemoteRequest,
@@ -20,7 +20,7 @@ export interface BlockReleasesOptions {
 /** Blocks at a P, and the engine that they are read from. */
 interface Held {
   readonly remote: RemoteRequest;
-  readonly reference: PeerRef<RemoteEngine>;
+  readonly reference: EngineReference<RemoteEngine>;
 }
 
 /**
@@ -38,7 +38,7 @@ export class BlockReleases {
   }
 
   /** Keeps the engine open until `release`. */
-  hold(remote: RemoteRequest, reference: PeerRef<RemoteEngine>): void {
+  hold(remote: RemoteRequest, reference: EngineReference<RemoteEngine>): void {
     const key = keyOf(remote);
     this.#held.get(key)?.reference.release();
     this.#held.set(key, { remote, reference });
@@ -58,7 +58,7 @@ export class BlockReleases {
     const held = this.#held.get(key);
     if (held !== undefined) {
       this.#held.delete(key);
-      this.#notify(held.reference.peer, remote);
+      this.#notify(held.reference.engine, remote);
       held.reference.release();
       return;
     }

@@ -3,9 +3,9 @@ import {
   idleWithinGrace,
   type PendingReceive,
   PendingReceives,
-  prefillEngines,
+  planPrefillEngine,
   type ReceiveError,
-  type RemoteEngines,
+  RemoteEngines,
   TaskTracker,
   type WorkerContext,
   type WorkerHalf,
@@ -35,14 +35,14 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
   constructor(context: WorkerContext) {
     const { clock, log, notifications, output, settings, caches, tracer } = context;
     this.#context = context;
-    this.engines = prefillEngines(context, {
-      failureType: "handshake_setup_failed",
-      joinsGroups: true,
+    this.engines = new RemoteEngines(context, {
+      ...{ failureType: "handshake_setup_failed", role: "prefill" },
+      plan: (_, answer) => planPrefillEngine(context, answer, { joinsGroups: true }),
     });
     this.#heartbeats = new HeartbeatSender({
       clock,
       intervalMs: settings.heartbeatIntervalMs,
-      engines: this.engines.table,
+      engines: this.engines,
       notifications,
       tasks: this.#sending,
     });

@@ -48,9 +48,9 @@ function setUp({
     agent: { transfer: (): Transfer => ({ done, released: Promise.resolve() }) },
   } as unknown as WorkerContext;
   const engines = {
-    acquire: async () => ({ peer: engine, release() {} }),
+    acquire: async () => ({ engine, release() {} }),
     queryLease,
-    table: { drop() {} },
+    drop() {},
   } as unknown as RemoteEngines;
   const receiver = new PullReceiver({
     context,

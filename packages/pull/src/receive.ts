@@ -51,7 +51,7 @@ export class PullReceiver {
       throw ReceiveError.from(unreachablePeer(error), "KV_HANDSHAKE_REFUSED", "handshake_failed", signal);
     });
     releases.hold(order.remote, reference);
-    await this.#receiveFrom(reference.peer, receive);
+    await this.#receiveFrom(reference.engine, receive);
   }
 
   async #receiveFrom(engine: RemoteEngine, receive: PendingReceive<ReceiveOrder>): Promise<void> {
@@ -87,7 +87,7 @@ export class PullReceiver {
       const { engineId } = order.remote;
       metrics.transferFailed();
       log.warn("transfer_failed", { requestId: order.requestId, engineId, remoteRank, error: message });
-      if (isPeerLost(failure.error)) this.#options.engines.table.drop(engine, message);
+      if (isPeerLost(failure.error)) this.#options.engines.drop(engine, message);
       return failure;
     };
     await transferAll(this.#context, { signal, parent: order.remote.traceparent }, async (transfers) => {

@@ -3,10 +3,10 @@ import {
   idleWithinGrace,
   type PendingReceive,
   PendingReceives,
-  prefillEngines,
+  planPrefillEngine,
   type ReceiveError,
   ReceivePass,
-  type RemoteEngines,
+  RemoteEngines,
   TaskTracker,
   type WorkerContext,
   type WorkerHalf,
@@ -60,9 +60,9 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
     const { groups } = caches.config;
     const { tpSize } = options.engine;
     this.#context = context;
-    this.engines = prefillEngines(context, {
-      failureType: "push_reg_handshake_failed",
-      preparesLists: false,
+    this.engines = new RemoteEngines(context, {
+      ...{ failureType: "push_reg_handshake_failed", role: "prefill" },
+      plan: (_, answer) => planPrefillEngine(context, answer, { preparesLists: false }),
     });
     this.#replies = new PushReplies({ clock });
     this.#sender = new RegistrationSender(context, this.engines);
@@ -98,7 +98,7 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
     this.#heartbeats = new HeartbeatSender({
       clock,
       intervalMs: settings.heartbeatIntervalMs,
-      engines: this.engines.table,
+      engines: this.engines,
       notifications,
       tasks: this.#sending,
       onSent: (engine, isDelivered) => {

@@ -19,7 +19,7 @@ function waitingRequest(incarnation: string | undefined, ...answers: (string | u
   });
   const liveness = new ProducerLiveness({
     clock: virtualClock(),
-    engines: { table: { peek: () => engine, drop }, queryLease },
+    engines: { peek: () => engine, drop, queryLease },
     receives: { values: () => [{ order, fail } as unknown as PendingReceive<RegistrationOrder>] },
     probeTimeoutMs: 1000,
   });

@@ -10,10 +10,7 @@ import type { RegistrationOrder } from "./step-metadata.js";
 /** Options of `ProducerLiveness`. */
 export interface ProducerLivenessOptions {
   readonly clock: Clock;
-  readonly engines: {
-    readonly table: Pick<RemoteEngines["table"], "peek" | "drop">;
-    queryLease: RemoteEngines["queryLease"];
-  };
+  readonly engines: Pick<RemoteEngines, "peek" | "drop" | "queryLease">;
   /** The requests that wait for a producer. */
   readonly receives: Pick<PendingReceives<RegistrationOrder>, "values">;
   /** How long one probe may take, in milliseconds. */
@@ -46,7 +43,7 @@ export class ProducerLiveness {
     const { engineId } = address;
     const key = engineKey(address);
     const waiting = [...receives.values()].filter(({ order }) => engineKey(order.remote) === key);
-    const engine = engines.table.peek(address);
+    const engine = engines.peek(address);
     const first = waiting[0];
     if (first === undefined || engine === undefined) return;
     const canBeProbed = engine.incarnation !== undefined;
@@ -57,7 +54,7 @@ export class ProducerLiveness {
     this.#missed.delete(key);
     const silent = canBeProbed ? "stopped answering" : "stopped receiving heartbeats";
     const reason = process === undefined ? silent : "was restarted";
-    engines.table.drop(engine, `it ${reason}`);
+    engines.drop(engine, `it ${reason}`);
     for (const receive of waiting) {
       const message = `engine ${engineId} ${reason} before it wrote the KV of request ${receive.order.requestId}`;
       receive.fail(new KvError("KV_PEER_DISCONNECTED", message));

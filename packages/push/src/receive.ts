@@ -72,8 +72,8 @@ export async function receivePush(request: PushedRequest, options: ReceivePushOp
     );
   });
   try {
-    await new PushReceive(request, reference.peer, options).run();
-    return reference.peer.features.has(PUSH_CONTROL);
+    await new PushReceive(request, reference.engine, options).run();
+    return reference.engine.features.has(PUSH_CONTROL);
   } finally {
     reference.release();
   }

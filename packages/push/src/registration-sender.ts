@@ -10,13 +10,13 @@ import type { RegistrationOrder } from "./step-metadata.js";
 /** Sends registrations and withdrawals to the ranks of producers. */
 export class RegistrationSender {
   readonly #context: Pick<WorkerContext, "log" | "metrics" | "notifications" | "options" | "tracer">;
-  readonly #engines: { readonly table: Pick<RemoteEngines["table"], "drop"> };
+  readonly #engines: Pick<RemoteEngines, "drop">;
   /** The incarnation of this consumer's process, from the latest step. */
   incarnation = "";
 
   constructor(
     context: Pick<WorkerContext, "log" | "metrics" | "notifications" | "options" | "tracer">,
-    engines: { readonly table: Pick<RemoteEngines["table"], "drop"> },
+    engines: Pick<RemoteEngines, "drop">,
   ) {
     this.#context = context;
     this.#engines = engines;
@@ -34,7 +34,7 @@ export class RegistrationSender {
       metrics.notificationFailed();
       span?.end(error);
       log.warn("push_reg_notif_failed", { requestId: order.requestId, agent, error: String(error) });
-      this.#engines.table.drop(engine, String(error));
+      this.#engines.drop(engine, String(error));
     });
     return endWith(span, sent);
   }

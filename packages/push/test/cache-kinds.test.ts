@@ -104,9 +104,9 @@ describe.each(Object.entries(MODELS))("%s", (_, groups) => {
       model: { numKvHeads: 2, groups: groups.map(({ kind }) => kind) },
       remote: async () => [{ tpRank: 0, geometry: d.geometry, agentMetadata: await d.agent.localMetadata() }],
     });
-    const consumers = consumerEngines(context).table;
+    const consumers = consumerEngines(context);
     const address = { engineId: "d", host: "d", port: 1, tpSize: 1, dcpSize: 1, ppSize: 1 };
-    const { peer: consumer } = await consumers.acquire(address);
+    const { engine: consumer } = await consumers.open(address);
     const registration = {
       wireId: "d1",
       engineId: "d",

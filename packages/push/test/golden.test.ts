@@ -240,7 +240,7 @@ describe.each(RECORDINGS)("as recorded from vLLM in %s", (recording) => {
       remote: testRanks((tpRank) => rank(tpRank, decodeTpSize, 48)),
     });
     const address = { engineId: "d", host: "d", port: 1, tpSize: decodeTpSize, dcpSize: 1, ppSize: 1 };
-    const { peer: consumer } = await consumerEngines(context).table.acquire(address);
+    const { engine: consumer } = await consumerEngines(context).open(address);
     for (let at = 0; at < writes.length; at += decodeTpSize) {
       const first = writes[at];
       if (first === undefined) continue;

@@ -123,7 +123,7 @@ describe("a state-space group beside full attention, pushed between unequal TP s
           ),
       });
       const address = { engineId: "d", host: "d", port: 1, tpSize: dSize, dcpSize: 1, ppSize: 1 };
-      const { peer: consumer } = await consumerEngines(context).table.acquire(address);
+      const { engine: consumer } = await consumerEngines(context).open(address);
       expect([...consumer.targets.keys()]).toEqual(
         handshakeTargetRanks({ tpRank, tpSize: pSize, remoteTpSize: dSize }),
       );

@@ -1,7 +1,9 @@
 import { readTransferConfig } from "@kv/connector";
 import {
   connectorSettings,
+  type EngineAddress,
   NotificationSender,
+  type OpenEngine,
   type RemoteRank,
   SharedLocalLists,
   SharedRemoteAgents,
@@ -57,7 +59,12 @@ export interface TestContextOptions {
   readonly local: RankGeometry;
   readonly model?: ModelGeometry;
   /** The ranks of the remote engine that are asked. `testRanks` has those of one geometry. */
-  remote(tpRanks: readonly number[]): readonly RemoteRank[] | Promise<readonly RemoteRank[]>;
+  remote(
+    tpRanks: readonly number[],
+    address: EngineAddress,
+  ): readonly RemoteRank[] | Promise<readonly RemoteRank[]>;
+  /** What else the remote engine answers. */
+  readonly answer?: Pick<OpenEngine, "registrationGeneration" | "fingerprint">;
   /** The remote engine's process; undefined: vLLM's. */
   readonly incarnation?: string | undefined;
   readonly features?: readonly string[];
@@ -93,8 +100,9 @@ export function testContext(options: TestContextOptions): WorkerContext {
     caches: { config: { prefixCaching: options.prefixCaching } },
     options: { config, engine: engineIdentity("p", { tpSize: local.tpSize }), tpRank: local.tpRank },
     handshake: {
-      ask: async (_: unknown, tpRanks: readonly number[]) => ({
-        ranks: await options.remote(tpRanks),
+      ask: async (address: EngineAddress, tpRanks: readonly number[]) => ({
+        ranks: await options.remote(tpRanks, address),
+        ...options.answer,
         clock: { offsetMs: 0, rttMs: 0 },
         incarnation: options.incarnation,
         features: new Set(options.features),

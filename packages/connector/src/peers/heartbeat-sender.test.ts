@@ -2,9 +2,8 @@ import { type Agent, silentLog } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { describe, expect, it } from "vitest";
 import { TaskTracker } from "../worker/task-tracker.js";
-import { HeartbeatSender, NotificationSender } from "./notifications.js";
-import type { PeerRef } from "./peer.js";
-import type { RemoteEngine } from "./remote-engine.js";
+import { HeartbeatSender, NotificationSender } from "./messages.js";
+import type { EngineReference, RemoteEngine } from "./remote-engine.js";
 
 const engineAt = (engineId: string) => ({
   engineId,
@@ -41,7 +40,7 @@ function setUp({ notify = async () => {} }: { notify?: () => Promise<void> } = {
           agents: new Map([["pp0tp0", address.engineId]]),
           features: new Set<string>(),
         }) as Partial<RemoteEngine> as RemoteEngine,
-      acquire: () => Promise.reject<PeerRef<RemoteEngine>>(new Error("not asked for")),
+      open: () => Promise.reject<EngineReference<RemoteEngine>>(new Error("not asked for")),
     },
     notifications: new NotificationSender({ agent, log: silentLog }),
     tasks,

@@ -1,7 +1,7 @@
 import { KvError, type SideChannel } from "@kv/interface";
 import { encodeLeaseReply } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
-import { queryLease } from "./remote-engine.js";
+import { queryLease } from "./messages.js";
 
 const query = { engineId: "p0", requestId: "cmpl-1", generation: 7 };
 

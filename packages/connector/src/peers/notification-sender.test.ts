@@ -1,6 +1,6 @@
 import { type Agent, silentLog } from "@kv/interface";
 import { expect, test } from "vitest";
-import { NotificationSender } from "./notifications.js";
+import { NotificationSender } from "./messages.js";
 
 test("a notify call that throws synchronously is handled like one that rejects", async () => {
   const agent = {

@@ -1,7 +1,8 @@
 import type { ModelGeometry, RankGeometry } from "@kv/plan";
 import { listAgent, testContext, testRank, testRanks } from "@kv/testing/worker-context";
 import { describe, expect, it } from "vitest";
-import { prefillEngines } from "./remote-engine.js";
+import { planPrefillEngine } from "./remote-engine.js";
+import { RemoteEngines } from "./remote-engines.js";
 
 const rank = testRank;
 
@@ -34,9 +35,12 @@ async function opened({
       return testRanks((tpRank) => ({ ...remote, tpRank }))(tpRanks);
     },
   });
-  const engines = prefillEngines(context, { failureType: "handshake_setup_failed", preparesLists });
+  const engines = new RemoteEngines(context, {
+    ...{ failureType: "handshake_setup_failed", role: "prefill" },
+    plan: (_, answer) => planPrefillEngine(context, answer, { preparesLists }),
+  });
   const address = { engineId: "p", host: "p", port: 1, tpSize: remote.tpSize, dcpSize, ppSize: 1 };
-  const work = engines.table.acquire(address).then(({ peer }) => peer.plan);
+  const work = engines.open(address).then(({ engine }) => engine.plan);
   return { plan: await work.catch((error: Error) => error), asked: () => asked };
 }
 

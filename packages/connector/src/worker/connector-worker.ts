@@ -20,8 +20,8 @@ import {
 import { ConnectorHandshake } from "../handshake/connector-handshake.js";
 import { localGeometry, modelGeometry } from "../handshake/rank-geometry.js";
 import { TransferMetrics } from "../metrics/transfer-metrics.js";
-import { NotificationSender, receiveNotifications } from "../peers/notifications.js";
-import type { PeerTable } from "../peers/peer-table.js";
+import { NotificationSender, receiveNotifications } from "../peers/messages.js";
+import type { RemoteEngines } from "../peers/remote-engines.js";
 import { SharedLocalLists, SharedRemoteAgents } from "../peers/shared-agent-state.js";
 import { checkWorkerOptions } from "./check-worker-options.js";
 import type { ReceiveError } from "./receive-error.js";
@@ -39,7 +39,7 @@ export interface WorkerHalf<Orders> {
   /** Numbers of held resources, by name. */
   outstanding(): Readonly<Record<string, number>>;
   /** The remote engines that this half uses. The worker closes them. */
-  readonly engines?: { readonly table: Pick<PeerTable<never>, "outstanding" | "close"> };
+  readonly engines?: Pick<RemoteEngines<never>, "outstanding" | "close">;
   /** Aborts what waits for peers, and waits for transfers for at most `CLOSE_GRACE_MS`. */
   close?(): Promise<void>;
   /** Called after the remote engines were closed. */
@@ -148,7 +148,7 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
     let handshakes = 0;
     let closing = 0;
     for (const { engines } of [prefill, decode]) {
-      const held = engines?.table.outstanding();
+      const held = engines?.outstanding();
       handshakes += held?.opening ?? 0;
       closing += held?.closing ?? 0;
     }
@@ -165,7 +165,7 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
     const halves = [open.prefill, open.decode];
     const halvesClosed = Promise.all(halves.map((half) => half.close?.()));
     const peersClosed = new TaskTracker();
-    for (const { engines } of halves) if (engines !== undefined) peersClosed.track(engines.table.close());
+    for (const { engines } of halves) if (engines !== undefined) peersClosed.track(engines.close());
     await halvesClosed;
     if (!(await idleWithinGrace(context.clock, [peersClosed]))) {
       context.log.warn("close-did-not-wait", { closing: peersClosed.size });

@@ -3,7 +3,7 @@ import type { ModelGeometry, RankGeometry } from "@kv/plan";
 import type { ConnectorSettings } from "../config/connector-settings.js";
 import type { ConnectorHandshake } from "../handshake/connector-handshake.js";
 import type { TransferMetrics } from "../metrics/transfer-metrics.js";
-import type { NotificationSender } from "../peers/notifications.js";
+import type { NotificationSender } from "../peers/messages.js";
 import type { SharedLocalLists, SharedRemoteAgents } from "../peers/shared-agent-state.js";
 import type { WorkerOutputQueue } from "./connector-worker.js";
 

@@ -46,7 +46,7 @@ function setUp(options: {
     prepareLocal: async () => list("local"),
     prepareRemote: async (remote: string) => list(`remote of ${remote}`),
   });
-  const { table } = consumerEngines(
+  const engines = consumerEngines(
     testContext({
       ...{ agent, local, incarnation: "i", features: options.features ?? [PUSH_CONTROL] },
       model: { numKvHeads: heads, groups: ["full"] },
@@ -55,21 +55,21 @@ function setUp(options: {
     }),
   );
   const address = { engineId: "d", host: "d", port: 1, tpSize: consumer.tpSize, dcpSize: 1, ppSize: 1 };
-  return { table, address, open, opened: () => table.acquire(address).then(({ peer }) => peer) };
+  return { engines, address, open, opened: () => engines.open(address).then(({ engine }) => engine) };
 }
 
 describe("consumer engines", () => {
   it("have a target for each rank that this one serves, and close all that they opened", async () => {
-    const { table, open, address } = setUp({
+    const { engines, open, address } = setUp({
       local: rank(0, 1, 16),
       consumer: { tpSize: 2, blockSize: 16 },
     });
-    const { peer: consumer, release } = await table.acquire(address);
+    const { engine: consumer, release } = await engines.open(address);
     expect([...consumer.targets.keys()]).toEqual([0, 1]);
     expect([...consumer.targets.values()].every(({ lists }) => lists.length === 1)).toBe(true);
     expect(open.size).toBeGreaterThan(4);
     release();
-    await table.close();
+    await engines.close();
     expect([...open]).toEqual([]);
   });
 

@@ -100,8 +100,8 @@ export class EndedNotices {
     const { code, message } = error;
     const failed = (reason: unknown) =>
       log.debug("push-ended-notice-failed", { request: wireId, rank, error: String(reason) });
-    await consumers.acquire(consumerOf(registration), undefined, false).then(async ({ peer, release }) => {
-      const agent = peer.targets.get(rank)?.agent;
+    await consumers.acquire(consumerOf(registration), undefined, false).then(async ({ engine, release }) => {
+      const agent = engine.targets.get(rank)?.agent;
       if (agent !== undefined) {
         const payload = encodeRegistrationEnded({
           ...{ wireId, incarnation, generation, secret, code, message },

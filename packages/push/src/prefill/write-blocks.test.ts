@@ -50,7 +50,7 @@ async function setUp() {
     remote: testRanks(() => geometry(2 ** 30)),
   });
   const address = { engineId: "d", host: "d", port: 1, tpSize: 1, dcpSize: 1, ppSize: 1 };
-  const { peer: consumer } = await consumerEngines(context).table.acquire(address);
+  const { engine: consumer } = await consumerEngines(context).open(address);
   const order = {
     requestId: "p",
     wireId: "p",

@@ -1,6 +1,6 @@
 import {
+  type EngineReference,
   isPeerLost,
-  type PeerRef,
   type RemoteEngines,
   type WorkerContext,
 } from "@kv/connector/building-blocks";
@@ -104,17 +104,17 @@ export class WriteDispatcher {
       () => controller.abort(timedOut(registration, writeTimeoutMs)),
       writeTimeoutMs,
     );
-    let reference: PeerRef<ConsumerEngine> | undefined;
+    let reference: EngineReference<ConsumerEngine> | undefined;
     try {
       signal.throwIfAborted();
       reference = await this.#consumers.acquire(consumerOf(registration, parent), signal);
       const traced = { ...write, order: { ...order, traceparent: parent } };
-      await writeBlocks(reference.peer, traced, signal, this.#context);
+      await writeBlocks(reference.engine, traced, signal, this.#context);
       span?.end();
       return undefined;
     } catch (thrown) {
       span?.end(thrown);
-      return this.#failed(write, reference?.peer, thrown);
+      return this.#failed(write, reference?.engine, thrown);
     } finally {
       timer.cancel();
       reference?.release();
@@ -131,7 +131,7 @@ export class WriteDispatcher {
       if (consumer !== undefined) metrics.transferFailed();
       log.warn(failureType, { requestId, engineId, code: error.code, error: error.message });
     }
-    if (consumer !== undefined && isPeerLost(error)) this.#consumers.table.drop(consumer, error.message);
+    if (consumer !== undefined && isPeerLost(error)) this.#consumers.drop(consumer, error.message);
     return error;
   }
 }

@@ -1,19 +1,15 @@
-import { KvError, silentLog } from "@kv/interface";
+import { KvError } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
+import { listAgent, testContext, testRank } from "@kv/testing/worker-context";
 import { describe, expect, it } from "vitest";
 import type { EngineAddress } from "./engine-address.js";
-import { PeerTable } from "./peer-table.js";
+import { type OpenEngine, planPrefillEngine } from "./remote-engine.js";
+import { RemoteEngines } from "./remote-engines.js";
 
-interface FakePeer {
-  readonly address: EngineAddress;
-  readonly name: string;
-  readonly registrationGeneration?: number | undefined;
-  readonly fingerprint?: string | undefined;
-}
-
+/** Remote engines of one rank each. The agent of the first one that opens is called `ENGINE#1`. */
 function setUp({
   engineTtlMs = 0,
-  answer = {} as Pick<FakePeer, "registrationGeneration" | "fingerprint">,
+  answer = {} as Pick<OpenEngine, "registrationGeneration" | "fingerprint">,
 } = {}) {
   const clock = manualClock();
   const log: string[] = [];
@@ -21,28 +17,29 @@ function setUp({
   const gates: (() => void)[] = [];
   let gated = false;
   let opened = 0;
-  const peers = new PeerTable<FakePeer>({
-    clock,
-    log: silentLog,
-    metrics: { handshakeFailed: () => void log.push("handshake failed") },
-    failureType: "handshake_failed",
-    engineTtlMs,
-    async open(address) {
-      const { engineId } = address;
+  const agent = listAgent({
+    addRemote: async (metadata) => new TextDecoder().decode(metadata),
+    removeRemote: async (name) => void log.push(`close ${name}`),
+  });
+  const context = testContext({
+    ...{ agent, clock, local: testRank(), answer, extra: { engine_ttl: engineTtlMs / 1000 } },
+    async remote(_, { engineId }) {
       log.push(`open ${engineId}`);
       if (gated) await new Promise<void>((resolve) => gates.push(resolve));
       if (fail !== undefined) throw fail;
       opened += 1;
-      return { address, name: `${engineId}#${opened}`, ...answer };
+      const agentMetadata = new TextEncoder().encode(`${engineId}#${opened}`);
+      return [{ tpRank: 0, geometry: testRank(), agentMetadata }];
     },
-    async close(peer) {
-      log.push(`close ${peer.name}`);
-    },
+  });
+  const engines = new RemoteEngines(context, {
+    ...{ failureType: "handshake_failed", role: "prefill" },
+    plan: (_, found) => planPrefillEngine(context, found, { preparesLists: false }),
   });
   return {
     clock,
     log,
-    peers,
+    engines,
     answer,
     failWith: (error: KvError | undefined) => {
       fail = error;
@@ -57,6 +54,7 @@ function setUp({
   };
 }
 
+const nameOf = (engine: OpenEngine | undefined) => engine?.agents.get("pp0tp0");
 const at = (engineId: string, port = 5600): EngineAddress => ({
   engineId,
   host: "p",
@@ -66,48 +64,48 @@ const at = (engineId: string, port = 5600): EngineAddress => ({
   ppSize: 1,
 });
 const settle = async () => {
-  for (let i = 0; i < 20; i++) await Promise.resolve();
+  for (let i = 0; i < 100; i++) await Promise.resolve();
 };
 
-describe("PeerTable", () => {
+describe("remote engines", () => {
   it("opens an engine once for concurrent callers", async () => {
-    const { peers, log } = setUp();
-    const [a, b] = await Promise.all([peers.acquire(at("e")), peers.acquire(at("e"))]);
-    expect(a?.peer).toBe(b?.peer);
+    const { engines, log } = setUp();
+    const [a, b] = await Promise.all([engines.open(at("e")), engines.open(at("e"))]);
+    expect(a?.engine).toBe(b?.engine);
     expect(log).toEqual(["open e"]);
-    expect(peers.peek(at("e"))).toBe(a?.peer);
-    expect(peers.peek(at("other"))).toBeUndefined();
+    expect(engines.peek(at("e"))).toBe(a?.engine);
+    expect(engines.peek(at("other"))).toBeUndefined();
   });
 
   it("backs off from 1 s to 60 s, doubling after each failure; a success resets the delay", async () => {
-    const { peers, clock, log, failWith } = setUp();
+    const { engines, clock, log, failWith } = setUp();
     failWith(new KvError("KV_HANDSHAKE_REFUSED", "no"));
     for (const delayMs of [1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000]) {
-      await expect(peers.acquire(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_REFUSED" });
-      await expect(peers.acquire(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_BACKED_OFF" });
+      await expect(engines.open(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_REFUSED" });
+      await expect(engines.open(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_BACKED_OFF" });
       clock.advance(delayMs - 1);
-      await expect(peers.acquire(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_BACKED_OFF" });
+      await expect(engines.open(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_BACKED_OFF" });
       clock.advance(1);
     }
     expect(log.filter((line) => line.startsWith("open")).length).toBe(8);
     failWith(undefined);
-    const hold = await peers.acquire(at("e"));
+    const hold = await engines.open(at("e"));
     hold.release();
-    peers.drop(hold.peer, "test");
+    engines.drop(hold.engine, "test");
     await settle();
     failWith(new KvError("KV_HANDSHAKE_REFUSED", "no"));
-    await expect(peers.acquire(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_REFUSED" });
+    await expect(engines.open(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_REFUSED" });
     clock.advance(1000);
-    await expect(peers.acquire(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_REFUSED" });
+    await expect(engines.open(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_REFUSED" });
   });
 
   it("closes a dropped peer when its last reference is released; later callers get a new peer at once", async () => {
-    const { peers, log } = setUp();
-    const first = await peers.acquire(at("e"));
-    const second = await peers.acquire(at("e"));
-    peers.drop(first.peer, "stale");
-    expect((await peers.acquire(at("e"))).peer.name).toBe("e#2");
-    expect(peers.outstanding()).toEqual({ peers: 1, opening: 0, closing: 1 });
+    const { engines, log } = setUp();
+    const first = await engines.open(at("e"));
+    const second = await engines.open(at("e"));
+    engines.drop(first.engine, "stale");
+    expect(nameOf((await engines.open(at("e"))).engine)).toBe("e#2");
+    expect(engines.outstanding()).toEqual({ peers: 1, opening: 0, closing: 1 });
     first.release();
     first.release();
     await settle();
@@ -115,82 +113,82 @@ describe("PeerTable", () => {
     second.release();
     await settle();
     expect(log).toEqual(["open e", "open e", "close e#1"]);
-    expect(peers.peek(at("e"))?.name).toBe("e#2");
+    expect(nameOf(engines.peek(at("e")))).toBe("e#2");
   });
 
   it("shakes hands beside an open peer for a later registration, and replaces the peer when its handshake has it", async () => {
     const answer = { registrationGeneration: 1, fingerprint: "one" };
-    const { peers, log } = setUp({ answer });
-    const named = (registrationGeneration: number) => peers.acquire({ ...at("e"), registrationGeneration });
+    const { engines, log } = setUp({ answer });
+    const named = (registrationGeneration: number) => engines.open({ ...at("e"), registrationGeneration });
     (await named(1)).release();
     Object.assign(answer, { registrationGeneration: 2, fingerprint: "two" });
     (await named(1)).release();
     expect(log).toEqual(["open e"]);
     const [first, second] = await Promise.all([named(2), named(2)]);
-    expect([first?.peer.name, second?.peer.name]).toEqual(["e#2", "e#2"]);
-    (await peers.acquire(at("e"))).release();
+    expect([nameOf(first?.engine), nameOf(second?.engine)]).toEqual(["e#2", "e#2"]);
+    (await engines.open(at("e"))).release();
     await settle();
     expect(log).toEqual(["open e", "open e", "close e#1"]);
   });
 
   it("refuses a registration that the peer does not have, and keeps the peer for others", async () => {
-    const { peers, clock, log } = setUp({ answer: { registrationGeneration: 1, fingerprint: "one" } });
-    const held = await peers.acquire({ ...at("e"), registrationGeneration: 1 });
-    const wrong = peers.acquire({ ...at("e"), registrationGeneration: 2 ** 40 });
+    const { engines, clock, log } = setUp({ answer: { registrationGeneration: 1, fingerprint: "one" } });
+    const held = await engines.open({ ...at("e"), registrationGeneration: 1 });
+    const wrong = engines.open({ ...at("e"), registrationGeneration: 2 ** 40 });
     wrong.catch(() => {});
     await settle();
     clock.advance(1000);
     await expect(wrong).rejects.toMatchObject({ code: "KV_GENERATION_STALE" });
-    const again = await peers.acquire({ ...at("e"), registrationGeneration: 1 });
-    expect(again.peer).toBe(held.peer);
+    const again = await engines.open({ ...at("e"), registrationGeneration: 1 });
+    expect(again.engine).toBe(held.engine);
     expect(log).toEqual(["open e", "open e", "close e#2", "open e", "close e#3"]);
   });
 
   it("keeps a peer whose handshake says no registration, when another handshake gives the same", async () => {
     const answer = { fingerprint: "one" };
-    const { peers, clock, log } = setUp({ answer });
-    const named = (registrationGeneration: number) => peers.acquire({ ...at("e"), registrationGeneration });
+    const { engines, clock, log } = setUp({ answer });
+    const named = (registrationGeneration: number) => engines.open({ ...at("e"), registrationGeneration });
     const first = await named(1);
     const forged = named(9);
     await settle();
     clock.advance(1000);
-    expect((await forged).peer).toBe(first.peer);
-    expect((await named(9)).peer).toBe(first.peer);
+    expect((await forged).engine).toBe(first.engine);
+    expect((await named(9)).engine).toBe(first.engine);
     expect(log).toEqual(["open e", "open e", "close e#2"]);
     answer.fingerprint = "two";
     const later = named(2);
     await settle();
     clock.advance(1000);
-    expect((await later).peer.name).toBe("e#3");
+    expect(nameOf((await later).engine)).toBe("e#3");
   });
 
   it("keeps the peer, and does not back off, when a handshake beside it fails", async () => {
-    const { peers, failWith } = setUp({ answer: { registrationGeneration: 1, fingerprint: "one" } });
-    const held = await peers.acquire(at("e"));
+    const { engines, failWith } = setUp({ answer: { registrationGeneration: 1, fingerprint: "one" } });
+    const held = await engines.open(at("e"));
     failWith(new KvError("KV_SIDE_CHANNEL_TIMEOUT", "silent"));
-    await expect(peers.acquire({ ...at("e"), registrationGeneration: 7 })).rejects.toMatchObject({
+    await expect(engines.open({ ...at("e"), registrationGeneration: 7 })).rejects.toMatchObject({
       code: "KV_SIDE_CHANNEL_TIMEOUT",
     });
-    expect((await peers.acquire(at("e"))).peer).toBe(held.peer);
+    expect((await engines.open(at("e"))).engine).toBe(held.engine);
   });
 
   it("does not drop a peer's successor when the old peer is dropped again", async () => {
-    const { peers } = setUp();
-    const first = await peers.acquire(at("e"));
+    const { engines } = setUp();
+    const first = await engines.open(at("e"));
     first.release();
-    peers.drop(first.peer, "stale");
-    const second = await peers.acquire(at("e"));
-    peers.drop(first.peer, "stale, reported late");
-    expect(peers.peek(at("e"))).toBe(second.peer);
+    engines.drop(first.engine, "stale");
+    const second = await engines.open(at("e"));
+    engines.drop(first.engine, "stale, reported late");
+    expect(engines.peek(at("e"))).toBe(second.engine);
   });
 
   it("closes an engine that was not used for engine_ttl, but not one that is still referenced", async () => {
-    const { peers, clock, log } = setUp({ engineTtlMs: 1000 });
-    const used = await peers.acquire(at("used", 1));
-    (await peers.acquire(at("idle", 2))).release();
-    (await peers.acquire(at("beaten", 3))).release();
+    const { engines, clock, log } = setUp({ engineTtlMs: 1000 });
+    const used = await engines.open(at("used", 1));
+    (await engines.open(at("idle", 2))).release();
+    (await engines.open(at("beaten", 3))).release();
     clock.advance(600);
-    peers.peek(at("beaten", 3));
+    engines.peek(at("beaten", 3));
     clock.advance(600);
     await settle();
     expect(log.filter((line) => line.startsWith("close"))).toEqual(["close idle#2"]);
@@ -200,18 +198,18 @@ describe("PeerTable", () => {
     used.release();
     clock.advance(1000);
     await settle();
-    expect(peers.outstanding()).toEqual({ peers: 0, opening: 0, closing: 0 });
+    expect(engines.outstanding()).toEqual({ peers: 0, opening: 0, closing: 0 });
     expect(clock.pending()).toBe(0);
   });
 
   it("a request with a wrong host, port or TP size neither delays nor fails correct requests", async () => {
-    const { peers, log, failWith, gate } = setUp();
+    const { engines, log, failWith, gate } = setUp();
     const open = gate();
     failWith(new KvError("KV_HANDSHAKE_REFUSED", "no such rank"));
     const wrong = [
-      peers.acquire({ ...at("e"), host: "elsewhere" }),
-      peers.acquire(at("e", 9)),
-      peers.acquire({ ...at("e"), tpSize: 8 }),
+      engines.open({ ...at("e"), host: "elsewhere" }),
+      engines.open(at("e", 9)),
+      engines.open({ ...at("e"), tpSize: 8 }),
     ];
     for (const each of wrong) each.catch(() => {});
     await settle();
@@ -219,46 +217,46 @@ describe("PeerTable", () => {
     await settle();
     for (const each of wrong) await expect(each).rejects.toMatchObject({ code: "KV_HANDSHAKE_REFUSED" });
     failWith(undefined);
-    expect((await peers.acquire(at("e"))).peer.address).toEqual(at("e"));
+    expect((await engines.open(at("e"))).engine.address).toEqual(at("e"));
     expect(log.filter((line) => line === "open e").length).toBe(4);
   });
 
   it("stops waiting when the signal aborts, and releases a reference that arrives later", async () => {
-    const { peers, gate, log } = setUp();
+    const { engines, gate, log } = setUp();
     const open = gate();
     const abort = new AbortController();
-    const acquired = peers.acquire(at("e"), abort.signal);
+    const acquired = engines.open(at("e"), abort.signal);
     abort.abort(new Error("given up"));
     await expect(acquired).rejects.toThrow("given up");
     open();
     await settle();
-    const peer = peers.peek(at("e"));
+    const peer = engines.peek(at("e"));
     if (peer === undefined) throw new Error("not open");
-    peers.drop(peer, "test");
+    engines.drop(peer, "test");
     await settle();
     expect(log).toEqual(["open e", "close e#1"]);
   });
 
   it("replaces an engine by another one at the same address", async () => {
-    const { peers, log } = setUp();
-    (await peers.acquire(at("old"))).release();
-    (await peers.acquire(at("neighbour", 5601))).release();
-    (await peers.acquire(at("new"))).release();
+    const { engines, log } = setUp();
+    (await engines.open(at("old"))).release();
+    (await engines.open(at("neighbour", 5601))).release();
+    (await engines.open(at("new"))).release();
     await settle();
     expect(log).toEqual(["open old", "open neighbour", "open new", "close old#1"]);
   });
 
   it("close waits until all references are released, and refuses new callers", async () => {
-    const { peers, log, gate, clock } = setUp({ engineTtlMs: 1000 });
-    const held = await peers.acquire(at("e"));
+    const { engines, log, gate, clock } = setUp({ engineTtlMs: 1000 });
+    const held = await engines.open(at("e"));
     const open = gate();
-    const opening = peers.acquire(at("f", 2));
+    const opening = engines.open(at("f", 2));
     await settle();
     let done = false;
-    const closing = peers.close().then(() => {
+    const closing = engines.close().then(() => {
       done = true;
     });
-    await expect(peers.acquire(at("g", 3))).rejects.toMatchObject({ code: "KV_SIDE_CHANNEL_CLOSED" });
+    await expect(engines.open(at("g", 3))).rejects.toMatchObject({ code: "KV_SIDE_CHANNEL_CLOSED" });
     await settle();
     expect(done).toBe(false);
     held.release();

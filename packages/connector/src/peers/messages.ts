@@ -1,10 +1,14 @@
-import type { Agent, Clock, Log, Timer } from "@kv/interface";
+import { type Agent, type Clock, KvError, type Log, type SideChannel, type Timer } from "@kv/interface";
 import {
+  decodeLeaseReply,
   decodeNotification,
+  encodeLeaseQuery,
   encodeNotification,
   encodeRequestControl,
   isWireSafeRequestId,
   type KvNotification,
+  type LeaseQuery,
+  type LeaseReply,
   REQUEST_CONTROL,
 } from "@kv/protocol";
 import {
@@ -16,8 +20,10 @@ import {
 } from "../scheduler/step-types.js";
 import type { TaskTracker } from "../worker/task-tracker.js";
 import { addressOf, type EngineAddress, engineKey } from "./engine-address.js";
-import type { PeerTable } from "./peer-table.js";
 import type { RemoteEngine } from "./remote-engine.js";
+import type { RemoteEngines } from "./remote-engines.js";
+
+// Messages about requests to other engines and from them: notifications, heartbeats, lease queries.
 
 /** Ids per heartbeat, far below any transport's limit for one notification. */
 const HEARTBEAT_IDS = 256;
@@ -130,7 +136,7 @@ export interface HeartbeatSenderOptions {
   /** vLLM 0.33: a sixth of the lease. */
   readonly intervalMs: number;
   /** The engines that heartbeats go to. One that is not open is opened. */
-  readonly engines: Pick<PeerTable<RemoteEngine>, "acquire" | "peek">;
+  readonly engines: Pick<RemoteEngines, "open" | "peek">;
   /** Sends the heartbeats. */
   readonly notifications: Pick<NotificationSender, "sendHeartbeat">;
   /** Tracks the sending, so that the worker can wait for it when it closes. */
@@ -228,7 +234,7 @@ export class HeartbeatSender {
     if (engine === undefined) {
       // The request may still be queued. A handshake now makes the next heartbeat possible, and saves time when the request's transfer starts.
       tasks.track(
-        engines.acquire(address).then(
+        engines.open(address).then(
           (reference) => reference.release(),
           () => {},
         ),
@@ -271,4 +277,39 @@ export function receiveNotifications(
     }
   }
   loop().catch((error: unknown) => log.error("notifications-ended", { error: String(error) }));
+}
+
+/** Where a lease query goes. */
+export interface QueryLeaseOptions {
+  readonly sideChannel: SideChannel;
+  /** Host of P's side channel. */
+  readonly host: string;
+  /** Port of P's side channel. */
+  readonly port: number;
+  /** Timeout of each of the two attempts. */
+  readonly timeoutMs: number;
+  readonly signal?: AbortSignal | undefined;
+}
+
+/**
+ * Asks P whether it still holds a request's blocks. Asks again once when the first query or its reply is lost. Errors: those of
+ * `SideChannel.request`; `KV_WIRE_MALFORMED` for a malformed reply.
+ */
+export async function queryLease(
+  query: LeaseQuery,
+  { sideChannel, ...options }: QueryLeaseOptions,
+): Promise<LeaseReply> {
+  const { host, port, signal } = options;
+  for (let isSecondTry = false; ; isSecondTry = true) {
+    try {
+      const { frames } = await sideChannel.request({ ...options, frames: [encodeLeaseQuery(query)] });
+      const reply = decodeLeaseReply(frames);
+      if (reply !== undefined) return reply;
+      const where = `engine ${query.engineId} at ${host}:${port}`;
+      const message = `${where} answered a lease query with ${frames.length} frames that are not a lease reply`;
+      throw new KvError("KV_WIRE_MALFORMED", message);
+    } catch (error) {
+      if (isSecondTry || signal?.aborted) throw error;
+    }
+  }
 }

@@ -1,0 +1,84 @@
+import { KvError } from "@kv/interface";
+import { describeEngine, type EngineAddress } from "./engine-address.js";
+import type { EngineRequest, OpenEngine } from "./remote-engine.js";
+
+/** Codes of transfer errors that mean that the peer is gone or its metadata is stale. The peer must then be dropped. */
+const PEER_LOST: readonly string[] = [
+  "KV_PEER_DISCONNECTED",
+  "KV_AGENT_UNKNOWN_REMOTE",
+  "KV_TRANSFER_FAILED",
+  "KV_TRANSFER_TIMEOUT",
+  "KV_NOTIFICATION_FAILED",
+];
+
+/** Whether a failed transfer means that the peer must be dropped and opened again. */
+export function isPeerLost(error: KvError): boolean {
+  return PEER_LOST.includes(error.code);
+}
+
+/** Errors that say what is at an address. */
+const ABOUT_THE_ADDRESS: readonly KvError["code"][] = [
+  "KV_SIDE_CHANNEL_UNREACHABLE",
+  "KV_SIDE_CHANNEL_TIMEOUT",
+  "KV_WIRE_MALFORMED",
+  "KV_WIRE_LIMIT_EXCEEDED",
+];
+
+/**
+ * The error that a request's client gets when the address in its parameters does not answer as a prefill worker. It is the same whether
+ * nothing listens there, another program does, or nothing answers: otherwise D would be a port scanner for its clients. The log has the
+ * details. Other errors are returned unchanged.
+ */
+export function unreachablePeer(error: unknown): unknown {
+  if (KvError.is(error, "KV_HANDSHAKE_BACKED_OFF")) {
+    return new KvError(
+      "KV_HANDSHAKE_BACKED_OFF",
+      "the prefill worker that kv_transfer_params name has failed before and is not tried again yet",
+      { hint: "the decode worker's log says why; send the prompt to another prefill worker" },
+    );
+  }
+  if (!KvError.is(error) || !ABOUT_THE_ADDRESS.includes(error.code)) return error;
+  return new KvError(
+    "KV_SIDE_CHANNEL_UNREACHABLE",
+    "the prefill worker that kv_transfer_params name does not answer",
+    { hint: "the decode worker's log says why; send the prompt to a prefill worker again" },
+  );
+}
+
+/** The error for a request whose process is gone. */
+export function staleProcess(
+  { engineId, requestId, host, port }: EngineRequest,
+  role: "prefill" | "decode",
+): KvError {
+  const another = `another process answers at ${host}:${port}`;
+  if (role === "decode") {
+    return new KvError(
+      "KV_GENERATION_STALE",
+      `the process of engine ${engineId} that registered request ${requestId} has gone; ${another}`,
+    );
+  }
+  return new KvError(
+    "KV_GENERATION_STALE",
+    `request ${requestId} was prefilled by an engine ${engineId} that is gone; ${another}`,
+    {
+      hint: "send the prompt to a prefill worker again",
+      details: { engineId, requestId, host, port },
+    },
+  );
+}
+
+/** The error for parameters whose registration the peer does not have. */
+export function unknownRegistration(
+  address: EngineAddress,
+  engine: Pick<OpenEngine, "registrationGeneration">,
+): KvError {
+  const [named, found] = [address.registrationGeneration, engine.registrationGeneration];
+  return new KvError(
+    "KV_GENERATION_STALE",
+    `kv_transfer_params name registration ${named} of the KV cache of ${describeEngine(address)}, which has registered it ${found} times`,
+    {
+      hint: "pass the kv_transfer_params of the prefill answer on unchanged",
+      details: { named, found },
+    },
+  );
+}
