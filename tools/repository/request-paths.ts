@@ -73,6 +73,6 @@ function connectorPath(name: "pull" | "push", most: { readonly d: number; readon
 
 /** The ways that are measured. */
 export const REQUEST_PATHS: readonly RequestPath[] = [
-  connectorPath("pull", { d: 12, p: 9 }),
-  connectorPath("push", { d: 13, p: 16 }),
+  connectorPath("pull", { d: 10, p: 9 }),
+  connectorPath("push", { d: 11, p: 16 }),
 ];

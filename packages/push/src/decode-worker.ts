@@ -20,9 +20,7 @@ import {
   sameCapability,
 } from "@kv/protocol";
 import { ProducerLiveness } from "./producer-liveness.js";
-import { PushReplies } from "./push-replies.js";
-import { type ReceivePushOptions, receivePush } from "./receive.js";
-import { RegistrationSender } from "./registration-sender.js";
+import { PushReplies, type ReceivePushOptions, receivePush, withdrawRegistration } from "./receive.js";
 import type { PushStepMetadata, RegistrationOrder } from "./step-metadata.js";
 
 /** The part of a step that concerns D. */
@@ -46,26 +44,24 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
   /** Notifications of requests that need no KV, and heartbeats. */
   readonly #sending = new TaskTracker();
   readonly #replies: PushReplies;
-  readonly #sender: RegistrationSender;
   readonly #liveness: ProducerLiveness;
   readonly #receives: PendingReceives<RegistrationOrder>;
   readonly #receiveOptions: ReceivePushOptions;
   readonly #heartbeats: HeartbeatSender;
   /** The registrations that wait, by wire id. */
   readonly #byWireId = new Map<string, RegistrationOrder>();
+  /** The incarnation of this consumer's process, from the latest step. */
+  #incarnation = "";
   #closed = false;
 
   constructor(context: WorkerContext) {
     const { clock, log, output, notifications, settings, caches, options, tracer } = context;
-    const { groups } = caches.config;
-    const { tpSize } = options.engine;
     this.#context = context;
     this.engines = new RemoteEngines(context, {
       ...{ failureType: "push_reg_handshake_failed", role: "prefill" },
       plan: (_, answer) => planPrefillEngine(context, answer, { preparesLists: false }),
     });
     this.#replies = new PushReplies({ clock });
-    this.#sender = new RegistrationSender(context, this.engines);
     this.#receives = new PendingReceives<RegistrationOrder>(
       {
         clock,
@@ -74,7 +70,7 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
         tracer,
         tasks: this.#running,
         timeoutMs: settings.registrationTimeoutMs,
-        hasSingleGroup: groups.length === 1,
+        hasSingleGroup: caches.config.groups.length === 1,
       },
       { run: (receive) => this.#run(receive), ended: (receive, error) => this.#ended(receive, error) },
     );
@@ -84,16 +80,13 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
       receives: this.#receives,
       probeTimeoutMs: settings.handshakeTimeoutMs,
     });
+    const { engineId, tpSize } = options.engine;
     this.#receiveOptions = {
-      clock,
-      tracer,
+      context,
       engines: this.engines,
-      sender: this.#sender,
       liveness: this.#liveness,
       receivePass: new ReceivePass(caches),
-      blocksAtRiskMs: settings.blocksAtRiskMs,
-      groups,
-      tpSize,
+      registrant: () => ({ engineId, tpSize, tpRank: options.tpRank, incarnation: this.#incarnation }),
     };
     this.#heartbeats = new HeartbeatSender({
       clock,
@@ -110,7 +103,7 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
 
   /** Takes the registrations, the withdrawals of requests that the engine aborted, and the heartbeats. */
   step({ incarnation, registrations, withdrawals, heartbeats }: DecodeWorkerStep): void {
-    this.#sender.incarnation = incarnation;
+    this.#incarnation = incarnation;
     for (const order of registrations) {
       if (order.isAwaited) this.#receives.start(order);
       else this.#release(order);
@@ -150,7 +143,7 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
   #endedAtProducer(ended: RegistrationEnded, from: string): void {
     const { wireId, incarnation, generation, secret, code, message } = ended;
     const order = this.#byWireId.get(wireId);
-    const isCurrent = incarnation === this.#sender.incarnation && order?.generation === generation;
+    const isCurrent = incarnation === this.#incarnation && order?.generation === generation;
     if (order === undefined || !isCurrent || !sameCapability(order.secret, secret)) return;
     const reason = `engine ${order.remote.engineId} does not write request ${wireId}: ${message}`;
     this.#replies.ended(wireId, from, new KvError(code, reason));
@@ -190,12 +183,10 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
     this.#context.log.debug("notification-for-unknown-request", { requestId, from });
   }
 
-  async #run(receive: PendingReceive<RegistrationOrder>): Promise<void> {
-    const { order, signal } = receive;
+  #run(receive: PendingReceive<RegistrationOrder>): Promise<void> {
+    const { order } = receive;
     this.#byWireId.set(order.wireId, order);
-    const replies = this.#replies.open(order.wireId);
-    const blocksAtRisk = (error: ReceiveError) => receive.reportBlocksAtRisk(error);
-    receive.isVerified = await receivePush({ order, signal, replies, blocksAtRisk }, this.#receiveOptions);
+    return receivePush(receive, this.#replies.open(order.wireId), this.#receiveOptions);
   }
 
   #ended({ order }: PendingReceive<RegistrationOrder>, error: ReceiveError | undefined): void {
@@ -208,10 +199,11 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
   #release(order: RegistrationOrder): void {
     if (this.#closed) return;
     const { log } = this.#context;
+    const { registrant } = this.#receiveOptions;
     this.#sending.track(
       this.engines.notify(
         order.remote,
-        (engine) => this.#sender.withdraw(order, engine, engine.agents.values()),
+        (engine) => withdrawRegistration(this.#context, order, registrant(), engine, engine.agents.values()),
         (error) => log.debug("push-withdrawal-failed", { requestId: order.requestId, error: String(error) }),
       ),
     );

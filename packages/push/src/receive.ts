@@ -1,54 +1,31 @@
 import {
+  endWith,
   type FailureType,
   inSpan,
+  type PendingReceive,
   ReceiveError,
   type ReceivePass,
   type RemoteEngine,
   type RemoteEngines,
   unreachablePeer,
+  type WorkerContext,
 } from "@kv/connector/building-blocks";
-import {
-  type BlockIds,
-  type Clock,
-  type KvCacheConfig,
-  KvError,
-  type Timer,
-  type Tracer,
-} from "@kv/interface";
-import { exchangedBlocks, planRequest, type RequestPlan } from "@kv/plan";
-import { PUSH_CONTROL } from "@kv/protocol";
+import { type Clock, type KvCacheConfig, KvError, type Timer } from "@kv/interface";
+import { planRequest, type RequestPlan } from "@kv/plan";
+import { encodeRegistration, encodeWithdrawal, PUSH_CONTROL, type Registrant } from "@kv/protocol";
 import type { ProducerLiveness } from "./producer-liveness.js";
-import type { RegistrationReplies } from "./push-replies.js";
-import type { RegistrationSender } from "./registration-sender.js";
+import { assertVllmCanWrite, placeholderBlocks } from "./receive-plan.js";
 import type { RegistrationOrder } from "./step-metadata.js";
 
-/** The properties of the consumer's engine that the plan of a receive pass needs. */
-export interface ReceivingEngine {
-  readonly groups: KvCacheConfig["groups"];
-  readonly tpSize: number;
-}
-
-/** Options of `receivePush`, the same for every request. */
-export interface ReceivePushOptions extends ReceivingEngine {
-  readonly engines: Pick<RemoteEngines, "acquire">;
-  readonly clock: Clock;
-  readonly tracer: Tracer | undefined;
-  readonly sender: RegistrationSender;
+/** The parts of D's worker that a receive uses. */
+export interface ReceivePushOptions {
+  readonly context: WorkerContext;
+  readonly engines: Pick<RemoteEngines, "acquire" | "drop">;
   readonly liveness: ProducerLiveness;
   /** Applied after the last byte. */
   readonly receivePass: ReceivePass;
-  /** How long blocks are not reused that a silent producer may still write to, in milliseconds. */
-  readonly blocksAtRiskMs: number;
-}
-
-/** One request that waits for its KV. */
-export interface PushedRequest {
-  readonly order: RegistrationOrder;
-  /** Aborts the request at its deadline, or when the engine aborts it. */
-  readonly signal: AbortSignal;
-  readonly replies: RegistrationReplies;
-  /** Called once if the request has failed and a producer may still write to its blocks after `REPORT_GRACE_MS`. */
-  blocksAtRisk(error: ReceiveError): void;
+  /** This rank, as registrations name it. */
+  registrant(): Registrant;
 }
 
 /** How often a withdrawal is repeated until it is answered. */
@@ -59,29 +36,30 @@ const REPORT_GRACE_MS = 500;
 /**
  * Receives the KV of one request that a producer writes: registers the blocks, waits for the done notification of each of the producer's
  * ranks, then runs the receive pass. Settles when no WRITE can arrive any more; or after `blocksAtRiskMs`, or when the worker abandons
- * it, although a WRITE may still arrive. Returns whether P has compared the prompts: a vLLM P does not. Errors: `ReceiveError`.
+ * it, although a WRITE may still arrive. A vLLM P does not compare the prompts. Errors: `ReceiveError`.
  */
-export async function receivePush(request: PushedRequest, options: ReceivePushOptions): Promise<boolean> {
-  const { order, signal } = request;
-  const reference = await options.engines.acquire(order.remote, signal).catch((error: unknown) => {
-    throw ReceiveError.from(
-      unreachablePeer(error),
-      "KV_HANDSHAKE_REFUSED",
-      "push_reg_handshake_failed",
-      signal,
-    );
+export async function receivePush(
+  receive: PendingReceive<RegistrationOrder>,
+  replies: RegistrationReplies,
+  options: ReceivePushOptions,
+): Promise<void> {
+  const { order, signal } = receive;
+  const { engine, release } = await options.engines.acquire(order.remote, signal).catch((error: unknown) => {
+    const unreachable = unreachablePeer(error);
+    throw ReceiveError.from(unreachable, "KV_HANDSHAKE_REFUSED", "push_reg_handshake_failed", signal);
   });
   try {
-    await new PushReceive(request, reference.engine, options).run();
-    return reference.engine.features.has(PUSH_CONTROL);
+    await new PushReceive(receive, replies, engine, options).run();
+    receive.isVerified = engine.features.has(PUSH_CONTROL);
   } finally {
-    reference.release();
+    release();
   }
 }
 
 /** A request whose P is open. */
 class PushReceive {
-  readonly #request: PushedRequest;
+  readonly #receive: PendingReceive<RegistrationOrder>;
+  readonly #replies: RegistrationReplies;
   readonly #engine: RemoteEngine;
   readonly #options: ReceivePushOptions;
   /** The agents of the producer's ranks. */
@@ -89,19 +67,28 @@ class PushReceive {
   /** The agents whose registration the transport could not send. */
   readonly #unregistered = new Set<string>();
 
-  constructor(request: PushedRequest, engine: RemoteEngine, options: ReceivePushOptions) {
-    this.#request = request;
+  constructor(
+    receive: PendingReceive<RegistrationOrder>,
+    replies: RegistrationReplies,
+    engine: RemoteEngine,
+    options: ReceivePushOptions,
+  ) {
+    this.#receive = receive;
+    this.#replies = replies;
     this.#engine = engine;
     this.#options = options;
     this.#agents = [...engine.agents.values()];
   }
 
   async run(): Promise<void> {
-    const { order } = this.#request;
-    const { tracer, receivePass } = this.#options;
+    const { order } = this.#receive;
+    const { context, receivePass } = this.#options;
+    const { tracer, caches } = context;
+    const { groups } = caches.config;
+    const { tpSize } = context.options.engine;
     const parent = order.remote.traceparent;
     const plan = inSpan(tracer?.start("kv.plan", { parent }), () =>
-      planReceive(this.#engine, order, this.#options),
+      planReceive(this.#engine, order, { groups, tpSize }),
     );
     const failure = await this.#registerAndWait();
     if (failure !== undefined) {
@@ -118,7 +105,7 @@ class PushReceive {
 
   /** Registers the blocks with every rank and waits for the replies. Undefined if every rank has written its share, else the failure. */
   async #registerAndWait(): Promise<ReceiveError | undefined> {
-    const { order, signal, replies } = this.#request;
+    const { order, signal } = this.#receive;
     // No rank knows the blocks yet.
     if (signal.aborted) throw this.#error(signal.reason, "push_reg_handshake_failed");
     const aborted = new Promise<void>((resolve) => {
@@ -130,7 +117,7 @@ class PushReceive {
     });
     for (;;) {
       if (this.#agents.every((agent) => this.#hasWritten(agent))) return undefined;
-      for (const error of replies.ended.values()) return this.#error(error, "push_refused");
+      for (const error of this.#replies.ended.values()) return this.#error(error, "push_refused");
       if (signal.aborted) return this.#error(signal.reason, "push_timed_out");
       if (!registering && this.#unregistered.size > 0) {
         const error = new KvError(
@@ -139,24 +126,41 @@ class PushReceive {
         );
         return this.#error(error, "push_reg_notif_failed");
       }
-      await Promise.race([replies.next(), aborted, ...(registering ? [registered] : [])]);
+      await Promise.race([this.#replies.next(), aborted, ...(registering ? [registered] : [])]);
     }
   }
 
   /** Whether a rank of P has said that it has written. One of our own must say it with the registration's secret. */
   #hasWritten(agent: string): boolean {
-    const { done, written } = this.#request.replies;
+    const { done, written } = this.#replies;
     return this.#engine.features.has(PUSH_CONTROL) ? written.has(agent) : done.has(agent);
   }
 
   async #registerAll(): Promise<void> {
-    const { order } = this.#request;
     await Promise.all(
       this.#agents.map(async (agent) => {
-        const taken = await this.#options.sender.register(order, this.#engine, agent);
-        if (!taken) this.#unregistered.add(agent);
+        if (!(await this.#register(agent))) this.#unregistered.add(agent);
       }),
     );
+  }
+
+  /** Registers the blocks with one rank. Resolves with false if the transport could not send the message; the engine is then dropped. */
+  #register(agent: string): Promise<boolean> {
+    const { order } = this.#receive;
+    const { context, engines, registrant } = this.#options;
+    const { notifications, metrics, log, tracer } = context;
+    const span = tracer?.start("kv.register", {
+      parent: order.remote.traceparent,
+      attributes: { "kv.remote_agent": agent },
+    });
+    const payload = encodeRegistration(order, registrant(), this.#engine.features.has(PUSH_CONTROL));
+    const sent = notifications.send(agent, payload, (error) => {
+      metrics.notificationFailed();
+      span?.end(error);
+      log.warn("push_reg_notif_failed", { requestId: order.requestId, agent, error: String(error) });
+      engines.drop(this.#engine, String(error));
+    });
+    return endWith(span, sent);
   }
 
   /**
@@ -164,11 +168,12 @@ class PushReceive {
    * useless. Reports the blocks as at risk when that takes longer than `REPORT_GRACE_MS`.
    */
   async #waitUntilSafe(failure: ReceiveError): Promise<void> {
-    const { order, replies, blocksAtRisk } = this.#request;
-    const { clock, sender, liveness, blocksAtRiskMs } = this.#options;
-    const controls = this.#engine.features.has(PUSH_CONTROL);
+    const { order } = this.#receive;
+    const { context, liveness, registrant } = this.#options;
+    const { clock, settings } = context;
+    const replies = this.#replies;
     const startedMs = clock.now();
-    const giveUpMs = startedMs + blocksAtRiskMs;
+    const giveUpMs = startedMs + settings.blocksAtRiskMs;
     const reportMs = startedMs + REPORT_GRACE_MS;
     const mayWrite = this.#mayWrite();
     const silent = () =>
@@ -177,12 +182,12 @@ class PushReceive {
         : mayWrite.filter((agent) => !this.#hasWritten(agent) && !replies.ended.has(agent));
     let reported = false;
     for (let round = 0; silent().length > 0; round++) {
-      if (controls) sender.withdraw(order, this.#engine, silent());
+      withdrawRegistration(context, order, registrant(), this.#engine, silent());
       const roundEndsMs = Math.min(clock.now() + WITHDRAWAL_REPEAT_MS, giveUpMs);
       while (silent().length > 0 && clock.now() < roundEndsMs) {
         if (!reported && clock.now() >= reportMs) {
           reported = true;
-          blocksAtRisk(failure);
+          this.#receive.reportBlocksAtRisk(failure);
         }
         const untilMs = reported ? roundEndsMs : Math.min(roundEndsMs, reportMs);
         await this.#nextReply(Math.max(1, Math.ceil(untilMs - clock.now())));
@@ -199,21 +204,42 @@ class PushReceive {
   #mayWrite(): readonly string[] {
     // A vLLM rank writes to all of our ranks as soon as one of them has registered.
     const othersRegister =
-      !this.#engine.features.has(PUSH_CONTROL) && this.#options.tpSize > this.#engine.address.tpSize;
+      !this.#engine.features.has(PUSH_CONTROL) &&
+      this.#options.context.options.engine.tpSize > this.#engine.address.tpSize;
     return othersRegister ? this.#agents : this.#agents.filter((agent) => !this.#unregistered.has(agent));
   }
 
   async #nextReply(timeoutMs: number): Promise<void> {
     let timer: Timer | undefined;
     const late = new Promise<void>((resolve) => {
-      timer = this.#options.clock.setTimer(resolve, timeoutMs);
+      timer = this.#options.context.clock.setTimer(resolve, timeoutMs);
     });
-    await Promise.race([this.#request.replies.next(), late]);
+    await Promise.race([this.#replies.next(), late]);
     timer?.cancel();
   }
 
   #error(error: unknown, type: FailureType): ReceiveError {
-    return ReceiveError.from(error, "KV_TRANSFER_FAILED", type, this.#request.signal);
+    return ReceiveError.from(error, "KV_TRANSFER_FAILED", type, this.#receive.signal);
+  }
+}
+
+/**
+ * Withdraws the order's blocks from these ranks. Best effort: if the message is lost, it is repeated, or P frees the blocks when the
+ * lease ends. A vLLM producer gets no withdrawal, because its protocol has none.
+ */
+export function withdrawRegistration(
+  { notifications, log }: Pick<WorkerContext, "notifications" | "log">,
+  order: RegistrationOrder,
+  registrant: Registrant,
+  engine: RemoteEngine,
+  agents: Iterable<string>,
+): void {
+  if (!engine.features.has(PUSH_CONTROL)) return;
+  const payload = encodeWithdrawal(order, registrant);
+  for (const agent of agents) {
+    void notifications.send(agent, payload, (error) =>
+      log.debug("push-withdrawal-failed", { requestId: order.requestId, agent, error: String(error) }),
+    );
   }
 }
 
@@ -225,7 +251,7 @@ class PushReceive {
 export function planReceive(
   engine: RemoteEngine,
   order: RegistrationOrder,
-  { groups, tpSize }: ReceivingEngine,
+  { groups, tpSize }: { readonly groups: KvCacheConfig["groups"]; readonly tpSize: number },
 ): RequestPlan {
   try {
     if (!engine.features.has(PUSH_CONTROL)) assertVllmCanWrite(engine, order);
@@ -244,46 +270,109 @@ export function planReceive(
   }
 }
 
-/** Refuses what a vLLM 0.33 producer would write wrongly. Errors: `KV_PLAN_UNSUPPORTED`, `KV_BLOCKS_MISMATCH`. */
-function assertVllmCanWrite({ plan, address }: RemoteEngine, order: RegistrationOrder): void {
-  if (plan.local.kernelBlockSize !== plan.remote.kernelBlockSize) {
-    throw new KvError(
-      "KV_PLAN_UNSUPPORTED",
-      `engine ${address.engineId} has kernel blocks of ${plan.remote.kernelBlockSize} tokens and this one of ${plan.local.kernelBlockSize}: a vLLM 0.33 prefill worker cannot push to such blocks`,
-      { hint: "use equal block sizes, or pull" },
-    );
+/** How many done notifications are kept for requests that no step has named yet: another rank's registration may cause them. */
+const MAX_EARLY = 4096;
+/** How many agents are kept for one registration: more than a producer has ranks. An agent states its name itself, so it may use many. */
+const MAX_AGENTS = 4096;
+/** How long such a notification is kept, in milliseconds. An older one belongs to another use of the id. */
+const EARLY_MS = 10_000;
+
+/** The replies of producers, by the registration that they answer. */
+export class PushReplies {
+  readonly #clock: Clock;
+  readonly #open = new Map<string, RegistrationReplies>();
+  readonly #early = new Map<string, { readonly agents: Set<string>; readonly sinceMs: number }>();
+
+  constructor({ clock }: { readonly clock: Clock }) {
+    this.#clock = clock;
   }
-  const empty = order.localBlockIds.findIndex((ids) => ids.length === 0);
-  if (empty >= 0) {
-    throw new KvError(
-      "KV_BLOCKS_MISMATCH",
-      `request ${order.requestId} wants no block of KV cache group ${empty}: a vLLM 0.33 prefill worker reads an empty group as all of its blocks`,
-    );
+
+  /** Collects the replies to a registration from now on, with the done notifications that arrived a moment ago. */
+  open(wireId: string): RegistrationReplies {
+    const early = this.#early.get(wireId);
+    this.#early.delete(wireId);
+    const isFresh = early !== undefined && this.#clock.now() - early.sinceMs < EARLY_MS;
+    const replies = new RegistrationReplies(isFresh ? early.agents : []);
+    this.#open.set(wireId, replies);
+    return replies;
+  }
+
+  /** Stops collecting the replies to a registration. */
+  close(wireId: string): void {
+    this.#open.delete(wireId);
+  }
+
+  /** Records that a rank has written its share. False if no registration with this id is open; the notification is kept for a moment. */
+  done(wireId: string, agent: string): boolean {
+    const replies = this.#open.get(wireId);
+    if (replies !== undefined) {
+      if (replies.done.size < MAX_AGENTS) replies.done.add(agent);
+      replies.wake();
+      return true;
+    }
+    const early = this.#early.get(wireId) ?? { agents: new Set<string>(), sinceMs: this.#clock.now() };
+    if (early.agents.size < MAX_AGENTS) early.agents.add(agent);
+    this.#early.set(wireId, early);
+    const [oldest] = this.#early.keys();
+    if (this.#early.size > MAX_EARLY && oldest !== undefined) this.#early.delete(oldest);
+    return false;
+  }
+
+  /** Records a rank's notice with the registration's secret that it has written. Does nothing if no registration with this id is open. */
+  written(wireId: string, agent: string): void {
+    const replies = this.#open.get(wireId);
+    replies?.written.add(agent);
+    replies?.wake();
+  }
+
+  /** Records that a rank does not write, or has stopped. Does nothing if no registration with this id is open. */
+  ended(wireId: string, agent: string, error: KvError): void {
+    const replies = this.#open.get(wireId);
+    if (replies === undefined) return;
+    if (replies.ended.size < MAX_AGENTS || replies.ended.has(agent)) replies.ended.set(agent, error);
+    replies.wake();
+  }
+
+  /** Marks all open replies as abandoned and wakes everything that waits for them. */
+  abandonAll(): void {
+    for (const replies of this.#open.values()) {
+      replies.abandoned = true;
+      replies.wake();
+    }
   }
 }
 
-/**
- * Stands in for the producer's block ids before the producer has answered: as many for each group as it will transfer. It clips windows
- * and states as this engine does, in blocks of its own size.
- */
-function placeholderBlocks(
-  { numTokens, localBlockIds }: RegistrationOrder,
-  { plan }: RemoteEngine,
-  groups: KvCacheConfig["groups"],
-): BlockIds {
-  return localBlockIds.map((local, index) => {
-    const group = groups[index];
-    const { extent, remoteBlockTokens } = plan.groupPlans[index] ?? {};
-    // A group without tokens has as many blocks at the producer as are wanted here.
-    if (group === undefined || remoteBlockTokens === undefined || extent === "state" || extent === "whole") {
-      return local.map((_, i) => i);
-    }
-    const whole = Array.from({ length: Math.ceil(numTokens / remoteBlockTokens) }, (_, i) => i);
-    const clipped = exchangedBlocks(
-      [whole],
-      { groups: [{ ...group, blockSize: remoteBlockTokens }], blockSize: remoteBlockTokens },
-      { numTokens },
-    );
-    return (clipped[0] ?? []).map((_, i) => i);
-  });
+/** The done and ended notifications that a producer's ranks sent for one registration. */
+export class RegistrationReplies {
+  /** Agents of the ranks that have written their share, by notifications of vLLM's form, which prove nothing. */
+  readonly done: Set<string>;
+  /** Agents of the ranks that have written their share, by notices with the registration's secret. */
+  readonly written = new Set<string>();
+  /** Agents of the ranks that do not write, or have stopped, and why. */
+  readonly ended = new Map<string, KvError>();
+  /** True when the worker closes and no longer waits for producers. */
+  abandoned = false;
+  #resolve: () => void = () => {};
+  #next = this.#nextWake();
+
+  constructor(early: Iterable<string>) {
+    this.done = new Set(early);
+  }
+
+  /** Resolves at the next notification, and when `abandoned` becomes true. */
+  next(): Promise<void> {
+    return this.#next;
+  }
+
+  /** Resolves `next`. */
+  wake(): void {
+    this.#resolve();
+    this.#next = this.#nextWake();
+  }
+
+  #nextWake(): Promise<void> {
+    return new Promise((resolve) => {
+      this.#resolve = resolve;
+    });
+  }
 }

@@ -1,0 +1,111 @@
+import { KvError, type SideChannel, type Transfer, type TransferResult } from "@kv/interface";
+import { encodeLeaseReply, type LeaseReply } from "@kv/protocol";
+import { manualClock } from "@kv/testing/manual-clock";
+import { listAgent, testContext, testRank, testRanks } from "@kv/testing/worker-context";
+import { expect, test, vi } from "vitest";
+import { DecodeWorker } from "./decode-worker.js";
+import type { PullStepMetadata, ReceiveOrder } from "./step-metadata.js";
+
+// A plan with one READ; planning has tests of its own.
+const planned = vi.hoisted(() => ({ listIndex: 0 }));
+vi.mock("@kv/plan", async (original) => ({
+  ...(await original<typeof import("@kv/plan")>()),
+  planRequest: () => ({
+    reads: [{ sourceIndex: 0, remoteRank: 0, remotePpRank: 0, descriptors: {}, ...planned }],
+  }),
+}));
+
+const remote = {
+  ...{ engineId: "p", host: "p", port: 5600, tpSize: 1, dcpSize: 1, ppSize: 1 },
+  ...{ requestId: "wire-r", blockIds: [[1]] },
+};
+const order: ReceiveOrder = {
+  ...{ requestId: "r", remote, localBlockIds: [[1]] },
+  ...{ localComputedBlocks: [0], seenAtMs: 0 },
+};
+
+/** A rank of D that reads from the process `i` of P. */
+function setUp({
+  listIndex = 0,
+  answer = async (): Promise<LeaseReply> => ({ held: true, incarnation: "i" }),
+} = {}) {
+  planned.listIndex = listIndex;
+  const clock = manualClock();
+  const notified: string[] = [];
+  let handshakes = 0;
+  const agent = listAgent({
+    transfer: (): Transfer => ({
+      done: Promise.resolve({} as TransferResult),
+      released: Promise.resolve(),
+    }),
+    notify: async (_, payload) => void notified.push(new TextDecoder().decode(payload)),
+  });
+  const context = {
+    ...testContext({
+      ...{ agent, clock, local: testRank(), incarnation: "i", extra: { engine_ttl: 1 } },
+      remote(tpRanks) {
+        handshakes += 1;
+        return testRanks(() => testRank())(tpRanks);
+      },
+    }),
+    caches: { config: { groups: [{}] }, regions: [] } as never,
+    sideChannel: {
+      request: async () => ({ frames: [encodeLeaseReply(await answer())], sentAtMs: 0, receivedAtMs: 0 }),
+    } as Partial<SideChannel> as SideChannel,
+  };
+  const worker = new DecodeWorker(context);
+  const step = async (orders: Partial<PullStepMetadata>) => {
+    const none = { receives: [], releases: [], aborts: [], heartbeats: [], schedulerClockMs: 0 };
+    worker.step({ ...none, ...orders } as unknown as PullStepMetadata);
+    for (let i = 0; i < 200; i++) await Promise.resolve();
+    return context.output.take();
+  };
+  return { clock, step, notified, handshakes: () => handshakes };
+}
+
+/** Receives the request. P is still open after `engine_ttl`, and is notified when the blocks are released. */
+async function received(given: Parameters<typeof setUp>[0]) {
+  const { clock, step, notified, handshakes } = setUp(given);
+  const output = await step({ receives: [order] });
+  clock.advance(2000);
+  expect(notified).toEqual([]);
+  await step({ releases: [remote] });
+  expect([notified, handshakes()]).toEqual([["wire-r:1"], 1]);
+  return output;
+}
+
+const failure = (code: KvError["code"], failureType: string) => ({
+  failedReceiving: [expect.objectContaining({ requestId: "r", code, failureType })],
+});
+
+test("a request is received, and its P is held open until the release", async () => {
+  const output = await received({});
+  expect(output).toMatchObject({ finishedReceiving: ["r"], unverifiedReceiving: ["r"], failedReceiving: [] });
+});
+
+test("a READ whose lists were not prepared fails the request, and its P is held open until the release", async () => {
+  expect(await received({ listIndex: 1 })).toMatchObject(failure("KV_INTERNAL", "transfer_setup_failed"));
+});
+
+test("a request is verified when P has compared the prompts, and refused when they differ", async () => {
+  const same = await received({ answer: async () => ({ held: true, incarnation: "i", prompt: "same" }) });
+  expect(same).toMatchObject({ finishedReceiving: ["r"], failedReceiving: [] });
+  expect(same.unverifiedReceiving).toBeUndefined();
+  const differs = await received({
+    answer: async () => ({ held: false, incarnation: "i", prompt: "differs" }),
+  });
+  expect(differs).toMatchObject(failure("KV_PROMPT_MISMATCH", "prompt_mismatch"));
+});
+
+test("a failed lease query fails the request with lease_query_failed, not lease_expired", async () => {
+  const answer = () => Promise.reject(new KvError("KV_SIDE_CHANNEL_TIMEOUT", "no answer"));
+  expect(await received({ answer })).toMatchObject(
+    failure("KV_SIDE_CHANNEL_UNREACHABLE", "lease_query_failed"),
+  );
+});
+
+test("a request whose blocks P no longer holds fails with lease_expired", async () => {
+  expect(await received({ answer: async () => ({ held: false, incarnation: "i" }) })).toMatchObject(
+    failure("KV_LEASE_EXPIRED", "lease_expired"),
+  );
+});

@@ -1,0 +1,48 @@
+import type { RemoteEngine } from "@kv/connector/building-blocks";
+import { type BlockIds, type KvCacheConfig, KvError } from "@kv/interface";
+import { exchangedBlocks } from "@kv/plan";
+import type { RegistrationOrder } from "./step-metadata.js";
+
+/** Refuses what a vLLM 0.33 producer would write wrongly. Errors: `KV_PLAN_UNSUPPORTED`, `KV_BLOCKS_MISMATCH`. */
+export function assertVllmCanWrite({ plan, address }: RemoteEngine, order: RegistrationOrder): void {
+  if (plan.local.kernelBlockSize !== plan.remote.kernelBlockSize) {
+    throw new KvError(
+      "KV_PLAN_UNSUPPORTED",
+      `engine ${address.engineId} has kernel blocks of ${plan.remote.kernelBlockSize} tokens and this one of ${plan.local.kernelBlockSize}: a vLLM 0.33 prefill worker cannot push to such blocks`,
+      { hint: "use equal block sizes, or pull" },
+    );
+  }
+  const empty = order.localBlockIds.findIndex((ids) => ids.length === 0);
+  if (empty >= 0) {
+    throw new KvError(
+      "KV_BLOCKS_MISMATCH",
+      `request ${order.requestId} wants no block of KV cache group ${empty}: a vLLM 0.33 prefill worker reads an empty group as all of its blocks`,
+    );
+  }
+}
+
+/**
+ * Stands in for the producer's block ids before the producer has answered: as many for each group as it will transfer. It clips windows
+ * and states as this engine does, in blocks of its own size.
+ */
+export function placeholderBlocks(
+  { numTokens, localBlockIds }: RegistrationOrder,
+  { plan }: RemoteEngine,
+  groups: KvCacheConfig["groups"],
+): BlockIds {
+  return localBlockIds.map((local, index) => {
+    const group = groups[index];
+    const { extent, remoteBlockTokens } = plan.groupPlans[index] ?? {};
+    // A group without tokens has as many blocks at the producer as are wanted here.
+    if (group === undefined || remoteBlockTokens === undefined || extent === "state" || extent === "whole") {
+      return local.map((_, i) => i);
+    }
+    const whole = Array.from({ length: Math.ceil(numTokens / remoteBlockTokens) }, (_, i) => i);
+    const clipped = exchangedBlocks(
+      [whole],
+      { groups: [{ ...group, blockSize: remoteBlockTokens }], blockSize: remoteBlockTokens },
+      { numTokens },
+    );
+    return (clipped[0] ?? []).map((_, i) => i);
+  });
+}
