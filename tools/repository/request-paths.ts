@@ -37,7 +37,7 @@ export const LEFT_OUT: readonly (readonly [files: RegExp, why: string])[] = [
   [/\/(step-types|step-metadata)\.ts$/, "types and checks of them"],
   [/\/(receive-error|peer-errors)\.ts$/, "errors"],
   [/\/(metrics|tracing|log|config)\//, "metrics, tracing, log and configuration"],
-  [/\/(oldest-first|task-tracker|engine-address)\.ts$/, "containers and keys"],
+  [/\/(oldest-first|alias-index|task-tracker|engine-address)\.ts$/, "containers and keys"],
 ];
 
 const DECODE_HALF = /\/(decode-worker|decode-requests|remote-requests|(pull|push)\/src\/scheduler)\.ts$/;
@@ -74,5 +74,5 @@ function connectorPath(name: "pull" | "push", most: { readonly d: number; readon
 /** The ways that are measured. */
 export const REQUEST_PATHS: readonly RequestPath[] = [
   connectorPath("pull", { d: 10, p: 9 }),
-  connectorPath("push", { d: 11, p: 16 }),
+  connectorPath("push", { d: 11, p: 12 }),
 ];

@@ -1,7 +1,6 @@
 import {
   idleWithinGrace,
   type LeaseOrder,
-  MessageGuard,
   type RemoteEngines,
   type WorkerContext,
   type WorkerHalf,
@@ -16,12 +15,16 @@ import {
   type Registration,
 } from "@kv/protocol";
 import { type ConsumerEngine, consumerEngines } from "./prefill/consumer-engine.js";
-import { EndedNotices, EndedRegistrations } from "./prefill/ended-registrations.js";
-import { FinishedRequests, type NamedRequest } from "./prefill/finished-requests.js";
+import { EndedNotices } from "./prefill/ended-notices.js";
 import { LayerwiseWrites } from "./prefill/layerwise-writes.js";
-import { type ProducedRequest, ProducedRequests } from "./prefill/produced-requests.js";
-import { RegistrationMatcher, registrationKey } from "./prefill/registration-matcher.js";
-import { WriteDispatcher } from "./prefill/write-dispatch.js";
+import {
+  FinishedRequests,
+  type NamedRequest,
+  type ProducedRequest,
+  ProducedRequests,
+} from "./prefill/produced-requests.js";
+import { EndedRegistrations, RegistrationMatcher, registrationKey } from "./prefill/registrations.js";
+import { WriteDispatcher } from "./prefill/write-blocks.js";
 import type { PushStepMetadata } from "./step-metadata.js";
 
 /** The part of a step that concerns the producer. */
@@ -55,7 +58,7 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
   #closed = false;
 
   constructor(context: WorkerContext) {
-    const { clock, local, log, settings } = context;
+    const { clock, local, settings } = context;
     this.#context = context;
     this.engines = consumerEngines(context);
     this.#requests = new ProducedRequests({ clock, rememberMs: REMEMBER_MS });
@@ -73,7 +76,6 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
       dispatcher: this.#dispatcher,
       layerwise: this.#layerwise,
       endedNotices: this.#endedNotices,
-      guard: new MessageGuard({ requiresKvPeer: settings.requiresKvPeer, log }),
     });
     this.#matcher = new RegistrationMatcher({
       clock,

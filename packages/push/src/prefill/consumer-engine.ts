@@ -1,6 +1,5 @@
 import {
   type EngineAddress,
-  type EngineRequest,
   type ListPair,
   type ListTables,
   type OpenEngine,
@@ -10,7 +9,7 @@ import {
 } from "@kv/connector/building-blocks";
 import { KvError } from "@kv/interface";
 import { buildEngineTransferPlan, type EngineTransferPlan, type RankGeometry } from "@kv/plan";
-import { PUSH_CONTROL, type Registration } from "@kv/protocol";
+import { PUSH_CONTROL } from "@kv/protocol";
 import { handshakeTargetRanks } from "@kv/topology";
 
 /** A D, as a rank of P sees it. */
@@ -30,20 +29,6 @@ export interface ConsumerTarget {
   readonly plan: EngineTransferPlan;
   /** Prepared lists, by the index of the plan's lists. Empty if the consumer takes its heads from another rank: it still expects a done notification from this one. */
   readonly lists: readonly (ListPair | undefined)[];
-}
-
-/** The consumer ranks that a producer rank serves. Errors: `KV_TOPOLOGY_INVALID`. */
-export function ranksServed(local: Pick<RankGeometry, "tpRank" | "tpSize">, remoteTpSize: number): number[] {
-  return handshakeTargetRanks({ tpRank: local.tpRank, tpSize: local.tpSize, remoteTpSize });
-}
-
-/** The process that sent a registration. A restarted consumer returns under the same engine id; a vLLM consumer names no process. */
-export function consumerOf(
-  { engineId, host, port, tpSize, own, wireId }: Registration,
-  traceparent?: string | undefined,
-): EngineRequest {
-  const address = { engineId, host, port, tpSize, dcpSize: 1, ppSize: 1 };
-  return { ...address, requestId: wireId, lease: own && { incarnation: own.incarnation }, traceparent };
 }
 
 /** The consumers of a worker of P. Each rank of a consumer has a plan of its own. */

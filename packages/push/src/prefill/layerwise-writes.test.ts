@@ -4,7 +4,7 @@ import type { Registration } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
 import { LayerwiseWrites } from "./layerwise-writes.js";
 import type { ProducedRequest } from "./produced-requests.js";
-import type { DispatchedWrite } from "./write-dispatch.js";
+import type { DispatchedWrite } from "./write-blocks.js";
 
 /** A dispatcher whose writes end when the test ends them. */
 function setUp() {

@@ -2,8 +2,8 @@ import type { LeaseOrder } from "@kv/connector/building-blocks";
 import { type BlockIds, KvError } from "@kv/interface";
 import type { Registration } from "@kv/protocol";
 import type { ProducedRequest } from "./produced-requests.js";
-import type { KeyedRegistration } from "./registration-matcher.js";
-import type { WriteDispatcher } from "./write-dispatch.js";
+import type { KeyedRegistration } from "./registrations.js";
+import type { WriteDispatcher } from "./write-blocks.js";
 
 /** Options of `LayerwiseWrites`. */
 export interface LayerwiseWritesOptions {
