@@ -30,11 +30,7 @@ import {
   type Tracer,
 } from "@kv/interface";
 import { type PickerSettings, type PickerSettingsInput, readSettings } from "./config/settings.js";
-import {
-  type ProcessCall,
-  ProcessedRequest,
-  type ProcessedRequestOptions,
-} from "./ext-proc/processed-request.js";
+import { extProcService } from "./ext-proc/processed-request.js";
 import { EndpointPicker, hasAddress } from "./pick/endpoint-picker.js";
 import { EXT_PROC, GrpcListener, HEALTH, serverCredentials, serviceOf } from "./server/grpc-server.js";
 import { healthService } from "./server/health-service.js";
@@ -121,7 +117,7 @@ class ExtProcPicker implements Picker {
   readonly #healthListener: GrpcListener | undefined;
   readonly #metricsServer: HttpServer | undefined;
   readonly #certificate: Certificate | undefined;
-  #inFlight = 0;
+  readonly #inFlight = { requests: 0 };
   #draining = false;
   #closing: Promise<void> | undefined = undefined;
   #endDraining: (() => void) | undefined = undefined;
@@ -160,7 +156,7 @@ class ExtProcPicker implements Picker {
     if (fleet.discovery !== undefined) prometheus.addDiscovery(fleet.discovery);
     const { limits } = settings;
     const costs = new PrefillCosts();
-    const process: ProcessedRequestOptions = {
+    const extProc = extProcService({
       ambient,
       settings,
       fleet,
@@ -175,12 +171,10 @@ class ExtProcPicker implements Picker {
         allBytes: limits.bodiesLengthBytes,
         perClientBytes: limits.bodiesLengthBytes,
       }),
-      inFlight: () => this.#inFlight,
-    };
-    this.#listener = new GrpcListener(serverCredentials(this.#certificate), settings);
-    this.#listener.server.addService(serviceOf(EXT_PROC), {
-      Process: (call: ProcessCall) => void this.#process(call, process),
+      inFlight: this.#inFlight,
     });
+    this.#listener = new GrpcListener(serverCredentials(this.#certificate), settings);
+    this.#listener.server.addService(serviceOf(EXT_PROC), extProc);
     const health = healthService(async () => (await this.#health()).ok, own.clock);
     this.#listener.server.addService(serviceOf(HEALTH), health);
     if (settings.healthPort !== undefined) {
@@ -218,7 +212,7 @@ class ExtProcPicker implements Picker {
     return {
       routing: decode.routing,
       draining: this.#draining,
-      in_flight: this.#inFlight,
+      in_flight: this.#inFlight.requests,
       signals: this.#signals.status(),
       prefillers: prefill.status(),
       decoders: decode.status(),
@@ -243,12 +237,6 @@ class ExtProcPicker implements Picker {
 
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
-  }
-
-  async #process(call: ProcessCall, options: ProcessedRequestOptions): Promise<void> {
-    this.#inFlight += 1;
-    await new ProcessedRequest(call, options).serve();
-    this.#inFlight -= 1;
   }
 
   async #health() {

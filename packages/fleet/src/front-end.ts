@@ -14,8 +14,7 @@ export {
 } from "./program/command-line.js";
 export { connectKubernetes } from "./program/connect-kubernetes.js";
 export { fleetFlags, requireInstances, withFleetFlags } from "./program/fleet-flags.js";
-export { refuseConnectorMembers } from "./request/connector-members.js";
-export { Deadline } from "./request/deadline.js";
+export { Deadline, LazyAbort } from "./request/deadline.js";
 export {
   bodyLength,
   type Endpoint,
@@ -24,9 +23,9 @@ export {
   parseGenerationRequest,
   parseRequestInTurns,
   type RequestBody,
+  refuseConnectorMembers,
   withLongMembers,
 } from "./request/generation-request.js";
-export { LazyAbort } from "./request/lazy-abort.js";
 export { type EndedPrefill, PrefillCosts, usageOf } from "./routing/prefill-costs.js";
 export {
   type FleetSettings,

@@ -7,7 +7,7 @@ import {
   PrometheusMetrics,
   type SignalsStatus,
 } from "@kv/fleet/front-end";
-import { Certificate, type HttpServer, RequestsInFlight } from "@kv/http";
+import { Certificate, RequestsInFlight } from "@kv/http";
 import {
   type Ambient,
   type Clock,
@@ -139,10 +139,9 @@ export class PrefillDecodeProxy implements Proxy {
   readonly #named: NamedPrefillers | undefined;
   /** Of a sidecar that speaks TLS. */
   readonly #certificate: Certificate | undefined;
-  readonly #server: HttpServer;
+  readonly #server: ClientServer;
   readonly #admin: AdminServer | undefined;
   readonly #startedAtMs: number;
-  #draining = false;
   #closing: Promise<void> | undefined = undefined;
 
   /** `shared`: of a worker, the processes beside it. */
@@ -229,13 +228,12 @@ export class PrefillDecodeProxy implements Proxy {
       generation: this.#generation,
       decodeRoute: new DecodeRoute({ decoders, upstream, settings, inFlight, ambient }),
       certificate: this.#certificate,
-      isDraining: () => this.#draining,
       health: () => this.#healthStatus(),
       status: async () => {
         const status = (await shared?.status()) ?? this.status();
         return settings.exposeInstances ? status : withoutInstances(status);
       },
-    }).http;
+    });
     if (settings.instanceRoutes !== undefined && settings.instanceRoutes.token === undefined) {
       const hint = "whoever reaches the clients' port can add instances, which get requests: set a token";
       own.log.warn("instance-routes-without-token", { hint });
@@ -268,7 +266,7 @@ export class PrefillDecodeProxy implements Proxy {
     host?: string | undefined;
     port?: number | undefined;
   } = {}): Promise<ProxyAddress> {
-    const server = this.#server;
+    const { http: server } = this.#server;
     await this.#fleet.firstReadings();
     const listening = await server.listen(host, port);
     const url = httpUrl(host, listening);
@@ -294,7 +292,7 @@ export class PrefillDecodeProxy implements Proxy {
     return {
       flow: this.#named === undefined ? this.#flow.name : `sidecar, ${this.#flow.name}`,
       routing: decode.routing,
-      draining: this.#draining,
+      draining: this.#server.isDraining,
       uptime_s: (this.#ambient.clock.now() - this.#startedAtMs) / 1000,
       requests: this.#counts.status(),
       signals: this.#signals.status(),
@@ -327,7 +325,7 @@ export class PrefillDecodeProxy implements Proxy {
   }: {
     graceMs?: number | undefined;
   } = {}): Promise<void> {
-    this.#draining = true;
+    this.#server.isDraining = true;
     const timer = this.#ambient.clock.setTimer(() => this.#abortRequests(), graceMs);
     this.#closing ??= this.#closeAll();
     await this.#closing.finally(() => timer.cancel());
@@ -339,14 +337,14 @@ export class PrefillDecodeProxy implements Proxy {
 
   async #healthStatus() {
     const { ok: isHealthy, ...instances } = await this.#fleet.health();
-    const ok = isHealthy && !this.#draining;
+    const ok = isHealthy && !this.#server.isDraining;
     return { ok, body: { status: ok ? "ok" : "unavailable", ...instances } };
   }
 
   #abortRequests(): void {
     this.#generation.abortAll(closingError("the proxy is closing, and the grace period is over"));
     // Clients that have not sent their whole request keep their connections; Node's own check for them ends when the server begins to close.
-    void this.#generation.idle().then(() => this.#server.endConnections());
+    void this.#generation.idle().then(() => this.#server.http.endConnections());
   }
 
   async #closeAll(): Promise<void> {
@@ -355,7 +353,7 @@ export class PrefillDecodeProxy implements Proxy {
     this.#fleet.stop();
     await this.#generation.idle();
     await this.#flow.settled();
-    await this.#server.close(Number.POSITIVE_INFINITY);
+    await this.#server.http.close(Number.POSITIVE_INFINITY);
     this.#certificate?.close();
     await this.#admin?.close();
     await this.#fleet.close();

@@ -26,23 +26,21 @@ import type { PickerSettings } from "../config/settings.js";
 import { type Choice, type EndpointPicker, endpointOf } from "../pick/endpoint-picker.js";
 import {
   bodyResponses,
+  endpointLabel,
+  grpcError,
   headerMutation,
   headersOf,
+  isGeneration,
   metadataTexts,
   type ProcessingRequest,
   type ProcessingResponse,
-  upstreamAddress,
-} from "./messages.js";
-import {
-  endpointLabel,
-  grpcError,
-  isGeneration,
   refusalStatus,
   requireFullDuplex,
   requireServed,
   tooLarge,
   tooSlow,
-} from "./refusals.js";
+  upstreamAddress,
+} from "./messages.js";
 
 /** Where the gateway sends the request: `ip:port`, several separated by commas, in order. */
 const DESTINATION_HEADER = "x-gateway-destination-endpoint";
@@ -63,18 +61,23 @@ export interface ProcessedRequestOptions {
   readonly picker: EndpointPicker;
   readonly renderer: PromptRenderer;
   readonly budget: BodyBudget;
-  /** Requests in flight, this one included. */
-  readonly inFlight: () => number;
+  /** How many requests are in flight. */
+  readonly inFlight: { requests: number };
 }
 
 /** A call of `ExternalProcessor.Process`. */
-export type ProcessCall = ServerDuplexStream<ProcessingRequest, ProcessingResponse>;
+type ProcessCall = ServerDuplexStream<ProcessingRequest, ProcessingResponse>;
+
+/** Serves the calls of `ExternalProcessor`. */
+export function extProcService(options: ProcessedRequestOptions) {
+  return { Process: (call: ProcessCall) => void new ProcessedRequest(call, options).serve() };
+}
 
 /**
  * One HTTP request at the gateway, which is one ext_proc stream. Its headers and its whole body are read, then instances are chosen, and the body is
  * passed on as it came. The answer passes unchanged; its status and its end say how the instances did.
  */
-export class ProcessedRequest {
+class ProcessedRequest {
   readonly #call: ProcessCall;
   readonly #options: ProcessedRequestOptions;
   readonly #deadline: Deadline;
@@ -114,6 +117,7 @@ export class ProcessedRequest {
   /** Serves the stream to its end. Never rejects. */
   async serve(): Promise<void> {
     const call = this.#call;
+    this.#options.inFlight.requests += 1;
     const refused = new Promise<void>((resolve) => {
       this.#onRefused = resolve;
     });
@@ -125,6 +129,7 @@ export class ProcessedRequest {
       if (!call.cancelled) call.emit("error", grpcError(thrown));
     }
     this.#end();
+    this.#options.inFlight.requests -= 1;
   }
 
   async #readAll(): Promise<void> {
@@ -174,7 +179,7 @@ export class ProcessedRequest {
     this.#headers = headersOf(message.request_headers ?? {});
     this.#path = (this.#headers[":path"] ?? "/").split("?", 1)[0] ?? "/";
     this.#requestId = requestIdOf(this.#headers, ambient.random);
-    if (inFlight() > limits.requestsInFlight)
+    if (inFlight.requests > limits.requestsInFlight)
       throw overloaded({
         limit: "limits.requestsInFlight",
         message: `${limits.requestsInFlight} requests are in flight`,

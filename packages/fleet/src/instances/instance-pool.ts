@@ -1,7 +1,6 @@
 import { type Clock, KvError, type Random } from "@kv/interface";
 import type { Pairing, Partner } from "../pairing/pairing.js";
-import { LeastLoaded } from "../routing/least-loaded.js";
-import type { Routing, RoutingContext } from "../routing/routing.js";
+import { LeastLoaded, type Routing, type RoutingContext } from "../routing/routing.js";
 import {
   type Instance,
   type InstanceId,

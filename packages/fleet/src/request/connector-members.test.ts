@@ -3,8 +3,12 @@ import { Turns } from "@kv/interface";
 import { vllmRequests } from "@kv/protocol";
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { refuseConnectorMembers } from "./connector-members.js";
-import { type Endpoint, parseGenerationRequest, parseRequestInTurns } from "./generation-request.js";
+import {
+  type Endpoint,
+  parseGenerationRequest,
+  parseRequestInTurns,
+  refuseConnectorMembers,
+} from "./generation-request.js";
 
 const ENDPOINTS: readonly Endpoint[] = [
   "/v1/completions",

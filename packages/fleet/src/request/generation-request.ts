@@ -1,9 +1,6 @@
-import { type LongMember, parseJsonPieces } from "@kv/http";
+import { type LongMember, parseJsonPieces, shownValue } from "@kv/http";
 import { KvError, type Turns } from "@kv/interface";
 import { isRequestId, REQUEST_ID_RULE } from "../upstream/headers.js";
-import { refuseConnectorMembers, type WrittenBody } from "./connector-members.js";
-import { disaggregationLimit } from "./disaggregation-limits.js";
-import { validateBody } from "./validate-body.js";
 
 /** A path at which clients ask for generated text. The instances serve it under the same path. */
 export type Endpoint = "/v1/completions" | "/v1/chat/completions" | "/v1/responses" | "/v1/messages";
@@ -32,6 +29,16 @@ export interface GenerationRequest {
   tokenIds?: ArrayLike<number> | undefined;
   /** Why prefill and decode cannot run on two instances without a wrong answer; undefined where they can. */
   readonly disaggregationLimit: string | undefined;
+}
+
+type Fields = Readonly<Record<string, unknown>>;
+
+/** How a body was written, where it is passed on as it came. */
+export interface WrittenBody {
+  /** The body, or the part of it that has its short members. */
+  readonly text: string;
+  /** Top-level members that occur again outside of `text`. */
+  readonly repeated?: ReadonlySet<string> | undefined;
 }
 
 /** A longer body is parsed in pieces. */
@@ -139,4 +146,168 @@ function promptFieldsOf(endpoint: Endpoint, fields: Readonly<Record<string, unkn
   if (endpoint === "/v1/chat/completions" && fields.echo === true && fields.top_logprobs !== null)
     return "prompt-logprobs";
   return "none";
+}
+
+/**
+ * Checks the members that the prefill leg replaces: it is not streamed and has a token limit of its own. Without this check, the decode
+ * worker would refuse a wrong value only after the prefill worker has computed the prompt and holds blocks for it. The rules are those of
+ * vLLM 0.33's request models. Errors: `KV_REQUEST_INVALID`.
+ */
+function validateBody(fields: Fields): void {
+  checkWholeNumbers(fields);
+  checkBooleans(fields);
+  const smallest = fields.echo === true ? 0 : 1;
+  for (const param of ["max_tokens", "max_completion_tokens", "max_output_tokens"]) {
+    const limit = fields[param];
+    if (typeof limit === "number" && limit < smallest)
+      refuse(param, `is ${limit}; it must be at least ${smallest}`);
+  }
+  if (typeof fields.n === "number" && fields.n < 1) refuse("n", `is ${fields.n}; it must be at least 1`);
+  const limit = fields.max_completion_tokens ?? fields.max_tokens;
+  const minTokens = fields.min_tokens;
+  if (typeof limit === "number" && typeof minTokens === "number" && minTokens > Math.max(limit, 1)) {
+    refuse("min_tokens", `is ${minTokens}, above the token limit of ${limit}`);
+  }
+  checkStreaming(fields);
+}
+
+function checkWholeNumbers(fields: Fields): void {
+  for (const param of ["max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n"]) {
+    const value = fields[param];
+    if (value != null && !Number.isSafeInteger(value))
+      refuse(param, `is ${shownValue(value)}; it must be a whole number`);
+  }
+}
+
+/** Checks the members that decide how a request is split. vLLM would also accept 1 and "yes" for true. */
+function checkBooleans(fields: Fields): void {
+  for (const param of ["stream", "echo", "use_beam_search", "background"]) {
+    const value = fields[param];
+    if (value != null && typeof value !== "boolean")
+      refuse(param, `is ${shownValue(value)}; it must be true or false`);
+  }
+}
+
+function checkStreaming(fields: Fields): void {
+  const { stream, stream_options: options } = fields;
+  if (options != null) {
+    if (typeof options !== "object" || Array.isArray(options)) refuse("stream_options", "must be an object");
+    if (stream !== true && Object.keys(options).length > 0)
+      refuse("stream_options", "is only allowed with stream: true");
+  }
+  if (stream !== true) return;
+  const { prompt_logprobs: promptLogprobs } = fields;
+  if (typeof promptLogprobs === "number" && promptLogprobs !== 0)
+    refuse("prompt_logprobs", "is not available with stream: true");
+  if (fields.use_beam_search === true) refuse("use_beam_search", "is not available with stream: true");
+}
+
+function refuse(param: string, problem: string): never {
+  throw new KvError("KV_REQUEST_INVALID", `${param} ${problem}`, { details: { param } });
+}
+
+/**
+ * Names that reach an engine's KV connector, its encoder, or another host through them: `kv_transfer_params` and `ec_transfer_params` (vLLM's request
+ * classes, 0.31 to 0.33), `kv_hints` (its Rust front end), and what a later vLLM names in the same way.
+ */
+const CONNECTOR_MEMBER = /^(kv|ec)_|_transfer_params$/;
+
+/**
+ * Objects whose members vLLM reads those names from: `vllm_xargs` becomes `SamplingParams.extra_args`, which its token route takes in `sampling_params`. Its clients write
+ * further members into `extra_body`.
+ */
+const BAGS: ReadonlySet<string> = new Set(["vllm_xargs", "extra_args", "extra_body", "sampling_params"]);
+
+/** Whether a member of this name reaches an engine's connector. */
+function isConnectorMember(name: string): boolean {
+  return CONNECTOR_MEMBER.test(name);
+}
+
+/**
+ * Refuses what only the proxy may tell an engine. A client that could name hosts and blocks would read other requests' KV through a decode worker, and vLLM's engine ends when a
+ * value is no object. `null` is nothing, as it is for vLLM. `written`: where the body is passed on as it came, none of these members may occur twice, as another
+ * parser may take another one of them. Errors: `KV_REQUEST_INVALID`, with the member's name.
+ */
+export function refuseConnectorMembers(fields: Fields, written?: WrittenBody): void {
+  for (const name in fields) {
+    const isBag = BAGS.has(name);
+    if (!isBag && !isConnectorMember(name)) continue;
+    const value = fields[name];
+    if (isBag) refuseInside(value, name);
+    else if (value !== null) throw refusal(name);
+    if (
+      written?.repeated?.has(name) === true ||
+      (written !== undefined && timesNamed(written.text, name) > 1)
+    )
+      throw new KvError("KV_REQUEST_INVALID", `${name} is given more than once`, {
+        hint: `give ${name} once, or leave it out`,
+        details: { param: name },
+      });
+  }
+}
+
+/** Refuses the names in a bag, with any value, and a bag inside of it. */
+function refuseInside(bag: unknown, path: string): void {
+  if (typeof bag !== "object" || bag === null) return;
+  for (const name in bag) if (BAGS.has(name) || isConnectorMember(name)) throw refusal(`${path}.${name}`);
+}
+
+function refusal(path: string): KvError {
+  const why =
+    path === "kv_transfer_params"
+      ? "the proxy sets it"
+      : "it reaches the engine's connector, which the proxy controls";
+  return new KvError("KV_REQUEST_INVALID", `a client must not set ${path}: ${why}`, {
+    hint: `leave ${path} out of the body`,
+    details: { param: path },
+  });
+}
+
+/** A string of a JSON text, and the colon behind a key. */
+const STRING = /"([^"\\]*(?:\\.[^"\\]*)*)"\s*(:?)/g;
+
+/** How often a name is a key in a JSON text, at any depth; 1 at once where the text has it no second time. */
+function timesNamed(text: string, name: string): number {
+  if (text.indexOf(name) === text.lastIndexOf(name) && !text.includes("\\u")) return 1;
+  let times = 0;
+  for (const [, written = "", colon] of text.matchAll(STRING)) {
+    if (colon === "") continue;
+    const key = written.includes("\\") ? (JSON.parse(`"${written}"`) as string) : written;
+    if (key === name) times += 1;
+  }
+  return times;
+}
+
+/**
+ * Why prefill and decode of a request to `endpoint` cannot run on two instances without a wrong answer (vLLM 0.32 and 0.33); undefined where they
+ * can.
+ */
+function disaggregationLimit(endpoint: string, fields: Fields): string | undefined {
+  if (fields.use_beam_search === true) {
+    return "use_beam_search runs several sequences, and only one reader can read the prefill worker's blocks";
+  }
+  if (typeof fields.best_of === "number" && fields.best_of > 1) {
+    return `best_of is ${fields.best_of}, which chooses among copies in one server; vLLM no longer supports it`;
+  }
+  if (fields.prompt != null && fields.prompt_embeds != null && endpoint === "/v1/completions") {
+    return "prompt and prompt_embeds are both given, so answers cannot be matched to prompts";
+  }
+  if (endpoint === "/v1/chat/completions" && fields.echo === true && fields.logprobs === true) {
+    return "echo with logprobs in a chat needs the prompt computed by the server that generates";
+  }
+  return endpoint === "/v1/responses" ? responsesLimit(fields) : undefined;
+}
+
+/** Parts of the Responses API that live in one server's memory, or that run several turns there: each turn would read the blocks again. */
+function responsesLimit(fields: Fields): string | undefined {
+  for (const param of ["previous_response_id", "previous_input_messages", "prompt"]) {
+    if (fields[param] != null) return `${param} refers to data that only the server that created it has`;
+  }
+  if (fields.background === true) return "background responses are kept by the server that runs them";
+  const tools = Array.isArray(fields.tools) ? (fields.tools as { type?: unknown }[]) : [];
+  const builtIn = tools.find((tool) => tool?.type !== "function");
+  if (builtIn !== undefined) {
+    return `the tool ${shownValue(builtIn?.type)} runs in the server, which then generates more than once`;
+  }
+  return undefined;
 }

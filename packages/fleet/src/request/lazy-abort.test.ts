@@ -1,6 +1,6 @@
 import { KvError } from "@kv/interface";
 import { expect, test } from "vitest";
-import { LazyAbort } from "./lazy-abort.js";
+import { LazyAbort } from "./deadline.js";
 
 const why = new KvError("KV_REQUEST_ABORTED", "gone");
 const other = new KvError("KV_REQUEST_TIMEOUT", "late");

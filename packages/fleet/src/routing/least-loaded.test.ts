@@ -1,9 +1,8 @@
 import fc from "fast-check";
 import { describe, expect, it } from "vitest";
 import type { Instance } from "../instances/instance.js";
-import { LeastLoaded } from "./least-loaded.js";
 import { prefixAware } from "./prefix-aware.js";
-import { leastLoad, type Routing, roundRobin } from "./routing.js";
+import { LeastLoaded, leastLoad, type Routing, roundRobin } from "./routing.js";
 import { sessionAffinity } from "./session-affinity.js";
 
 class Counted implements Instance {

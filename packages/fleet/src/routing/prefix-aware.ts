@@ -1,9 +1,7 @@
 import { createHash } from "node:crypto";
 import type { Instance, KvEventStatus } from "../instances/instance.js";
 import type { PromptHolders } from "../kv-events/block-holders.js";
-
-import { LeastLoaded } from "./least-loaded.js";
-import type { Routing, RoutingContext } from "./routing.js";
+import { LeastLoaded, type Routing, type RoutingContext } from "./routing.js";
 
 /** The prefixes that instances report to have in their caches. */
 export interface CachedPrefixes {

@@ -1,7 +1,7 @@
 import { createServer, type Server, type ServerResponse } from "node:http";
 import type { AddressInfo, Socket } from "node:net";
 import { afterEach, expect, test, vi } from "vitest";
-import { ConnectionPool } from "./connection-pool.js";
+import { ConnectionPool } from "./upstream.js";
 
 let instance: Instance | undefined;
 let pool: ConnectionPool | undefined;

@@ -1,8 +1,8 @@
 import type { LegAnswer } from "../response/leg-answer.js";
+import type { PrefillEngines } from "../response/prefill-answer.js";
 import { type Part, underUniqueId } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
 import type { Legs } from "./legs.js";
-import type { PrefillEngines } from "./prefill-engines.js";
 import type { PullStrategy } from "./pull-strategy.js";
 
 /**

@@ -4,7 +4,7 @@ import type { Deadline, GenerationRequest } from "@kv/fleet/front-end";
 import type { Random } from "@kv/interface";
 import { withIdSuffix } from "../request/leg-bodies.js";
 import type { RequestRecord } from "../telemetry/request-record.js";
-import { Attempts } from "./attempts.js";
+import type { Attempts } from "./attempts.js";
 
 /** One prompt and one copy of a client's request, which passes through one prefill and one decode leg. */
 export interface Part {
@@ -42,37 +42,10 @@ export interface Admission {
   add(parts: number, lengthBytes: number): void;
 }
 
-/** What a `ClientRequest` is made of. */
-export interface ClientRequestOptions
-  extends Pick<Part, "requestId" | "request" | "headers" | "deadline" | "record" | "prefillers"> {
+/** One request of a client, until the last byte of its answer. It is itself the part where it is not split. */
+export interface ClientRequest extends Part {
   readonly response: ServerResponse;
   readonly admission?: Admission | undefined;
-}
-
-/** One request of a client, until the last byte of its answer. It is itself the part where it is not split. */
-export class ClientRequest implements Part {
-  readonly attempts = new Attempts();
   /** True when the head of the answer has left, and the answer is an event stream. A failure is then reported as an event. */
-  eventStreamStarted = false;
-  preferredDecode: Instance | undefined = undefined;
-
-  readonly requestId: string;
-  readonly request: GenerationRequest;
-  readonly headers: IncomingHttpHeaders;
-  readonly response: ServerResponse;
-  readonly deadline: Deadline;
-  readonly record: RequestRecord;
-  readonly admission: Admission | undefined;
-  readonly prefillers: readonly PooledInstance[] | undefined;
-
-  constructor(given: ClientRequestOptions) {
-    this.requestId = given.requestId;
-    this.request = given.request;
-    this.headers = given.headers;
-    this.response = given.response;
-    this.deadline = given.deadline;
-    this.record = given.record;
-    this.admission = given.admission;
-    this.prefillers = given.prefillers;
-  }
+  eventStreamStarted: boolean;
 }

@@ -1,9 +1,9 @@
 import type { ProxySettings } from "../config/settings.js";
+import { PrefillEngines } from "../response/prefill-answer.js";
 import { AutoStrategy } from "./auto-strategy.js";
 import { ConditionalStrategy } from "./conditional-strategy.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
 import type { Legs } from "./legs.js";
-import { PrefillEngines } from "./prefill-engines.js";
 import { PullStrategy } from "./pull-strategy.js";
 import { PushConcurrentStrategy } from "./push-concurrent.js";
 import { PushSequentialStrategy } from "./push-sequential.js";

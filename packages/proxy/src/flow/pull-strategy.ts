@@ -2,13 +2,13 @@ import { failureStage, type InstancePool } from "@kv/fleet";
 import { KvError } from "@kv/interface";
 import { KV_REQUEST_PULL } from "../request/leg-bodies.js";
 import type { LegAnswer } from "../response/leg-answer.js";
+import type { PrefillEngines } from "../response/prefill-answer.js";
 import { type PrefilledKv, type PrefillWithoutKv, withPromptAnswer } from "../response/prefill-answer.js";
 import { badStatus, isServerFailure } from "../upstream/upstream-errors.js";
 import { requireAnyInstance } from "./attempts.js";
 import type { Part } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
 import type { Legs } from "./legs.js";
-import type { PrefillEngines } from "./prefill-engines.js";
 
 /**
  * The prefill leg, then the decode leg with the KV parameters that the prefill worker answered: the decode worker READs the KV (vLLM's

@@ -3,12 +3,17 @@ import type { Deadline } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import { KV_REQUEST_PUSH } from "../request/leg-bodies.js";
 import type { LegAnswer } from "../response/leg-answer.js";
-import { type PrefillOutcome, withPromptAnswer } from "../response/prefill-answer.js";
+import {
+  type EngineCoordinates,
+  type PrefillEngines,
+  type PrefillOutcome,
+  registrationParams,
+  withPromptAnswer,
+} from "../response/prefill-answer.js";
 import { requireAnyInstance } from "./attempts.js";
 import { type Part, underUniqueId } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
 import type { Legs } from "./legs.js";
-import { type EngineCoordinates, type PrefillEngines, registrationParams } from "./prefill-engines.js";
 import { requireDecodeAlone, serverFailureWithAlternative } from "./pull-strategy.js";
 import type { PushSequentialStrategy } from "./push-sequential.js";
 

@@ -21,7 +21,8 @@ import {
 } from "@kv/http";
 import { type Ambient, KvError, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
-import { ClientRequest } from "../flow/client-request.js";
+import { Attempts } from "../flow/attempts.js";
+import type { ClientRequest } from "../flow/client-request.js";
 import type { GenerationFlow } from "../flow/generation-flow.js";
 import type { NamedPrefillers } from "../sidecar/named-prefillers.js";
 import { isClients, type RequestCounts } from "../telemetry/request-counts.js";
@@ -108,7 +109,7 @@ export class GenerationRoute {
         attributes: { "kv.request_id": requestId, "url.path": endpoint },
       });
       const legHeaders = span === undefined ? headers : { ...headers, traceparent: span.traceparent };
-      client = new ClientRequest({
+      client = {
         requestId,
         request,
         headers: legHeaders,
@@ -117,7 +118,10 @@ export class GenerationRoute {
         record,
         admission,
         prefillers,
-      });
+        attempts: new Attempts(),
+        preferredDecode: undefined,
+        eventStreamStarted: false,
+      };
       failure = await flow.run(client);
     } catch (thrown) {
       failure = KvError.from(thrown, "KV_INTERNAL", "the proxy failed");

@@ -32,8 +32,6 @@ export interface ClientServerOptions {
   readonly decodeRoute: DecodeRoute;
   /** With it, clients speak TLS. */
   readonly certificate: Certificate | undefined;
-  /** True while the proxy closes. */
-  readonly isDraining: () => boolean;
   /** Finds out whether the proxy can serve requests; with the JSON of `/health`. */
   readonly health: () => Promise<{ readonly ok: boolean; readonly body: object }>;
   /** The JSON of `/status`. */
@@ -59,6 +57,8 @@ const PASSED_ON = {
 /** The HTTP server for clients: its routes, its limits, and errors in OpenAI's form. */
 export class ClientServer {
   readonly http: HttpServer;
+  /** True while the proxy closes. */
+  isDraining = false;
   readonly #options: ClientServerOptions;
   /** By path, the method and what serves it. */
   readonly #routes = new Map<string, { readonly method: "GET" | "POST"; readonly serve: Handler }>();
@@ -112,7 +112,7 @@ export class ClientServer {
   async #serve(turn: Turn): Promise<void> {
     const { request, response, path } = turn;
     // A client that keeps its connection would send its next request to a server that is closing.
-    if (this.#options.isDraining()) response.setHeader("connection", "close");
+    if (this.isDraining) response.setHeader("connection", "close");
     const { cors } = this.#options.settings;
     if (cors !== undefined && applyCors(cors.origins, request, response)) return;
     const route = this.#routes.get(path.startsWith(MODEL_PATH) ? MODEL_PATH : path);

@@ -1,8 +1,7 @@
 import { type Endpoint, parseGenerationRequest, type RequestBody } from "@kv/fleet/front-end";
 import { vllmRequests } from "@kv/protocol";
 import { describe, expect, test } from "vitest";
-import { KV_REQUEST_PULL, prefillBody } from "./leg-bodies.js";
-import { memberUse, REQUEST_MEMBERS } from "./request-members.js";
+import { KV_REQUEST_PULL, memberUse, prefillBody, REQUEST_MEMBERS } from "./leg-bodies.js";
 
 const ROUTES: readonly Endpoint[] = [
   "/v1/completions",

@@ -1,11 +1,6 @@
 import { ByteCollector } from "@kv/http";
 import { rawMember } from "../request/json-members.js";
 
-/** Whether a `content-type` is that of server-sent events. */
-export function isEventStream(contentType: string | string[] | undefined): boolean {
-  return typeof contentType === "string" && contentType.toLowerCase().startsWith("text/event-stream");
-}
-
 /** A server-sent event. */
 export interface StreamedEvent {
   /** Of a line before its data; empty where there is none. */

@@ -1,7 +1,7 @@
 import type { Instance, Role, Visit } from "@kv/fleet";
 import { changedBodyHeaders, type Deadline, type Endpoint, type UpstreamAnswer } from "@kv/fleet/front-end";
 import { badAnswer } from "../upstream/upstream-errors.js";
-import { FirstEvent, isEventStream, streamedError } from "./event-stream.js";
+import { FirstEvent, streamedError } from "./event-stream.js";
 
 type Fields = Readonly<Record<string, unknown>>;
 
@@ -107,6 +107,11 @@ export function requireReadable(role: Role, url: string, { status, headers, disc
   if (coding === "" || coding.toLowerCase() === "identity" || (status >= 400 && status < 500)) return;
   discard();
   throw badAnswer(role, url, `answered in the content-encoding ${coding}, where none was accepted`);
+}
+
+/** Whether a `content-type` is that of server-sent events. */
+function isEventStream(contentType: string | string[] | undefined): boolean {
+  return typeof contentType === "string" && contentType.toLowerCase().startsWith("text/event-stream");
 }
 
 /**

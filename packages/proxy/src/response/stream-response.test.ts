@@ -4,7 +4,8 @@ import type { BodyQueue } from "@kv/fleet/front-end";
 import { Deadline, parseGenerationRequest } from "@kv/fleet/front-end";
 import { KvError, systemClock } from "@kv/interface";
 import { expect, test } from "vitest";
-import { ClientRequest } from "../flow/client-request.js";
+import { Attempts } from "../flow/attempts.js";
+import type { ClientRequest } from "../flow/client-request.js";
 import { RequestRecord } from "../telemetry/request-record.js";
 import type { LegAnswer } from "./leg-answer.js";
 import { streamResponse } from "./stream-response.js";
@@ -23,14 +24,16 @@ function setUp(pieces: readonly string[]) {
     end: () => sent.push("END"),
   });
   const deadline = new Deadline({ clock: systemClock(), requestMs: 60_000 });
-  const client = new ClientRequest({
+  const client: ClientRequest = {
     requestId: "r",
     request: parseGenerationRequest("/v1/completions", Buffer.from("{}")),
     headers: {},
     response: response as unknown as ServerResponse,
     deadline,
     record: new RequestRecord(),
-  });
+    attempts: new Attempts(),
+    eventStreamStarted: false,
+  };
   const answer: LegAnswer = {
     visit: {
       instance: { role: "decode", url: "http://d", inFlight: 1 },
