@@ -2,15 +2,15 @@ import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { Session } from "node:inspector/promises";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { build } from "esbuild";
 import { root } from "./source-files.js";
 
-/** esbuild writes the path of each source file before its text. */
-const FILE_IN_BUNDLE = /^\/\/ (?:\.\.\/)*((?:packages|apps)\/\S+\.ts)$/gm;
+/** esbuild writes the path of each file before its text. */
+const FILE_IN_BUNDLE = /^\/\/ (?:\.\.\/)*((?:packages|apps|node_modules)\/\S+)$/gm;
 
-/** A bundle: where the text of each source file begins, in the order of the text. */
+/** A bundle: where the text of each file begins, in the order of the text. */
 interface Bundle {
   readonly name: string;
   readonly files: readonly { readonly path: string; readonly begins: number }[];
@@ -43,6 +43,12 @@ export class ExecutedFiles {
         ...{ entryPoints: [join(root, file)], outfile: bundle, bundle: true },
         ...{ format: "cjs", platform: "node", target: "node20", logLevel: "error" },
         tsconfig: join(root, "tsconfig.json"),
+        // As in the package's own bundle, which lies in a folder beside the source's.
+        define: {
+          "import.meta.url": JSON.stringify(
+            pathToFileURL(join(root, dirname(file), "../dist/index.js")).href,
+          ),
+        },
         // V8 has one counter for equal texts.
         banner: { js: `// ${name}` },
       });
@@ -84,7 +90,7 @@ export class ExecutedFiles {
         const [range] = ranges;
         if (range === undefined || range.count === 0) continue;
         const file = bundle.files.findLast(({ begins }) => begins <= range.startOffset);
-        if (file !== undefined) paths.add(file.path);
+        if (file !== undefined && !file.path.startsWith("node_modules/")) paths.add(file.path);
       }
       ran.set(bundle.name, paths);
     }

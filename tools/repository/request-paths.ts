@@ -1,5 +1,8 @@
 import type { ConnectorModule } from "@kv/interface";
+import { decodeOk, prefillOk, startUpstream } from "@kv/testing/http/fake-upstream";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { createScenario } from "@kv/testing/scenarios/scenario";
+import { clientOf, send } from "../../packages/epp/test/support/gateway.js";
 
 /** A warm request of one way of the data: everything is open, and a request has passed before. */
 export interface WarmRequest {
@@ -25,6 +28,8 @@ export interface RequestPath {
   /** Modules that are loaded, each with a copy of all that it imports, by name. */
   readonly modules: Readonly<Record<string, string>>;
   readonly tables: readonly PathTable[];
+  /** Why the way cannot be run on this machine; undefined where it can. */
+  readonly missing?: string | undefined;
   /** Brings the modules to where the next request is a warm one. */
   start(modules: Readonly<Record<string, unknown>>): Promise<WarmRequest>;
 }
@@ -35,9 +40,12 @@ export const LEFT_OUT: readonly (readonly [files: RegExp, why: string])[] = [
   [/^packages\/(plan|protocol|topology)\//, "pure functions: plans, wire forms, mappings of ranks"],
   [/\/(index|building-blocks)\.ts$/, "barrels"],
   [/\/(step-types|step-metadata)\.ts$/, "types and checks of them"],
-  [/\/(receive-error|peer-errors)\.ts$/, "errors"],
-  [/\/(metrics|tracing|log|config)\//, "metrics, tracing, log and configuration"],
-  [/\/(oldest-first|alias-index|task-tracker|engine-address)\.ts$/, "containers and keys"],
+  [/\/(receive-error|peer-errors|upstream-errors|native-errors)\.ts$/, "errors"],
+  [/\/(metrics|telemetry|tracing|log|config)\/|\/leg-spans\.ts$/, "metrics, tracing, log and configuration"],
+  [
+    /\/(oldest-first|alias-index|task-tracker|engine-address|byte-collector|member-list|ref-count)\.ts$/,
+    "containers and keys",
+  ],
 ];
 
 const DECODE_HALF = /\/(decode-worker|decode-requests|remote-requests|(pull|push)\/src\/scheduler)\.ts$/;
@@ -71,8 +79,108 @@ function connectorPath(name: "pull" | "push", most: { readonly d: number; readon
   };
 }
 
+/** kv-proxy on real sockets, between a client and instances that answer at once. */
+const PROXIED_PULL: RequestPath = {
+  modules: { proxy: "packages/proxy/src/index.ts" },
+  tables: [
+    { heading: "The proxy: a pulled request, from the socket to the answer", module: "proxy", most: 29 },
+  ],
+  async start({ proxy: module }) {
+    const { createProxy } = module as typeof import("@kv/proxy");
+    const prefiller = await startUpstream(prefillOk);
+    const decoder = await startUpstream(decodeOk);
+    const proxy = createProxy({
+      prefillers: [prefiller.url],
+      decoders: [decoder.url],
+      ...{ pairing: { mode: "off" }, health: { intervalMs: 0 } },
+    });
+    const { url } = await proxy.listen({ port: 0 });
+    const request = async () => {
+      const body = JSON.stringify({ model: "m", prompt: "hello", max_tokens: 8 });
+      const headers = { "content-type": "application/json" };
+      const answer = await fetch(`${url}/v1/completions`, { method: "POST", headers, body });
+      if (!answer.ok || (await answer.text()) === "") throw new Error(`the answer is ${answer.status}`);
+    };
+    await request();
+    return {
+      run: request,
+      async close() {
+        await proxy.close({ graceMs: 0 });
+        await Promise.all([prefiller.close(), decoder.close()]);
+      },
+    };
+  },
+};
+
+/** kv-epp on a real socket: a gateway passes the head and the body of a request, and its answer. */
+const PICK: RequestPath = {
+  modules: { epp: "packages/epp/src/index.ts" },
+  tables: [{ heading: "A pick, from the gateway's stream to its headers", module: "epp", most: 11 }],
+  async start({ epp: module }) {
+    const { createPicker } = module as typeof import("@kv/epp");
+    const picker = createPicker({
+      ...{ prefillers: ["127.0.0.1:11"], decoders: ["127.0.0.1:21"] },
+      ...{ pairing: { mode: "off" }, health: { intervalMs: 0 }, tls: false },
+    });
+    const { port } = await picker.listen({ port: 0 });
+    const client = clientOf(port);
+    const request = async () => {
+      const stream = send(client);
+      await stream.choice();
+      stream.answer(200);
+      await stream.ended;
+    };
+    await request();
+    return {
+      run: request,
+      async close() {
+        client.close();
+        await picker.close({ drainMs: 0, graceMs: 0 });
+      },
+    };
+  },
+};
+
+/** A READ with a notification between two agents of this process. */
+const NATIVE_TRANSFER: RequestPath = {
+  modules: { nixl: "packages/nixl/src/index.ts" },
+  tables: [{ heading: "A native transfer", module: "nixl", most: 7 }],
+  missing: nixlMissing,
+  async start({ nixl: module }) {
+    const { nixlTransport } = module as typeof import("@kv/nixl");
+    const [lengthBytes, count] = [4096, 8];
+    const transport = nixlTransport();
+    const [reader, owner] = [await transport.createAgent(), await transport.createAgent()];
+    const [own, theirs] = [transport.allocate(lengthBytes * count), transport.allocate(lengthBytes * count)];
+    await reader.register(own);
+    await owner.register(theirs);
+    await reader.addRemote(await owner.localMetadata());
+    const rowsOf = ({ address }: { readonly address: number }) => ({
+      memoryType: "DRAM" as const,
+      rows: Float64Array.of(address, lengthBytes, 0, lengthBytes, count),
+    });
+    const local = await reader.prepareLocal(rowsOf(own));
+    const remote = await reader.prepareRemote(owner.name, rowsOf(theirs));
+    const notifications = owner.notifications();
+    const ids = Int32Array.of(3, 1);
+    const request = async () => {
+      const { done, released } = reader.transfer({
+        ...{ operation: "READ", local, remote, localIds: ids, remoteIds: ids },
+        notification: Buffer.from("read"),
+      });
+      await Promise.all([done, released]);
+      if ((await notifications.next()).done === true) throw new Error("the agent has closed");
+    };
+    await request();
+    return { run: request, close: () => transport.close() };
+  },
+};
+
 /** The ways that are measured. */
 export const REQUEST_PATHS: readonly RequestPath[] = [
   connectorPath("pull", { d: 10, p: 9 }),
   connectorPath("push", { d: 11, p: 12 }),
+  PROXIED_PULL,
+  PICK,
+  NATIVE_TRANSFER,
 ];
