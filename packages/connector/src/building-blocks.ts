@@ -28,6 +28,7 @@ export {
   type HeartbeatResult,
   HeartbeatSender,
   type HeartbeatSenderOptions,
+  type HeartbeatTarget,
   NotificationSender,
 } from "./peers/messages.js";
 export { isPeerLost, unreachablePeer } from "./peers/peer-errors.js";

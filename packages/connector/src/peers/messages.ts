@@ -20,13 +20,19 @@ import {
 } from "../scheduler/step-types.js";
 import type { TaskTracker } from "../worker/task-tracker.js";
 import { addressOf, type EngineAddress, engineKey } from "./engine-address.js";
-import type { RemoteEngine } from "./remote-engine.js";
-import type { RemoteEngines } from "./remote-engines.js";
 
 // Messages about requests to other engines and from them: notifications, heartbeats, lease queries.
 
 /** Ids per heartbeat, far below any transport's limit for one notification. */
 const HEARTBEAT_IDS = 256;
+
+/** An open engine, as heartbeats need it. */
+export interface HeartbeatTarget {
+  /** The names of its agents, by rank. */
+  readonly agents: ReadonlyMap<unknown, string>;
+  /** Extension messages that it understands. */
+  readonly features: ReadonlySet<string>;
+}
 
 /** The outcome of sending a heartbeat. */
 export interface HeartbeatResult {
@@ -68,10 +74,7 @@ export class NotificationSender {
    * Sends a heartbeat for requests to all of an engine's agents: with capabilities to an `@kv` engine, in vLLM's form otherwise. Ids that a
    * peer would misparse (see `isWireSafeRequestId`) are left out of vLLM's form: P does not extend their leases.
    */
-  async sendHeartbeat(
-    engine: Pick<RemoteEngine, "agents" | "features">,
-    named: readonly HeartbeatRequest[],
-  ): Promise<HeartbeatResult> {
+  async sendHeartbeat(engine: HeartbeatTarget, named: readonly HeartbeatRequest[]): Promise<HeartbeatResult> {
     const proven = engine.features.has(REQUEST_CONTROL)
       ? named.flatMap(({ requestId, capability }) =>
           capability === undefined ? [] : [{ requestId, capability }],
@@ -136,7 +139,10 @@ export interface HeartbeatSenderOptions {
   /** vLLM 0.33: a sixth of the lease. */
   readonly intervalMs: number;
   /** The engines that heartbeats go to. One that is not open is opened. */
-  readonly engines: Pick<RemoteEngines, "open" | "peek">;
+  readonly engines: {
+    open(address: EngineAddress): Promise<{ release(): void }>;
+    peek(address: EngineAddress): HeartbeatTarget | undefined;
+  };
   /** Sends the heartbeats. */
   readonly notifications: Pick<NotificationSender, "sendHeartbeat">;
   /** Tracks the sending, so that the worker can wait for it when it closes. */

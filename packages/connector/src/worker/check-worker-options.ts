@@ -1,5 +1,4 @@
 import { KvError, type WorkerOptions } from "@kv/interface";
-import type { ConnectorWorkerOptions } from "./connector-worker.js";
 
 /** Refuses what the connector does not work with. Errors: `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`. */
 export function checkWorkerOptions(options: WorkerOptions, connector: CheckedConnector): void {
@@ -8,7 +7,11 @@ export function checkWorkerOptions(options: WorkerOptions, connector: CheckedCon
   checkPipelineStages(options, connector);
 }
 
-type CheckedConnector = Pick<ConnectorWorkerOptions<never>, "name" | "operation" | "transferMode">;
+interface CheckedConnector {
+  readonly name: string;
+  readonly operation: "read" | "write";
+  readonly transferMode: "pull" | "push";
+}
 
 function checkTransport({ transport }: WorkerOptions, { name, operation }: CheckedConnector): void {
   const { capabilities } = transport;

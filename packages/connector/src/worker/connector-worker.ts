@@ -21,7 +21,6 @@ import { ConnectorHandshake } from "../handshake/connector-handshake.js";
 import { localGeometry, modelGeometry } from "../handshake/rank-geometry.js";
 import { TransferMetrics } from "../metrics/transfer-metrics.js";
 import { NotificationSender, receiveNotifications } from "../peers/messages.js";
-import type { RemoteEngines } from "../peers/remote-engines.js";
 import { SharedLocalLists, SharedRemoteAgents } from "../peers/shared-agent-state.js";
 import { checkWorkerOptions } from "./check-worker-options.js";
 import type { ReceiveError } from "./receive-error.js";
@@ -39,7 +38,10 @@ export interface WorkerHalf<Orders> {
   /** Numbers of held resources, by name. */
   outstanding(): Readonly<Record<string, number>>;
   /** The remote engines that this half uses. The worker closes them. */
-  readonly engines?: Pick<RemoteEngines<never>, "outstanding" | "close">;
+  readonly engines?: {
+    outstanding(): { readonly opening: number; readonly closing: number };
+    close(): Promise<void>;
+  };
   /** Aborts what waits for peers, and waits for transfers for at most `CLOSE_GRACE_MS`. */
   close?(): Promise<void>;
   /** Called after the remote engines were closed. */

@@ -2,7 +2,6 @@ import type { LeaseOrder } from "@kv/connector/building-blocks";
 import { type BlockIds, KvError } from "@kv/interface";
 import type { Registration } from "@kv/protocol";
 import type { ProducedRequest } from "./produced-requests.js";
-import type { KeyedRegistration } from "./registrations.js";
 import type { WriteDispatcher } from "./write-blocks.js";
 
 /** Options of `LayerwiseWrites`. */
@@ -47,7 +46,7 @@ export class LayerwiseWrites {
   layerComputed(
     request: ProducedRequest,
     regions: readonly string[],
-    waiting: Iterable<KeyedRegistration>,
+    waiting: Iterable<readonly [key: string, registration: Registration]>,
   ): void {
     const { order } = request;
     const known = this.#computed.get(request);

@@ -15,7 +15,6 @@ import { handshakeTargetRanks } from "@kv/topology";
 import { AliasIndex } from "./alias-index.js";
 import type { EndedNotices } from "./ended-notices.js";
 import type { LayerwiseWrites } from "./layerwise-writes.js";
-import { consumerRequestKey, type EndedRegistrations } from "./registrations.js";
 import type { DispatchedWrite, WriteDispatcher } from "./write-blocks.js";
 
 /** A request of this producer, from the step that runs it until its blocks are freed. */
@@ -184,7 +183,8 @@ export interface FinishedRequestsOptions {
     "clock" | "local" | "log" | "metrics" | "output" | "settings" | "tracer"
   >;
   readonly requests: ProducedRequests;
-  readonly endedRegistrations: EndedRegistrations;
+  /** Remembers the registrations that have ended, by their keys. */
+  readonly endedRegistrations: { add(key: string): void };
   readonly dispatcher: WriteDispatcher;
   /** Undefined without layer-wise push. */
   readonly layerwise: LayerwiseWrites | undefined;
@@ -376,6 +376,14 @@ export class FinishedRequests {
     this.#leases.release(request.wireId);
     this.free(request);
   }
+}
+
+/**
+ * Identifies the consumer request that a registration is part of. All ranks of one of our consumers share it, and only they know the secret in
+ * it: what a stranger sends about the same request is another registration.
+ */
+export function consumerRequestKey({ engineId, wireId, own }: Registration): string {
+  return JSON.stringify([engineId, wireId, own?.incarnation, own?.generation, own?.secret]);
 }
 
 /** The consumer ranks that a producer rank serves. Errors: `KV_TOPOLOGY_INVALID`. */

@@ -11,7 +11,7 @@ import {
   sameCapability,
 } from "@kv/protocol";
 import { AliasIndex } from "./alias-index.js";
-import type { ProducedRequest, ProducedRequests } from "./produced-requests.js";
+import { consumerRequestKey, type ProducedRequest, type ProducedRequests } from "./produced-requests.js";
 
 /** Ended registrations that are remembered by their keys. */
 const MAX_KEYS = 65_536;
@@ -39,14 +39,6 @@ export interface RegistrationMatcherOptions {
 
 /** A registration and its key, see `registrationKey`. */
 export type KeyedRegistration = readonly [key: string, registration: Registration];
-
-/**
- * Identifies the consumer request that a registration is part of. All ranks of one of our consumers share it, and only they know the secret in
- * it: what a stranger sends about the same request is another registration.
- */
-export function consumerRequestKey({ engineId, wireId, own }: Registration): string {
-  return JSON.stringify([engineId, wireId, own?.incarnation, own?.generation, own?.secret]);
-}
 
 /** Identifies the registration of one consumer rank. The ranks of a vLLM consumer all send the same, which covers the whole engine. */
 export function registrationKey(registration: Registration): string {
