@@ -86,7 +86,7 @@ describe("the demo's command line", () => {
   const refused: [string[], RegExp][] = [
     [["--transport", "tcp"], /Allowed choices are nixl, memory/],
     [["--decode-platform", "cuda"], /Allowed choices are cpu, neuron/],
-    [["--backend", "RDMA"], /Allowed choices are UCX, LIBFABRIC, MEMORY/],
+    [["--backend", "RDMA"], /must be one of UCX, LIBFABRIC, MEMORY/],
     [["--transport", "memory", "--backend", "UCX"], /--backend UCX is not one of MEMORY/],
     [["--connector", "Nixl"], /--connector Nixl is not one of NixlConnector/],
     [["--prefill-tp", "0"], /whole number from 1 to 16/],
