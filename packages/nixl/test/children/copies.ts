@@ -15,7 +15,8 @@ const cases: Readonly<Record<string, () => Promise<string>>> = {
     const copy = () => {
       const source = new Uint8Array(length).fill(3).buffer;
       const copied = memory.scatter(Float64Array.of(0, length), source);
-      structuredClone(source, { transfer: [source] });
+      // It has moved already, unless the copy was refused. Node 22 refuses to move it twice.
+      if (source.byteLength > 0) structuredClone(source, { transfer: [source] });
       return copied;
     };
     const copied = copy();
