@@ -38,7 +38,7 @@ const SHARED = [
 /** Tests that mock modules, or what the machine has. */
 const ALONE = [
   "packages/nixl/src/{addon,backends,doctor,library}/**/*.test.ts",
-  "packages/pull/src/receive.test.ts",
+  "packages/pull/src/decode-worker.test.ts",
 ];
 
 export default defineConfig({
