@@ -36,10 +36,7 @@ const SHARED = [
   "packages/{connector,epp,fleet,http,pull,push,proxy,side-channel}/test/**/*.test.ts",
 ];
 /** Tests that mock modules, or what the machine has. */
-const ALONE = [
-  "packages/nixl/src/{addon,backends,doctor,library}/**/*.test.ts",
-  "packages/pull/src/decode-worker.test.ts",
-];
+const ALONE = ["packages/nixl/src/{addon,backends,doctor,library}/**/*.test.ts"];
 
 export default defineConfig({
   resolve: {

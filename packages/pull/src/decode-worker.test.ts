@@ -2,18 +2,9 @@ import { KvError, type SideChannel, type Transfer, type TransferResult } from "@
 import { encodeLeaseReply, type LeaseReply } from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
 import { listAgent, testContext, testRank, testRanks } from "@kv/testing/worker-context";
-import { expect, test, vi } from "vitest";
+import { expect, test } from "vitest";
 import { DecodeWorker } from "./decode-worker.js";
 import type { PullStepMetadata, ReceiveOrder } from "./step-metadata.js";
-
-// A plan with one READ; planning has tests of its own.
-const planned = vi.hoisted(() => ({ listIndex: 0 }));
-vi.mock("@kv/plan", async (original) => ({
-  ...(await original<typeof import("@kv/plan")>()),
-  planRequest: () => ({
-    reads: [{ sourceIndex: 0, remoteRank: 0, remotePpRank: 0, descriptors: {}, ...planned }],
-  }),
-}));
 
 const remote = {
   ...{ engineId: "p", host: "p", port: 5600, tpSize: 1, dcpSize: 1, ppSize: 1 },
@@ -26,10 +17,9 @@ const order: ReceiveOrder = {
 
 /** A rank of D that reads from the process `i` of P. */
 function setUp({
-  listIndex = 0,
+  prepared = true,
   answer = async (): Promise<LeaseReply> => ({ held: true, incarnation: "i" }),
 } = {}) {
-  planned.listIndex = listIndex;
   const clock = manualClock();
   const notified: string[] = [];
   let handshakes = 0;
@@ -54,6 +44,12 @@ function setUp({
     } as Partial<SideChannel> as SideChannel,
   };
   const worker = new DecodeWorker(context);
+  const { engines } = worker;
+  const acquire = engines.acquire.bind(engines);
+  engines.acquire = async (...given) => {
+    const { engine, release } = await acquire(...given);
+    return { engine: prepared ? engine : { ...engine, sources: [] }, release };
+  };
   const step = async (orders: Partial<PullStepMetadata>) => {
     const none = { receives: [], releases: [], aborts: [], heartbeats: [], schedulerClockMs: 0 };
     worker.step({ ...none, ...orders } as unknown as PullStepMetadata);
@@ -84,7 +80,7 @@ test("a request is received, and its P is held open until the release", async ()
 });
 
 test("a READ whose lists were not prepared fails the request, and its P is held open until the release", async () => {
-  expect(await received({ listIndex: 1 })).toMatchObject(failure("KV_INTERNAL", "transfer_setup_failed"));
+  expect(await received({ prepared: false })).toMatchObject(failure("KV_INTERNAL", "transfer_setup_failed"));
 });
 
 test("a request is verified when P has compared the prompts, and refused when they differ", async () => {
