@@ -65,7 +65,7 @@ export const LONG = [
   ["bench", "the benchmarks' own tests"],
   [
     "apps/demo/test/failures-nixl.test.ts",
-    "ends instances by force over NIXL; failures-memory.test.ts ends them in one process",
+    "ends the demo's instances by force over NIXL; the fault runs and packages/proxy/test/flow/failure.test.ts have such ends",
   ],
   [
     "apps/demo/test/neuron-nixl.test.ts",
@@ -97,7 +97,10 @@ const isReleaseInput = (path) => RELEASE.inputs.some((input) => input.test(path)
 
 /** Whether the inputs of the release suites are those of the commit that is checked out. */
 function isReleaseAsCommitted() {
-  const list = spawnSync("git", ["status", "--porcelain", "-z"], { cwd: root, encoding: "utf8" });
+  const list = spawnSync("git", ["status", "--porcelain", "--no-renames", "-z"], {
+    cwd: root,
+    encoding: "utf8",
+  });
   return list.status === 0 && !list.stdout.split("\0").some((entry) => isReleaseInput(entry.slice(3)));
 }
 

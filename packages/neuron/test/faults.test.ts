@@ -79,7 +79,7 @@ describe(`${requests} requests under faults, half of the engines with staging`, 
       expect(report.left, replay).toEqual({});
       const total = Object.values(report.outcomes).reduce((sum, count) => sum + count, 0);
       expect(total, replay).toBe(requests);
-      expect(report.outcomes.ok ?? 0, replay).toBeGreaterThan(requests * 0.6);
+      expect(report.outcomes.ok ?? 0, replay).toBeGreaterThan(requests * 0.5);
       // Some copies failed as well.
       expect(report.outcomes.KV_STAGING_FAILED ?? 0, replay).toBeGreaterThan(0);
     },
