@@ -8,7 +8,8 @@ import type { SeededRandom } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { simNeuron } from "./sim-neuron.js";
 
-const requests = Number(process.env.KV_REQUESTS ?? 1000);
+// In fewer, no copy of staging fails.
+const requests = Math.max(1000, Number(process.env.KV_REQUESTS ?? 1000));
 const seed = process.env.KV_SEED ?? "neuron";
 
 /** Smaller than the blocks of all concurrent requests, so that requests wait for the pool. */
@@ -79,7 +80,7 @@ describe(`${requests} requests under faults, half of the engines with staging`, 
       expect(report.left, replay).toEqual({});
       const total = Object.values(report.outcomes).reduce((sum, count) => sum + count, 0);
       expect(total, replay).toBe(requests);
-      expect(report.outcomes.ok ?? 0, replay).toBeGreaterThan(requests * 0.5);
+      expect(report.outcomes.ok ?? 0, replay).toBeGreaterThan(requests * 0.6);
       // Some copies failed as well.
       expect(report.outcomes.KV_STAGING_FAILED ?? 0, replay).toBeGreaterThan(0);
     },

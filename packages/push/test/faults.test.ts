@@ -20,7 +20,7 @@ describe(`${requests} requests under faults`, () => {
     const total = Object.values(report.outcomes).reduce((sum, count) => sum + count, 0);
     expect(total, replay).toBe(requests);
     // Most must succeed: a connector that refuses everything would pass all other checks.
-    expect(report.outcomes.ok ?? 0, replay).toBeGreaterThan(requests * 0.5);
+    expect(report.outcomes.ok ?? 0, replay).toBeGreaterThan(requests * (requests < 1000 ? 0.5 : 0.6));
   }, 1_800_000);
 
   it("do the same with layer-wise push", async () => {
