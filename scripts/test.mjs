@@ -1,9 +1,9 @@
 // npm test [-- FILE…]: set-up, then every check of the repository, then the suites. With FILE only set-up and those tests. The last line counts
 // all of them. What it leaves out (scripts/suites.mjs) CI runs.
-import { spawn } from "node:child_process";
+import { spawn, spawnSync } from "node:child_process";
 import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { join, relative } from "node:path";
 import { pages, vale } from "./go-linters.mjs";
 import { hasGo } from "./go-tools.mjs";
 import { selftest } from "./nixl-selftest.mjs";
@@ -66,8 +66,21 @@ async function suites(args, leftOut = []) {
   );
   // With CI=true a test that needs NIXL fails instead of being skipped. The rest are optional capabilities, each listed by name.
   for (const test of skipped) console.log(`SKIPPED  ${test.fullName}`);
-  if (args.length === 0)
-    await check("the vitest commands of docs/vllm-documents.md", async () => checkCommands(result));
+  if (args.length > 0) return;
+  await check("the vitest commands of docs/vllm-documents.md", async () => checkCommands(result));
+  if (isWhole) await check("every test file has run", async () => checkFiles(result));
+}
+
+/** vitest.config.ts gives each test file to one project, so a wrong pattern there can give a file to none. */
+function checkFiles(result) {
+  const list = spawnSync("git", ["ls-files", "-co", "--exclude-standard", "*.test.ts"], {
+    cwd: root,
+    encoding: "utf8",
+  });
+  if (list.status !== 0) throw new Error(`git ls-files failed: ${list.stderr}`);
+  const ran = new Set(result.testResults.map((file) => relative(root, file.name)));
+  const missing = list.stdout.split("\n").filter((path) => path !== "" && !ran.has(path));
+  if (missing.length > 0) throw new Error(`no project of vitest.config.ts runs\n${missing.join("\n")}`);
 }
 
 async function lintDeploy() {
