@@ -15,6 +15,7 @@ import {
 } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { nixlPackages } from "../native/scripts/platform-packages.mjs";
 import { root, run } from "./setup.mjs";
 
 const EXPECTED = ["owner: notified of read", "read 196608 bytes; the last byte is 7"];
@@ -24,13 +25,13 @@ const platform = `${process.platform}-${process.arch}-gnu`;
 /** The tarballs of the packages that npm installs for @kv/nixl on this machine, by package. */
 function tarballs() {
   const { version } = JSON.parse(readFileSync(join(root, "packages/nixl/package.json"), "utf8"));
-  const names = ["nixl", "interface", `nixl-${platform}`, `nixl-libs-${platform}`];
+  const names = [...nixlPackages(), `@kv/nixl-${platform}`, `@kv/nixl-libs-${platform}`];
   const there = readdirSync(packed);
   return names.map((name) => {
-    const file = `kv-${name}-${version}.tgz`;
+    const file = `${name.replace("@kv/", "kv-")}-${version}.tgz`;
     if (!there.includes(file))
       throw new Error(`${packed} has no ${file}: there is no package for ${platform}`);
-    return [`@kv/${name}`, `file:${join(packed, file)}`];
+    return [name, `file:${join(packed, file)}`];
   });
 }
 

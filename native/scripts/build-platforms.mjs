@@ -18,6 +18,7 @@ import {
   isCurrent,
   link,
   markBuilt,
+  nixlPackages,
   PLATFORMS,
 } from "./platform-packages.mjs";
 import { zig } from "./zig.mjs";
@@ -58,7 +59,7 @@ function pack(platforms) {
   mkdirSync(into, { recursive: true });
   const { packageManager } = JSON.parse(readFileSync(join(root, "package.json"), "utf8"));
   const packages = platforms.map(({ name }) => `@kv/nixl-${name}`);
-  const places = [...packages, "@kv/nixl", "@kv/interface"].flatMap((place) => ["--filter", place]);
+  const places = [...packages, ...nixlPackages()].flatMap((place) => ["--filter", place]);
   const args = ["--yes", packageManager, "--recursive", ...places, "pack", "--pack-destination", into];
   const { status } = spawnSync("npx", args, { cwd: root, stdio: ["ignore", "inherit", "inherit"] });
   if (status !== 0) throw new Error(`packing ended with ${status}`);
