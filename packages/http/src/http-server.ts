@@ -189,7 +189,7 @@ export class HttpServer {
   async #serve(request: IncomingMessage, response: ServerResponse, expectsContinue: boolean): Promise<void> {
     const { socket, headers } = request;
     // A client that disconnects is also an error of the response; its `close` is enough.
-    response.on("error", () => {});
+    response.on("error", nothing);
     try {
       checkRequestHead(request, response);
       if (headers["transfer-encoding"] === undefined && !(Number(headers["content-length"]) > 0))
@@ -208,6 +208,8 @@ export class HttpServer {
     }
   }
 }
+
+const nothing = () => {};
 
 function createPlainOrTls(certificate: Certificate | undefined, options: ServerOptions): Server {
   if (certificate === undefined) return createHttpServer(options);

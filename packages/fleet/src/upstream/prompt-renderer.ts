@@ -28,9 +28,11 @@ const ASK_AGAIN_MS = 60_000;
 const NOT_SERVED: ReadonlySet<number> = new Set([403, 404, 405, 501]);
 const WARNING_INTERVAL_MS = 600_000;
 const MAX_ANSWER_BYTES = 32 * 1024 * 1024;
-/** Tokens of all prompts that are remembered, 4 bytes each. */
-const MAX_TOKENS = 8_000_000;
+/** Bytes of all prompts that are remembered: 4 for each token, and their keys. */
+const MAX_BYTES = 32_000_000;
 const MAX_PROMPTS = 100_000;
+/** Characters of a key. A longer one is hashed, which takes 3 % of a request's processor time. */
+const MAX_KEY_LENGTH = 1024;
 /** Members of a body that do not change its prompt. Without them, equal prompts have equal keys. */
 const NOT_OF_THE_PROMPT = new Set(
   "stream stream_options max_tokens max_completion_tokens max_output_tokens min_tokens temperature top_p top_k min_p n best_of seed stop stop_token_ids ignore_eos logprobs top_logprobs prompt_logprobs presence_penalty frequency_penalty repetition_penalty logit_bias user session_id store metadata priority cache_salt request_id service_tier".split(
@@ -47,7 +49,7 @@ export class PromptRenderer {
   readonly #options: PromptRendererOptions;
   /** In the order of last use. */
   readonly #known = new Map<string, Int32Array | Promise<Int32Array | undefined>>();
-  #tokens = 0;
+  #bytes = 0;
   /** Until when an instance is not asked. */
   readonly #without = new WeakMap<Instance, number>();
   #turn = 0;
@@ -84,12 +86,12 @@ export class PromptRenderer {
 
   #remember(key: string, ids: Int32Array): void {
     this.#known.set(key, ids);
-    this.#tokens += ids.length;
+    this.#bytes += ids.byteLength + key.length;
     for (const [oldest, value] of this.#known) {
-      if (this.#tokens <= MAX_TOKENS && this.#known.size <= MAX_PROMPTS) return;
+      if (this.#bytes <= MAX_BYTES && this.#known.size <= MAX_PROMPTS) return;
       if (!(value instanceof Int32Array)) continue;
       this.#known.delete(oldest);
-      this.#tokens -= value.length;
+      this.#bytes -= value.byteLength + oldest.length;
     }
   }
 
@@ -176,7 +178,7 @@ function keyOf({ endpoint, fields }: GenerationRequest): string {
   let text: string = endpoint;
   for (const name in fields)
     if (!NOT_OF_THE_PROMPT.has(name)) text += `\0${name}\0${JSON.stringify(fields[name])}`;
-  return hash("sha1", text, "base64");
+  return text.length <= MAX_KEY_LENGTH ? text : hash("sha256", text, "base64");
 }
 
 /** `token_ids` of the answer: an object for chats, a list of one for a completion. */

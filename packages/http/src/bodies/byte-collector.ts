@@ -1,8 +1,9 @@
 const FIRST_BYTES = 64 * 1024;
+const NOTHING = Buffer.alloc(0);
 
 /** The bytes of a body that arrives in chunks. Many small chunks take no more memory than a large one, and the end copies nothing. */
 export class ByteCollector {
-  #bytes: Buffer = Buffer.alloc(0);
+  #bytes: Buffer = NOTHING;
   #length = 0;
 
   /** Adds a chunk. */
@@ -30,7 +31,7 @@ export class ByteCollector {
   /** Returns the bytes once, and forgets them. */
   take(): Buffer {
     const bytes = this.#bytes.subarray(0, this.#length);
-    this.#bytes = Buffer.alloc(0);
+    this.#bytes = NOTHING;
     this.#length = 0;
     return bytes;
   }

@@ -117,6 +117,7 @@ export class Legs {
       record.expectedCachedTokens = expected;
       try {
         const answer = await this.#send(part, instance, span, body);
+        requireReadable(instance.role, instance.url, answer);
         const limitBytes = limits.prefillAnswerLengthBytes;
         const { bytes, complete } =
           answer.body.readBuffered(limitBytes) ?? (await answer.body.readLimited(limitBytes));
@@ -255,6 +256,7 @@ export class Legs {
       let answer: UpstreamAnswer | undefined;
       try {
         answer = await this.#send(part, instance, span, body, onSent);
+        requireReadable(instance.role, instance.url, answer);
         const begin = await readAnswerBegin(answer, limits.heldAnswerLengthBytes);
         const expected = { onePart: !whole, streamed: request.fields.stream === true };
         const legAnswer = readLegAnswer(request.endpoint, withSpan(visit, span), begin, expected);
@@ -292,14 +294,14 @@ export class Legs {
     }
   }
 
-  async #send(
+  #send(
     part: Part,
     instance: Instance,
     span: Span | undefined,
     body: RequestBody,
     onSent?: () => void,
   ): Promise<UpstreamAnswer> {
-    const answer = await this.#upstream.send({
+    return this.#upstream.send({
       role: instance.role,
       url: instance.url,
       method: "POST",
@@ -315,8 +317,6 @@ export class Legs {
       abort: part.deadline,
       onSent,
     });
-    requireReadable(instance.role, instance.url, answer);
-    return answer;
   }
 
   /** A leg that waited behind others took longer than its prompt kept the instance busy. */

@@ -231,12 +231,8 @@ function breakOff(response: ServerResponse, lastEvent: string | undefined): void
   else response.write(lastEvent, () => response.destroy());
 }
 
-const nothing = () => {};
-
 /** Resolves when the response has ended, sent or not. A client that disconnects before aborts the request. */
 function whenClosed(response: ServerResponse, deadline: Deadline): Promise<void> {
-  // A disconnected client is also an error of the socket. The event `close` is enough.
-  response.on("error", nothing);
   const { socket } = response.req;
   return new Promise((resolve) => {
     const end = () => {

@@ -152,7 +152,8 @@ const ANSWER_BEGIN = /^(?:event: (?!error\n)[\w.]+\n)?data: \{"(?!error")\w+"/;
 
 /** Finds out what the first event of a stream is, comments and events without data before it skipped. */
 export class FirstEvent {
-  readonly #reader = new EventReader(Number.POSITIVE_INFINITY);
+  /** Of a stream whose first bytes do not tell it. */
+  #reader: EventReader | undefined = undefined;
   readonly #limitBytes: number;
   #readBytes = 0;
   #kind: StreamBegin | undefined = undefined;
@@ -184,6 +185,7 @@ export class FirstEvent {
     this.#readBytes += bytes.length;
     if (isFirst && ANSWER_BEGIN.test(bytes.toString("latin1", 0, BEGIN_BYTES))) this.#kind = "answer";
     else {
+      this.#reader ??= new EventReader(Number.POSITIVE_INFINITY);
       this.#take(this.#reader.push(bytes));
       if (this.#kind === undefined && !this.#waitsForEnd) this.#guess(this.#reader.begin());
     }
@@ -192,7 +194,7 @@ export class FirstEvent {
 
   /** The stream has ended. */
   end(): void {
-    if (this.#kind === undefined) this.#take(this.#reader.end());
+    if (this.#kind === undefined && this.#reader !== undefined) this.#take(this.#reader.end());
   }
 
   #take([first]: readonly StreamedEvent[]): void {

@@ -48,8 +48,8 @@ export class StreamWatch {
   #endsWithCr = false;
   #isBetweenEvents = true;
   #isLastEvent = false;
-  readonly #choice = new TokenSearch(['"choices"', ":", "[", "{", '"index"', ":"]);
-  readonly #error = new TokenSearch(["{", '"error"', ":"], { onlyAtBegin: true });
+  readonly #choice = new TokenSearch(INDEX_OF_CHOICE);
+  readonly #error = new TokenSearch(ERROR, { onlyAtBegin: true });
   #answered: boolean;
   #failed = false;
   #ended = false;
@@ -215,6 +215,8 @@ export class StreamWatch {
   }
 }
 
+const INDEX_OF_CHOICE = ['"choices"', ":", "[", "{", '"index"', ":"];
+const ERROR = ["{", '"error"', ":"];
 const CHOICE = /"choices"[ \t]*:[ \t]*\[[ \t]*\{/;
 /** Of the tokens of a choice's index, those that show that there is a choice. */
 const CHOICE_TOKENS = 4;
