@@ -10,29 +10,50 @@ const root = fileURLToPath(new URL("..", import.meta.url));
 /** All suites run, in their long form. */
 export const isWhole = process.env.KV_LONG === "1" || process.env.CI === "true";
 
-/**
- * Suites about what a release ships: they pack, install and build whole packages, images and pages. npm test runs them when one of `inputs` has changed since
- * they passed, or since the commit that is checked out.
- */
-export const RELEASE = {
-  suites: [
-    "tools/pack",
-    "tools/release",
-    "tools/site",
-    "tools/deploy",
-    "packages/nixl/test/cli/install.test.ts",
-    "packages/nixl/test/transfer/native-units.test.ts",
-  ],
-  inputs: [
-    /^(package\.json|pnpm-lock\.yaml|pnpm-workspace\.yaml|tsconfig[^/]*\.json|README\.md)$/,
-    /^(\.changeset|\.github|deploy|docs|native|scripts)\//,
-    /^tools\/(pack|release|site|deploy)\//,
-    /^(packages|apps)\/[^/]+\/[^/]+$/,
-    // What a package exports, and its programs.
-    /^(packages|apps)\/[^/]+\/src\/(.*\/)?(index|cli|main)\.ts$/,
-    /^packages\/nixl\/src\/(install|library)\//,
-  ],
-};
+const RELEASE = [
+  /^(package\.json|pnpm-lock\.yaml|pnpm-workspace\.yaml|tsconfig[^/]*\.json|README\.md)$/,
+  /^(\.changeset|\.github|deploy|docs|native|scripts)\//,
+  /^tools\/(pack|release|site|deploy)\//,
+  /^(packages|apps)\/[^/]+\/[^/]+$/,
+  // What a package exports, and its programs.
+  /^(packages|apps)\/[^/]+\/src\/(.*\/)?(index|cli|main)\.ts$/,
+  /^packages\/nixl\/src\/(install|library)\//,
+];
+
+/** Suites of whole programs. npm test runs them when one of `inputs` has changed since they passed, or since the commit that is checked out. */
+export const BY_INPUTS = [
+  {
+    name: "release",
+    suites: [
+      "tools/pack",
+      "tools/release",
+      "tools/site",
+      "tools/deploy",
+      "packages/nixl/test/cli/install.test.ts",
+      "packages/nixl/test/transfer/native-units.test.ts",
+    ],
+    inputs: RELEASE,
+  },
+  {
+    name: "programs and the examples of READMEs",
+    suites: [
+      "tools/docs/readme.test.ts",
+      "tools/repository/programs.test.ts",
+      "tools/repository/terminal.test.ts",
+    ],
+    inputs: [...RELEASE, /^packages\/(interface|program)\/src\//, /^tools\/(docs|repository)\//],
+  },
+  {
+    name: "kv-epp behind Envoy",
+    suites: ["tools/envoy"],
+    inputs: [/^pnpm-lock\.yaml$/, /^packages\/(epp|fleet|http|proxy)\//, /^(deploy|tools\/envoy)\//],
+  },
+  {
+    name: "kv-plan's page",
+    suites: ["packages/kv-plan/page", "packages/kv-plan/test/page-in-chromium.test.ts"],
+    inputs: [/^pnpm-lock\.yaml$/, /^packages\/(kv-plan|plan)\//],
+  },
+];
 
 /** Suites that only the whole run has, and why. */
 export const LONG = [
@@ -93,41 +114,45 @@ function digestOf(among) {
   return hash.digest("hex");
 }
 
-const isReleaseInput = (path) => RELEASE.inputs.some((input) => input.test(path));
-
-/** Whether the inputs of the release suites are those of the commit that is checked out. */
-function isReleaseAsCommitted() {
+/** The files that have changed since the commit that is checked out; undefined without git. */
+function changedFiles() {
   const list = spawnSync("git", ["status", "--porcelain", "--no-renames", "-z"], {
     cwd: root,
     encoding: "utf8",
   });
-  return list.status === 0 && !list.stdout.split("\0").some((entry) => isReleaseInput(entry.slice(3)));
+  return list.status === 0 ? list.stdout.split("\0").map((entry) => entry.slice(3)) : undefined;
 }
 
-/** What has not changed since it passed. */
+/** What has not changed since it passed. Files are read when it is made, before the tests. */
 export class PassedFiles {
   #all = digestOf((path) => path !== "");
-  #release = digestOf(isReleaseInput);
   #passed = existsSync(stamps) ? JSON.parse(readFileSync(stamps, "utf8")) : {};
+  /** Of the suites of `BY_INPUTS` that have to run. */
+  #digests = {};
+
+  constructor() {
+    const changed = changedFiles();
+    for (const { name, inputs } of BY_INPUTS) {
+      const isInput = (path) => inputs.some((input) => input.test(path));
+      const digest = digestOf(isInput);
+      const isUnchanged = changed?.some(isInput) === false || this.#passed[name] === digest;
+      if (isWhole || changed === undefined || !isUnchanged) this.#digests[name] = digest;
+    }
+  }
 
   /** No file has changed. */
   get all() {
     return !isWhole && this.#all !== undefined && this.#all === this.#passed.all;
   }
 
-  /** No input of the release suites has changed. */
-  get release() {
-    return (
-      !isWhole &&
-      this.#release !== undefined &&
-      (this.#release === this.#passed.release || isReleaseAsCommitted())
-    );
+  /** No input of these suites of `BY_INPUTS` has changed. */
+  of({ name }) {
+    return !Object.hasOwn(this.#digests, name);
   }
 
-  /** Everything has passed, the release suites too where they ran. */
+  /** Everything that ran has passed. */
   passed() {
-    const release = this.release ? this.#passed.release : this.#release;
     mkdirSync(dirname(stamps), { recursive: true });
-    writeFileSync(stamps, JSON.stringify({ all: this.#all, release }));
+    writeFileSync(stamps, JSON.stringify({ ...this.#passed, ...this.#digests, all: this.#all }));
   }
 }

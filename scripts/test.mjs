@@ -8,7 +8,7 @@ import { pages, vale } from "./go-linters.mjs";
 import { hasGo } from "./go-tools.mjs";
 import { selftest } from "./nixl-selftest.mjs";
 import { root, run, setup } from "./setup.mjs";
-import { isWhole, LONG, PassedFiles, patternsOf, RELEASE, SYSTEMS } from "./suites.mjs";
+import { BY_INPUTS, isWhole, LONG, PassedFiles, patternsOf, SYSTEMS } from "./suites.mjs";
 import { checkCommands } from "./vllm-documents.mjs";
 
 const bin = (name) => join(root, "node_modules", ".bin", name);
@@ -127,7 +127,8 @@ if (only.length === 0) {
   if (proseLinter === undefined)
     console.log("SKIPPED  prose (vale): it is missing: npm run lint:prose fetches it");
   else await check("prose (vale)", () => run(proseLinter, ["--output=line", ...pages()]));
-  if (unchanged.release) console.log("UNCHANGED  packed packages (publint, attw)");
+  const [release] = BY_INPUTS;
+  if (unchanged.of(release)) console.log("UNCHANGED  packed packages (publint, attw)");
   else
     await check("packed packages (publint, attw)", () =>
       run(process.execPath, [join(root, "scripts/check-packages.mjs")]),
@@ -144,7 +145,7 @@ if (only.length === 0) {
     leftOut.push(...LONG.map(([suite]) => suite));
   }
   for (const [isUnchanged, suites] of [
-    [unchanged.release, RELEASE.suites],
+    ...BY_INPUTS.map((each) => [unchanged.of(each), each.suites]),
     [unchanged.all, SYSTEMS],
   ]) {
     if (!isUnchanged) continue;

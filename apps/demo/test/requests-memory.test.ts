@@ -17,7 +17,7 @@ async function open<T extends { close(): Promise<void> }>(opening: Promise<T>): 
   return opened;
 }
 const cluster = (): Promise<Cluster> =>
-  open(startCluster(PAIR, { log: jsonLog("error"), logLevel: "error" }));
+  open(startCluster({ ...PAIR, leaseSeconds: 3 }, { log: jsonLog("error"), logLevel: "error" }));
 const pair = (decodeConfig?: Record<string, unknown>): Promise<MemoryPair> => open(memoryPair(decodeConfig));
 
 describe("a pair behind a proxy", () => {
