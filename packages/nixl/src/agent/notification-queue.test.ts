@@ -81,7 +81,10 @@ test("300,000 notifications are read in order, and each takes as long as with fe
   for (let round = 0; round < 20; round++) {
     for (let at = 0; at < 15_000; at++) queue.push(note(`${round * 15_000 + at}`));
     for (; read < (round + 1) * 15_000 - 7; read++) {
-      expect(Buffer.from((await reader.next()).value?.payload).toString()).toBe(`${read}`);
+      const text = Buffer.from((await reader.next()).value?.payload).toString();
+      // 300,000 expectations take longer than all else.
+      if (text !== `${read}`) expect(text).toBe(`${read}`);
     }
   }
+  expect(read).toBe(20 * 15_000 - 7);
 });
