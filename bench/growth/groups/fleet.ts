@@ -12,12 +12,8 @@ import { KvError, silentLog, systemClock, systemRandom } from "@kv/interface";
 import { startSideChannel } from "@kv/testing/http/side-channel";
 import { EndpointPicker } from "../../../packages/epp/src/pick/endpoint-picker.js";
 import { HealthChecks } from "../../../packages/fleet/src/health/health-checks.js";
-import { BlockHolders } from "../../../packages/fleet/src/kv-events/block-holders.js";
-import {
-  BlockIndex,
-  holdersOfPrompt,
-  type SharedHolders,
-} from "../../../packages/fleet/src/kv-events/block-index.js";
+import { BlockIndex } from "../../../packages/fleet/src/kv-events/block-index.js";
+import { BlockTree } from "../../../packages/fleet/src/kv-events/block-tree.js";
 import { leastLoad, roundRobin } from "../../../packages/fleet/src/routing/routing.js";
 import { sessionAffinity } from "../../../packages/fleet/src/routing/session-affinity.js";
 import { heldBytes, processorMs, processorTime } from "../costs.js";
@@ -27,6 +23,7 @@ const INSTANCES = [2, 8, 32, 128, 512, 2048] as const;
 const BLOCKS = [10_000, 100_000, 1_000_000, 10_000_000] as const;
 const LOOKED_UP = [1000, 10_000, 100_000, 1_000_000] as const;
 const BLOCK_TOKENS = 16;
+const UNLIMITED = Number.POSITIVE_INFINITY;
 /** Blocks of a prompt. */
 const PROMPT_BLOCKS = 32;
 const NONE: ReadonlySet<never> = new Set();
@@ -141,17 +138,17 @@ function routingByEvents(name: string, everywhere: boolean): Quantity {
     ...{ sizeOf: "instances", sizes: INSTANCES, exponent: 0 },
     measure(size) {
       const indexes = new Map<Instance, BlockIndex>();
-      const holders = new BlockHolders();
+      const tree = new BlockTree();
       const cached = {
         matchedTokens: (instance: Instance, tokens: ArrayLike<number>) =>
           indexes.get(instance)?.matchedTokens(tokens),
-        holders: (tokens: ArrayLike<number>) => holdersOfPrompt(holders, tokens),
+        holders: (tokens: ArrayLike<number>) => tree.holders(tokens),
         follow() {},
         close() {},
       };
       const instances = pool("prefill", size, prefixAware({ cached }));
       for (const [at, instance] of instances.list().entries())
-        indexes.set(instance, filled(1000, everywhere ? 0 : at, { holders, instance }));
+        indexes.set(instance, filled(1000, everywhere ? 0 : at, new BlockIndex(tree, instance, UNLIMITED)));
       const prompts = Array.from({ length: 30 * size }, (_, at) =>
         promptOf(everywhere ? 0 : Math.floor(at / 30), at % 30),
       ).filter((_, at) => at % size === 0);
@@ -165,9 +162,8 @@ function routingByEvents(name: string, everywhere: boolean): Quantity {
   };
 }
 
-/** An index of prompts of 32 blocks each. Another `seed`: other prompts. */
-function filled(blocks: number, seed: number, shared: SharedHolders = ofOne()): BlockIndex {
-  const index = new BlockIndex(Number.POSITIVE_INFINITY, shared);
+/** An index with prompts of 32 blocks each. Another `seed`: other prompts. */
+function filled(blocks: number, seed: number, index = indexOfOne()): BlockIndex {
   for (let prompt = 0; prompt * PROMPT_BLOCKS < blocks; prompt += 1) {
     index.stored({
       hashes: Array.from({ length: PROMPT_BLOCKS }, (_, at) => `${seed}:${prompt}:${at}`),
@@ -180,12 +176,10 @@ function filled(blocks: number, seed: number, shared: SharedHolders = ofOne()): 
   return index;
 }
 
-/** A table of holders as a router has it, with one instance. */
-function ofOne(): SharedHolders {
-  return {
-    holders: new BlockHolders(),
-    instance: { role: "prefill", url: "http://127.0.0.1:20000", inFlight: 0 },
-  };
+/** The index of the only instance. */
+function indexOfOne(): BlockIndex {
+  const instance: Instance = { role: "prefill", url: "http://127.0.0.1:20000", inFlight: 0 };
+  return new BlockIndex(new BlockTree(), instance, UNLIMITED);
 }
 
 function promptOf(seed: number, prompt: number): number[] {

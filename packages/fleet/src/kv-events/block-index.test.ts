@@ -1,5 +1,7 @@
 import { describe, expect, test } from "vitest";
+import type { Instance } from "../instances/instance.js";
 import { BlockIndex, type StoredBlocks } from "./block-index.js";
+import { BlockTree } from "./block-tree.js";
 
 const FULL = { index: 0, needs: "all" } as const;
 const stored = (
@@ -7,10 +9,12 @@ const stored = (
   tokens: readonly number[],
   more: Partial<StoredBlocks> = {},
 ): StoredBlocks => ({ hashes, parent: undefined, tokens, blockSize: 2, group: FULL, ...more });
+const instance: Instance = { role: "prefill", url: "http://i", inFlight: 0 };
+const indexOf = (maxBlocks?: number, tree = new BlockTree()) => new BlockIndex(tree, instance, maxBlocks);
 const removed = (hashes: readonly string[], group = 0) => ({ hashes, group });
 
 test("blocks are matched by parent and tokens, and at least the last token of a prompt is computed", () => {
-  const index = new BlockIndex();
+  const index = indexOf();
   index.stored(stored(["a", "b"], [1, 2, 3, 4]));
   index.stored(stored(["c"], [5, 6], { parent: "b" }));
   expect(index.matchedTokens([1, 2, 3, 4, 5, 6, 7])).toBe(6);
@@ -24,7 +28,7 @@ test("blocks are matched by parent and tokens, and at least the last token of a 
 });
 
 test("a block whose parent was missed is matched as soon as the parent is stored", () => {
-  const index = new BlockIndex();
+  const index = indexOf();
   index.stored(stored(["b"], [3, 4], { parent: "a" }));
   expect(index.matchedTokens([1, 2, 3, 4, 5])).toBe(0);
   index.stored(stored(["a"], [1, 2]));
@@ -32,7 +36,7 @@ test("a block whose parent was missed is matched as soon as the parent is stored
 });
 
 test("a block is gone with its last copy; a repeated announcement is no copy", () => {
-  const index = new BlockIndex();
+  const index = indexOf();
   index.stored(stored(["a", "b"], [1, 2, 3, 4]));
   index.stored(stored(["b"], [3, 4], { parent: "a" }));
   index.stored(stored(["a", "b"], [1, 2, 3, 4]));
@@ -45,7 +49,7 @@ test("a block is gone with its last copy; a repeated announcement is no copy", (
 });
 
 test("an evicted block with children keeps its number for them", () => {
-  const index = new BlockIndex();
+  const index = indexOf();
   index.stored(stored(["a", "b"], [1, 2, 3, 4]));
   index.removed(removed(["a"]));
   // Without that, "x" would get the number of "a" and its child with it.
@@ -63,7 +67,7 @@ describe("several KV cache groups", () => {
   const tokens = prompt.slice(0, 8);
 
   test("a prefix is cached where each group has what it needs", () => {
-    const index = new BlockIndex();
+    const index = indexOf();
     index.stored(stored(all, tokens));
     index.stored(stored(all, tokens, { group: { index: 1, needs: 3 } }));
     expect(index.matchedTokens(prompt)).toBe(8);
@@ -79,7 +83,7 @@ describe("several KV cache groups", () => {
   });
 
   test("a group that leaves blocks out has them at their places by their hashes, not by their order", () => {
-    const index = new BlockIndex();
+    const index = indexOf();
     index.stored(stored(["c"], tokens.slice(0, 6), { group: { index: 1, needs: "all" } }));
     index.stored(stored(all, tokens));
     expect(index.matchedTokens(prompt)).toBe(6);
@@ -89,7 +93,7 @@ describe("several KV cache groups", () => {
 });
 
 test("hashes that cover tokens after their block are told apart", () => {
-  const index = new BlockIndex();
+  const index = indexOf();
   index.stored(stored(["a"], [1, 2], { lookahead: [[3]] }));
   index.stored(stored(["b"], [1, 2], { lookahead: [[9]] }));
   expect([index.matchedTokens([1, 2, 3]), index.matchedTokens([1, 2, 4])]).toEqual([2, 0]);
@@ -99,7 +103,7 @@ test("hashes that cover tokens after their block are told apart", () => {
 });
 
 test("a publisher that lies: wrong places are counted, and memory stays within the limit", () => {
-  const index = new BlockIndex(100);
+  const index = indexOf(100);
   index.stored(stored(["a"], [1, 2], { parent: "a" }));
   index.stored(stored(["b"], [3, 4]));
   index.stored(stored(["b"], [5, 6]));

@@ -1,6 +1,6 @@
 import type { Instance } from "../instances/instance.js";
-import { type BlockGeometry, BlockHolders, chainOf, type PromptHolders } from "./block-holders.js";
-import { BlockTable, mixed, ROOT } from "./block-table.js";
+import { BlockHashes } from "./block-hashes.js";
+import { type BlockTree, type KnownGeometry, tokensHash } from "./block-tree.js";
 import type { CacheGroup } from "./kv-event-batch.js";
 
 /** A run of blocks that an instance has stored in its prefix cache. */
@@ -36,33 +36,40 @@ interface Group extends CacheGroup {
 
 const MAX_GROUPS = 32;
 
-/** The table of all instances that an index keeps up to date. */
-export interface SharedHolders {
-  readonly holders: BlockHolders;
-  /** The instance of the index. */
-  readonly instance: Instance;
+/** Blocks of runs whose parent is not known that are kept for it, at most. */
+const MAX_WAITING = 10_000;
+
+/** Blocks in a row. */
+interface Run {
+  readonly hashes: readonly string[];
+  /** Of each block, the hash of its tokens. */
+  readonly tokens: readonly number[];
 }
 
 /**
- * The prefix cache of one instance as its KV events describe it: a tree of blocks, placed by the hash of their parent and by their tokens. The hashes are
- * taken from the events and not computed here; that of tokens is this class's own, of 32 bits: a wrong match costs a request its best instance.
+ * The prefix cache of one instance as its KV events describe it: which blocks of the tree it has. The hashes are taken from the events and not computed
+ * here.
  */
 export class BlockIndex {
+  readonly #tree: BlockTree;
+  readonly #instance: Instance;
   readonly #maxBlocks: number;
-  #blocks = new BlockTable();
+  #blocks = new BlockHashes();
   readonly #groups = new Map<number, Group>();
   #refused = 0;
   #contradictions = 0;
   /** Tokens after a block that its hash covers too. */
   #lookahead = 0;
-  readonly #shared: SharedHolders | undefined;
-  /** The geometries of its blocks, with the chain before the first block. */
-  readonly #geometries = new Map<string, BlockGeometry & { readonly chain: number }>();
+  readonly #geometries = new Map<string, KnownGeometry>();
+  /** By the hash of the parent, whose event was missed and may come again; the oldest first. */
+  readonly #waiting = new Map<string, Run[]>();
+  #waitingBlocks = 0;
 
-  /** Blocks above `maxBlocks` are not recorded. */
-  constructor(maxBlocks = 500_000, shared?: SharedHolders) {
+  /** `tree`: of all instances. Blocks above `maxBlocks` are not recorded. */
+  constructor(tree: BlockTree, instance: Instance, maxBlocks = 500_000) {
+    this.#tree = tree;
+    this.#instance = instance;
     this.#maxBlocks = maxBlocks;
-    this.#shared = shared;
   }
 
   /** How many blocks are recorded. */
@@ -85,50 +92,50 @@ export class BlockIndex {
     const isWhole = tokens.length === hashes.length * blockSize;
     if (!this.#learn(group, blockSize, isWhole)) return;
     const count = parent === undefined && this.#has(hashes, group.index) ? 0 : 1;
-    const blocks = this.#blocks;
-    // A parent that is not recorded, because its event was missed, may be recorded later.
-    const first = parent === undefined || !isWhole ? ROOT : this.#add(parent);
-    if (first === undefined) return;
-    let before = first;
-    for (const [at, hash] of hashes.entries()) {
-      const block = this.#add(hash);
-      if (block === undefined) break;
-      blocks.addCopies(block, group.index, count);
-      if (isWhole) {
-        const after = lookahead?.[at] ?? [];
-        this.#lookahead = after.length;
-        let key = withTokens(NO_TOKENS, tokens, at * blockSize, (at + 1) * blockSize);
-        key = withTokens(key, after, 0, after.length);
-        this.#place(block, before, mixed(key), before === ROOT ? this.#firstChain(blockSize) : undefined);
-      }
-      this.#shareBlock(block);
-      before = block;
+    const numbers: number[] = [];
+    for (const hash of hashes) {
+      const number = this.#add(hash);
+      if (number === undefined) break;
+      this.#blocks.addCopies(number, group.index, count);
+      numbers.push(number);
     }
-    if (first !== ROOT) this.#release(first);
+    if (!isWhole || numbers.length === 0) return;
+    const run = {
+      hashes,
+      tokens: numbers.map((_, at) =>
+        tokensHash(tokens, at * blockSize, (at + 1) * blockSize, lookahead?.[at]),
+      ),
+    };
+    this.#lookahead = lookahead?.[0]?.length ?? 0;
+    if (parent !== undefined) this.#placeAfter(parent, run, numbers);
+    else {
+      const geometry = this.#geometry(blockSize);
+      if (geometry !== undefined) this.#place(geometry.root, run, numbers);
+    }
   }
 
   /** Removes a copy of blocks that were evicted. */
   removed({ hashes, group }: RemovedBlocks): void {
     for (const hash of hashes) {
-      const block = this.#blocks.find(hash);
-      if (block === 0) continue;
-      this.#blocks.addCopies(block, group, -1);
-      this.#unshareBlock(block);
-      this.#release(block);
+      const number = this.#blocks.find(hash);
+      if (number === 0) continue;
+      this.#blocks.addCopies(number, group, -1);
+      if (this.#blocks.hasCopies(number)) continue;
+      const block = this.#blocks.block(number);
+      this.#blocks.remove(number);
+      if (block !== 0) this.#tree.drop(block, this.#instance);
     }
   }
 
   /** Removes all blocks. */
   cleared(): void {
-    if (this.#shared !== undefined) {
-      const { holders, instance } = this.#shared;
-      for (const block of this.#blocks.chained())
-        if (this.#isRecorded(block)) holders.remove(this.#blocks.chain(block), instance);
-      for (const geometry of this.#geometries.values()) holders.closed(geometry);
-      this.#geometries.clear();
-    }
-    this.#blocks = new BlockTable();
+    for (const number of this.#blocks.placed()) this.#tree.drop(this.#blocks.block(number), this.#instance);
+    for (const geometry of this.#geometries.values()) this.#tree.closed(geometry);
+    this.#geometries.clear();
+    this.#blocks = new BlockHashes();
     this.#groups.clear();
+    this.#waiting.clear();
+    this.#waitingBlocks = 0;
     this.#refused = 0;
   }
 
@@ -140,27 +147,31 @@ export class BlockIndex {
     const groups = [...this.#groups.values()];
     const [first] = groups;
     if (first === undefined) return 0;
-    if (groups.length === 1 && first.needs === "all") return this.#fullyCached(tokens, first);
+    if (groups.length === 1 && first.needs === "all") {
+      const path = this.#path(tokens, first.blockSize);
+      const missing = path.findIndex((block) => !this.#tree.has(block, this.#instance));
+      return (missing === -1 ? path.length : missing) * first.blockSize;
+    }
     const sizes = [...new Set(groups.map(({ blockSize }) => blockSize))];
-    const chains = new Map(sizes.map((size) => [size, this.#chain(tokens, size)]));
+    const numbersOf = (size: number) => this.#path(tokens, size).map((block) => this.#blocks.numberOf(block));
+    const paths = new Map(sizes.map((size) => [size, numbersOf(size)]));
+    const has = ({ index, blockSize }: Group, at: number) =>
+      this.#blocks.copies(paths.get(blockSize)?.[at] ?? 0, index) > 0;
     const step = Math.max(1, ...sizes);
     // What all groups with full attention have.
     let matched = Number.POSITIVE_INFINITY;
-    for (const { index, blockSize, needs } of groups) {
-      const chain = chains.get(blockSize) ?? [];
-      let length = needs === "all" ? 0 : chain.length;
-      if (needs === "all") while (this.#blocks.copies(chain[length] ?? ROOT, index) > 0) length += 1;
-      matched = Math.min(matched, length * blockSize);
+    for (const group of groups) {
+      let length = group.needs === "all" ? 0 : (paths.get(group.blockSize)?.length ?? 0);
+      if (group.needs === "all") while (has(group, length)) length += 1;
+      matched = Math.min(matched, length * group.blockSize);
     }
     if (!Number.isFinite(matched)) return 0;
     for (matched -= matched % step; matched > 0; matched -= step) {
       const end = matched;
-      const isCached = groups.every(({ index, blockSize, needs }) => {
-        if (needs === "all") return true;
-        const chain = chains.get(blockSize) ?? [];
-        const from = Math.max(0, Math.floor((end - needs) / blockSize));
-        for (let at = from; at < end / blockSize; at += 1)
-          if (this.#blocks.copies(chain[at] ?? ROOT, index) === 0) return false;
+      const isCached = groups.every((group) => {
+        if (group.needs === "all") return true;
+        const from = Math.max(0, Math.floor((end - group.needs) / group.blockSize));
+        for (let at = from; at < end / group.blockSize; at += 1) if (!has(group, at)) return false;
         return true;
       });
       if (isCached) return matched;
@@ -168,31 +179,10 @@ export class BlockIndex {
     return 0;
   }
 
-  /** As `matchedTokens`, for the only group of most models. */
-  #fullyCached(tokens: ArrayLike<number>, { index, blockSize }: Group): number {
-    const keys = keysOf(tokens, blockSize, this.#lookahead);
-    let parent = ROOT;
-    for (let at = 0; ; at += 1) {
-      const key = keys.at(at);
-      const block = key === undefined ? 0 : this.#blocks.at(parent, key);
-      if (block === 0 || this.#blocks.copies(block, index) === 0) return at * blockSize;
-      parent = block;
-    }
-  }
-
-  /** The recorded blocks of a prompt, from its first. */
-  #chain(tokens: ArrayLike<number>, blockSize: number): number[] {
-    const chain: number[] = [];
-    const keys = keysOf(tokens, blockSize, this.#lookahead);
-    let parent = ROOT;
-    for (let at = 0; ; at += 1) {
-      const key = keys.at(at);
-      const block = key === undefined ? 0 : this.#blocks.at(parent, key);
-      if (block === 0) break;
-      chain.push(block);
-      parent = block;
-    }
-    return chain;
+  /** The blocks of a prompt in the tree, whoever has them. */
+  #path(tokens: ArrayLike<number>, blockSize: number): readonly number[] {
+    const geometry = this.#geometries.get(`${blockSize} ${this.#lookahead}`);
+    return geometry === undefined ? [] : this.#tree.path(tokens, geometry);
   }
 
   /** vLLM repeats the blocks that a request finds in the cache where the request has `kv_cache_report_mode` "full": these are no further copies. */
@@ -210,127 +200,84 @@ export class BlockIndex {
       // vLLM 0.33 does not tell a group's kind. One that leaves blocks out needs those at the end of a prefix at least.
       needs: needs !== "all" ? needs : isWhole ? (known?.needs ?? "all") : 1,
     });
-    if (this.#groups.size > 1 || this.#groups.get(index)?.needs !== "all")
-      this.#shared?.holders.hasGroups(this.#shared.instance);
     return true;
   }
 
-  /** Undefined where there are too many blocks. */
+  /** The number of a hash; undefined where there are too many blocks. */
   #add(hash: string): number | undefined {
-    if (this.#blocks.size < this.#maxBlocks) return this.#blocks.add(hash);
     const known = this.#blocks.find(hash);
     if (known !== 0) return known;
+    if (this.#blocks.size < this.#maxBlocks) return this.#blocks.addNotFound();
     this.#refused += 1;
     return undefined;
   }
 
-  #place(block: number, parent: number, tokens: number, firstChain: number | undefined): void {
-    const blocks = this.#blocks;
-    if (!blocks.isAt(block, parent, tokens)) {
-      if (blocks.parentOf(block) !== undefined || block === parent || blocks.at(parent, tokens) !== 0) {
-        this.#contradictions += 1;
-        return;
-      }
-      blocks.place(block, parent, tokens);
-    }
-    if (this.#shared === undefined || blocks.chain(block) !== 0) return;
-    const before = firstChain ?? blocks.chain(parent);
-    // A block whose parent comes later has none: then its instance is found by a shorter begin of the prompt.
-    if (before !== 0) blocks.setChain(block, chainOf(before, tokens));
-  }
-
-  /** The chain before the first block of a prompt; 0 where it is not followed. */
-  #firstChain(blockSize: number): number {
-    if (this.#shared === undefined) return 0;
+  /** Undefined where the tree has too many geometries. */
+  #geometry(blockSize: number): KnownGeometry | undefined {
     const lookahead = this.#lookahead;
     const key = `${blockSize} ${lookahead}`;
-    let known = this.#geometries.get(key);
-    if (known === undefined) {
-      const chain = this.#shared.holders.open({ blockSize, lookahead });
-      if (chain === 0) return 0;
-      known = { blockSize, lookahead, chain };
-      this.#geometries.set(key, known);
+    const known = this.#geometries.get(key) ?? this.#tree.open({ blockSize, lookahead });
+    if (known !== undefined) this.#geometries.set(key, known);
+    return known;
+  }
+
+  /** Places a run behind a block, or keeps it until that block has a place. */
+  #placeAfter(parent: string, run: Run, numbers: readonly number[]): void {
+    const block = this.#blocks.block(this.#blocks.find(parent));
+    if (block !== 0) {
+      this.#place(block, run, numbers);
+      return;
     }
-    return known.chain;
-  }
-
-  #isRecorded(block: number): boolean {
-    return BlockHolders.isRecorded(this.#blocks.chain(block), this.#blocks.parentOf(block) === ROOT);
-  }
-
-  #shareBlock(block: number): void {
-    if (this.#shared === undefined || !this.#isRecorded(block)) return;
-    const { holders, instance } = this.#shared;
-    if (this.#blocks.hasCopies(block)) holders.add(this.#blocks.chain(block), instance);
-  }
-
-  #unshareBlock(block: number): void {
-    if (this.#shared === undefined || !this.#isRecorded(block)) return;
-    const { holders, instance } = this.#shared;
-    if (!this.#blocks.hasCopies(block)) holders.remove(this.#blocks.chain(block), instance);
-  }
-
-  /** Forgets a block that no group has, and the blocks before it that were kept for it. */
-  #release(released: number): void {
-    const blocks = this.#blocks;
-    let block = released;
-    while (block !== ROOT && blocks.children(block) === 0 && !blocks.hasCopies(block)) {
-      const parent = blocks.parentOf(block) ?? ROOT;
-      blocks.remove(block);
-      if (parent !== ROOT) blocks.childRemoved(parent);
-      block = parent;
+    if (run.hashes.includes(parent)) {
+      this.#contradictions += 1;
+      return;
+    }
+    const runs = this.#waiting.get(parent);
+    if (runs === undefined) this.#waiting.set(parent, [run]);
+    else runs.push(run);
+    this.#waitingBlocks += run.hashes.length;
+    for (const oldest of this.#waiting.keys()) {
+      if (this.#waitingBlocks <= MAX_WAITING) break;
+      this.#takeWaiting(oldest);
     }
   }
-}
 
-/** The hashes of the tokens of a prompt's blocks, each computed when it is asked for first. */
-class PromptKeys {
-  readonly #keys: number[] = [];
-
-  constructor(
-    readonly tokens: ArrayLike<number>,
-    readonly blockSize: number,
-    readonly lookahead: number,
-  ) {}
-
-  /** Undefined for a block that is not full; at least the last token is computed. */
-  at(block: number): number | undefined {
-    const { tokens, blockSize, lookahead } = this;
-    const from = block * blockSize;
-    const to = from + blockSize + lookahead;
-    if (from + blockSize >= tokens.length || to > tokens.length) return undefined;
-    this.#keys[block] ??= mixed(withTokens(NO_TOKENS, tokens, from, to));
-    return this.#keys[block];
+  /** Places a run behind a block, up to a block that was evicted meanwhile, and the runs that waited for one of its blocks. */
+  #place(parent: number, first: Run, itsNumbers: readonly number[]): void {
+    const placing = [{ parent, run: first, numbers: itsNumbers }];
+    for (let next = placing.pop(); next !== undefined; next = placing.pop()) {
+      const { run, numbers } = next;
+      let before = next.parent;
+      for (const [at, number] of numbers.entries()) {
+        before = number === 0 ? 0 : this.#placeOne(number, before, run.tokens[at] ?? 0);
+        if (before === 0) break;
+        if (this.#waitingBlocks === 0) continue;
+        for (const waiting of this.#takeWaiting(run.hashes[at] ?? "")) {
+          const found = waiting.hashes.map((hash) => this.#blocks.find(hash));
+          placing.push({ parent: before, run: waiting, numbers: found });
+        }
+      }
+    }
   }
-}
 
-/** Of the prompt that was looked up last: a router looks it up in the index of each instance, one after another. */
-let lastKeys = new PromptKeys([], 1, 0);
-
-function keysOf(tokens: ArrayLike<number>, blockSize: number, lookahead: number): PromptKeys {
-  const isLast =
-    lastKeys.tokens === tokens && lastKeys.blockSize === blockSize && lastKeys.lookahead === lookahead;
-  if (!isLast) lastKeys = new PromptKeys(tokens, blockSize, lookahead);
-  return lastKeys;
-}
-
-/** The instances that may have a begin of a prompt, the longest begin first. */
-export function holdersOfPrompt(holders: BlockHolders, tokens: ArrayLike<number>): PromptHolders[] {
-  return holders.longestFirst(({ blockSize, lookahead }) => {
-    const keys = keysOf(tokens, blockSize, lookahead);
-    return (block) => keys.at(block);
-  });
-}
-
-const NO_TOKENS = 0x811c9dc5;
-
-/** A hash of the tokens before it and of further ones (FNV-1a over 32 bits each). */
-function withTokens(before: number, tokens: ArrayLike<number>, from: number, to: number): number {
-  let hash = before;
-  for (let at = from; at < to; at += 1) {
-    const token = tokens[at] ?? 0;
-    hash = Math.imul(hash ^ (token & 0xffff), 0x01000193);
-    hash = Math.imul(hash ^ (token >>> 16), 0x01000193);
+  #takeWaiting(parent: string): readonly Run[] {
+    const runs = this.#waiting.get(parent) ?? [];
+    this.#waiting.delete(parent);
+    for (const { hashes } of runs) this.#waitingBlocks -= hashes.length;
+    return runs;
   }
-  return hash;
+
+  /** Returns the block; 0 where it contradicts an event before. */
+  #placeOne(number: number, parent: number, tokens: number): number {
+    const [known, there] = [this.#blocks.block(number), this.#tree.at(parent, tokens)];
+    if (known !== 0 && known === there) return known;
+    if (known !== 0 || (there !== 0 && this.#tree.has(there, this.#instance))) {
+      this.#contradictions += 1;
+      return 0;
+    }
+    const block = there === 0 ? this.#tree.add(parent, tokens) : there;
+    this.#tree.hold(block, this.#instance);
+    this.#blocks.place(number, block);
+    return block;
+  }
 }

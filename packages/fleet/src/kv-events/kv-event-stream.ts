@@ -1,7 +1,8 @@
 import type { Clock, Log, LogFields, Timer } from "@kv/interface";
 import { ZmqSubscription } from "@kv/side-channel";
-import type { KvEventStatus } from "../instances/instance.js";
-import { BlockIndex, type SharedHolders } from "./block-index.js";
+import type { Instance, KvEventStatus } from "../instances/instance.js";
+import { BlockIndex } from "./block-index.js";
+import type { BlockTree } from "./block-tree.js";
 import { readKvEventBatch, SUBSCRIPTION_LIMITS } from "./kv-event-batch.js";
 import { readSequence, replayBatches } from "./kv-event-replay.js";
 
@@ -61,11 +62,11 @@ export class KvEventStream {
   /** Connects, and again whenever the connection is lost, until it is closed. */
   constructor(
     source: KvEventSource,
-    shared: SharedHolders,
+    { tree, instance }: { readonly tree: BlockTree; readonly instance: Instance },
     { log, clock }: { readonly log: Log; readonly clock: Clock },
     onLost: () => void = () => {},
   ) {
-    this.index = new BlockIndex(undefined, shared);
+    this.index = new BlockIndex(tree, instance);
     this.#source = source;
     this.#log = log;
     this.#clock = clock;

@@ -4,8 +4,7 @@ import { z } from "zod";
 import { type Instance, instanceName, type KvEventStatus } from "../instances/instance.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
 import type { CachedPrefixes } from "../routing/prefix-aware.js";
-import { BlockHolders, type PromptHolders } from "./block-holders.js";
-import { holdersOfPrompt } from "./block-index.js";
+import { BlockTree, type PromptHolders } from "./block-tree.js";
 import { type KvEventSource, KvEventStream } from "./kv-event-stream.js";
 
 /** What `KvEventSubscriber` gets from its user. */
@@ -25,7 +24,7 @@ export interface KvEventSubscriberOptions {
 export class KvEventSubscriber implements CachedPrefixes {
   readonly #options: KvEventSubscriberOptions;
   readonly #followed = new Map<Instance, FollowedInstance>();
-  readonly #holders = new BlockHolders();
+  readonly #tree = new BlockTree();
   #readsTokenIds = false;
   #readsTokenIdsAtMs = Number.NEGATIVE_INFINITY;
 
@@ -41,7 +40,7 @@ export class KvEventSubscriber implements CachedPrefixes {
 
   /** The instances that may have a begin of a prompt cached, the longest begin first. */
   holders(tokens: ArrayLike<number>): readonly PromptHolders[] {
-    return holdersOfPrompt(this.#holders, tokens);
+    return this.#tree.holders(tokens);
   }
 
   /** Whether an instance publishes its events. Where none does, all are looked at once in a while only. */
@@ -62,13 +61,13 @@ export class KvEventSubscriber implements CachedPrefixes {
   follow(instances: readonly Instance[]): void {
     for (const instance of instances)
       if (!this.#followed.has(instance))
-        this.#followed.set(instance, new FollowedInstance(instance, this.#options, this.#holders));
+        this.#followed.set(instance, new FollowedInstance(instance, this.#options, this.#tree));
     const left = new Set(instances);
     for (const [instance, followed] of this.#followed) {
       if (left.has(instance)) continue;
       followed.close();
       this.#followed.delete(instance);
-      this.#holders.forget(instance);
+      this.#tree.forget(instance);
     }
   }
 
@@ -104,17 +103,17 @@ class FollowedInstance {
   stream: KvEventStream | undefined;
   readonly #instance: Instance;
   readonly #options: KvEventSubscriberOptions;
-  readonly #holders: BlockHolders;
+  readonly #tree: BlockTree;
   #source: KvEventSource | undefined;
   #timer: Timer | undefined;
   #isAsking = false;
   #isClosed = false;
   #warned = false;
 
-  constructor(instance: Instance, options: KvEventSubscriberOptions, holders: BlockHolders) {
+  constructor(instance: Instance, options: KvEventSubscriberOptions, tree: BlockTree) {
     this.#instance = instance;
     this.#options = options;
-    this.#holders = holders;
+    this.#tree = tree;
     const { kvEvents, kvEventsReplay } = instance;
     if (kvEvents !== undefined) this.#open({ endpoint: kvEvents, replayEndpoint: kvEventsReplay });
     else void this.#ask();
@@ -129,8 +128,8 @@ class FollowedInstance {
   #open(source: KvEventSource): void {
     this.stream?.close();
     this.#source = source;
-    const shared = { holders: this.#holders, instance: this.#instance };
-    this.stream = new KvEventStream(source, shared, this.#options, () => void this.#ask());
+    const of = { tree: this.#tree, instance: this.#instance };
+    this.stream = new KvEventStream(source, of, this.#options, () => void this.#ask());
   }
 
   /** Asks the instance where it publishes, again until it says so, and after its publisher was lost. */

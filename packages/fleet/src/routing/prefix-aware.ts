@@ -1,6 +1,6 @@
 import { createHash } from "node:crypto";
 import type { Instance, KvEventStatus } from "../instances/instance.js";
-import type { PromptHolders } from "../kv-events/block-holders.js";
+import type { PromptHolders } from "../kv-events/block-tree.js";
 import { LeastLoaded, type Routing, type RoutingContext } from "./routing.js";
 
 /** The prefixes that instances report to have in their caches. */
@@ -8,8 +8,8 @@ export interface CachedPrefixes {
   /** How many tokens of a prompt, from its first, an instance has cached; undefined for an instance that reports nothing. */
   matchedTokens(instance: Instance, tokens: ArrayLike<number>): number | undefined;
   /**
-   * The instances that may have a begin of the prompt cached, the longest begin first; instances that have a longer one have the shorter ones, too. Without
-   * it, all instances are asked for their tokens.
+   * The instances that may have a begin of the prompt cached, the longest begin first; instances that have a longer one mostly have the shorter ones, too.
+   * Without it, all instances are asked for their tokens.
    */
   holders?(tokens: ArrayLike<number>): Iterable<PromptHolders>;
   /** Called with all instances of the pool after each change. */
@@ -35,7 +35,7 @@ export interface PrefixAwareOptions {
 }
 
 const MAX_CHUNKS = 256;
-/** So few instances that may have the same begin of a prompt cached are all asked for the tokens; of more, the least loaded is taken. */
+/** So few instances that may have the same begin of a prompt cached are all asked for the tokens; of more, only the least loaded. */
 const ALL_ASKED = 4;
 const MAX_ASKED = 16;
 
@@ -48,13 +48,10 @@ interface FoundPrefix {
   readonly characters: number;
 }
 
-/** An instance that reports to have a begin of the prompt. */
-interface Reported {
+/** An instance that has a begin of the prompt, and how long it is. */
+interface Scored {
   readonly instance: Instance;
-  /** Its tokens. */
   readonly score: number;
-  /** It has no more. */
-  readonly isExact: boolean;
 }
 
 /** Chooses the instance with the longest part of the prompt in its prefix cache, unless it is much busier than another. */
@@ -103,12 +100,12 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
     ids: ArrayLike<number>,
     candidates: readonly Instance[],
     most: number,
-  ): Reported | undefined {
+  ): Scored | undefined {
     if (cached === undefined) return undefined;
-    let best: Reported | undefined;
+    let best: Scored | undefined;
     const ask = (instance: Instance) => {
       const score = cached.matchedTokens(instance, ids) ?? 0;
-      if (score > (best?.score ?? 0)) best = { instance, score, isExact: true };
+      if (score > (best?.score ?? 0)) best = { instance, score };
     };
     if (cached.holders === undefined) {
       for (const one of byLoad.inOrder(candidates)) {
@@ -119,14 +116,10 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
     }
     let asked = 0;
     for (const { instances, tokens } of cached.holders(ids)) {
-      const areFew = instances.size <= ALL_ASKED;
-      const found = byLoad.holders(candidates, instances, most, areFew ? ALL_ASKED : 1);
-      const [first] = found;
-      if (!areFew && tokens !== undefined && first !== undefined)
-        return { instance: first, score: tokens, isExact: false };
+      if ((best?.score ?? 0) >= tokens || asked >= MAX_ASKED) break;
+      const found = byLoad.holders(candidates, instances, most, instances.size <= ALL_ASKED ? ALL_ASKED : 1);
       for (const one of found) ask(one);
       asked += found.length;
-      if (best !== undefined || asked >= MAX_ASKED) break;
     }
     return best;
   }
@@ -153,8 +146,7 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
       const chosen = best?.instance ?? byLoad.choose(candidates);
       if (chosen === undefined) return undefined;
       if (best !== undefined && best === reported) {
-        const found = { instance: chosen, tokens: reported.score, characters: 0 };
-        last = reported.isExact ? { context, found } : undefined;
+        last = { context, found: { instance: chosen, tokens: reported.score, characters: 0 } };
         return chosen;
       }
       const before = find(chosen, context, keys);

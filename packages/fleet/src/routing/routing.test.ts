@@ -1,6 +1,7 @@
 import { expect, test } from "vitest";
 import type { Instance } from "../instances/instance.js";
 import { BlockIndex } from "../kv-events/block-index.js";
+import { BlockTree } from "../kv-events/block-tree.js";
 import { prefixAware } from "./prefix-aware.js";
 import { leastLoad, type RoutingContext } from "./routing.js";
 import { sessionAffinity } from "./session-affinity.js";
@@ -48,7 +49,7 @@ test("prefixAware sends a prompt where its prefix went before, unless that insta
 });
 
 test("prefixAware uses the instances' KV events for prompts of token ids", () => {
-  const index = new BlockIndex();
+  const index = new BlockIndex(new BlockTree(), instance("b"));
   const group = { index: 0, needs: "all" } as const;
   index.stored({ hashes: ["h1", "h2"], parent: undefined, tokens: [1, 2, 3, 4], blockSize: 2, group });
   const cached = {

@@ -1,0 +1,140 @@
+import { HashTable, larger, mixed } from "./hash-table.js";
+
+const FIRST_ROWS = 1024;
+const MAX_COUNT = 255;
+
+/**
+ * The blocks of one instance by the hashes that vLLM gives them: where each is in the tree, and how many copies each KV cache group has. Of a hash 64 bits
+ * are kept: among ten million blocks, two are taken for one with a chance of one in a hundred thousand.
+ */
+export class BlockHashes {
+  // By the number of a hash.
+  #low = new Uint32Array(FIRST_ROWS);
+  #high = new Uint32Array(FIRST_ROWS);
+  /** The block in the tree, 0 while it has no place. Of a free number, the next free one. */
+  #blocks = new Uint32Array(FIRST_ROWS);
+  /** By group, how many copies it has. */
+  readonly #copies = new Map<number, Uint8Array>();
+  readonly #table = new HashTable((number) => this.#low[number] ?? 0);
+  /** By their blocks. Made when it is asked for first, by an instance with several groups. */
+  #byBlock: HashTable | undefined;
+  #size = 0;
+  #next = 1;
+  #firstFree = 0;
+
+  /** How many hashes there are. */
+  get size(): number {
+    return this.#size;
+  }
+
+  /** The number of a hash; 0 where there is none. */
+  find(hash: string): number {
+    fingerprint(hash);
+    let number = this.#table.first(low);
+    while (number !== 0 && (this.#low[number] !== low || this.#high[number] !== high))
+      number = this.#table.next();
+    return number;
+  }
+
+  /** Adds the hash that `find` has not found just now. Returns its number. */
+  addNotFound(): number {
+    const number = this.#firstFree === 0 ? this.#next++ : this.#firstFree;
+    if (number === this.#firstFree) this.#firstFree = this.#blocks[number] ?? 0;
+    if (number === this.#low.length) this.#grow(Math.ceil(number * 1.5));
+    this.#low[number] = low;
+    this.#high[number] = high;
+    this.#blocks[number] = 0;
+    this.#table.add(number);
+    this.#size += 1;
+    return number;
+  }
+
+  /** Removes a hash of which no group has a copy. */
+  remove(number: number): void {
+    this.#table.remove(number);
+    if (this.#blocks[number] !== 0) this.#byBlock?.remove(number);
+    this.#blocks[number] = this.#firstFree;
+    this.#firstFree = number;
+    this.#size -= 1;
+  }
+
+  /** The block of a hash in the tree; 0 while it has no place. */
+  block(number: number): number {
+    return this.#blocks[number] ?? 0;
+  }
+
+  /** Gives a hash its block. It has none yet. */
+  place(number: number, block: number): void {
+    this.#blocks[number] = block;
+    this.#byBlock?.add(number);
+  }
+
+  /** The numbers of the hashes that have a block, the last first. */
+  *placed(): Generator<number> {
+    // Free numbers have no copies.
+    for (let number = this.#next - 1; number > 0; number -= 1)
+      if (this.#blocks[number] !== 0 && this.hasCopies(number)) yield number;
+  }
+
+  /** How many copies of a hash a group has. */
+  copies(number: number, group: number): number {
+    return this.#copies.get(group)?.[number] ?? 0;
+  }
+
+  /** The number of the hash of a block in the tree; 0 where there is none. */
+  numberOf(block: number): number {
+    if (this.#byBlock === undefined) {
+      this.#byBlock = new HashTable((number) => mixed(this.block(number)));
+      for (const number of this.placed()) this.#byBlock.add(number);
+    }
+    let number = this.#byBlock.first(mixed(block));
+    while (number !== 0 && this.#blocks[number] !== block) number = this.#byBlock.next();
+    return number;
+  }
+
+  /** Whether any group has a copy of a hash. */
+  hasCopies(number: number): boolean {
+    for (const counts of this.#copies.values()) if ((counts[number] ?? 0) > 0) return true;
+    return false;
+  }
+
+  /** Counts copies; above 255 they are not counted. */
+  addCopies(number: number, group: number, by: 1 | 0 | -1): void {
+    let counts = this.#copies.get(group);
+    if (counts === undefined) {
+      counts = new Uint8Array(this.#low.length);
+      this.#copies.set(group, counts);
+    }
+    counts[number] = Math.min(MAX_COUNT, Math.max(0, (counts[number] ?? 0) + by));
+  }
+
+  #grow(rows: number): void {
+    this.#low = larger(this.#low, rows);
+    this.#high = larger(this.#high, rows);
+    this.#blocks = larger(this.#blocks, rows);
+    for (const [group, counts] of this.#copies) {
+      const grown = new Uint8Array(rows);
+      grown.set(counts);
+      this.#copies.set(group, grown);
+    }
+  }
+}
+
+let low = 0;
+let high = 0;
+
+/** Differ in each process, so that a publisher of events does not know which hashes fall on one entry and make each look-up long. */
+const [SEED = 0, OTHER_SEED = 0] = crypto.getRandomValues(new Uint32Array(2));
+
+/** Sets `low` and `high` to 64 bits of a hash's text. */
+function fingerprint(hash: string): void {
+  let a = 0x811c9dc5 ^ SEED;
+  let b = 0x9e3779b9 ^ OTHER_SEED;
+  for (let at = 0; at < hash.length; at += 1) {
+    const character = hash.charCodeAt(at);
+    a = Math.imul(a ^ character, 0x01000193);
+    b = Math.imul((b << 5) ^ (b >>> 27) ^ character, 0x85ebca6b);
+  }
+  low = mixed(a ^ (b >>> 15));
+  high = mixed(b ^ (a << 7));
+}

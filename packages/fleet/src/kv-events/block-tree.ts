@@ -1,0 +1,294 @@
+import type { Instance } from "../instances/instance.js";
+import { HashTable, larger, mixed } from "./hash-table.js";
+
+/** Sizes of blocks that are followed. Others are not found by a prompt. */
+const MAX_GEOMETRIES = 8;
+/** More holders of a block are a set, fewer are a list. */
+const MOST_LISTED = 16;
+const FIRST_ROWS = 1024;
+/** Marks the number of a list or set of holders, where others are numbers of an instance. */
+const SEVERAL = 0x80000000;
+
+/** How prompts are cut into blocks: their tokens, and the tokens after them that their hashes cover too. */
+export interface BlockGeometry {
+  readonly blockSize: number;
+  readonly lookahead: number;
+}
+
+/** A geometry that instances use. */
+export interface KnownGeometry extends BlockGeometry {
+  /** The parent of the first block of each prompt. */
+  readonly root: number;
+}
+
+type Holders = readonly Instance[] | Set<Instance>;
+
+/** Instances that may have the first blocks of a prompt in their prefix cache. */
+export interface PromptHolders {
+  readonly instances: ReadonlySet<Instance>;
+  /** Tokens of the prompt up to the last block that each of them has. An instance may have removed a block and kept later ones. */
+  readonly tokens: number;
+}
+
+/**
+ * The blocks of prompts that any instance has in its prefix cache, each once, with the instances that have it. A block is known by the block before it and
+ * a hash of its tokens, of 32 bits: a wrong match costs a request its best instance.
+ */
+export class BlockTree {
+  // By the number of a block.
+  /** Of a free number, the next free one. */
+  #parents = new Uint32Array(FIRST_ROWS);
+  #tokens = new Uint32Array(FIRST_ROWS);
+  #children = new Uint32Array(FIRST_ROWS);
+  /** 0, the number of the only holder, or `SEVERAL` and the number of several. */
+  #holders = new Uint32Array(FIRST_ROWS);
+  readonly #places = new HashTable((block) => placeHash(this.#parents[block] ?? 0, this.#tokens[block] ?? 0));
+  #size = 0;
+  #next = 1;
+  #firstFree = 0;
+  readonly #instances: (Instance | undefined)[] = [undefined];
+  readonly #numbers = new Map<Instance, number>();
+  readonly #several: (Holders | undefined)[] = [];
+  readonly #freeSeveral: number[] = [];
+  readonly #geometries = new Map<string, KnownGeometry & { users: number }>();
+  /** A router looks a prompt up for one instance after another. Valid until a block comes or goes. */
+  #lastPath:
+    | { readonly tokens: ArrayLike<number>; readonly of: BlockGeometry; readonly blocks: number[] }
+    | undefined;
+
+  /** How many blocks there are. */
+  get size(): number {
+    return this.#size;
+  }
+
+  /** An instance begins to use a geometry. Undefined where there are too many. */
+  open({ blockSize, lookahead }: BlockGeometry): KnownGeometry | undefined {
+    const key = `${blockSize} ${lookahead}`;
+    let known = this.#geometries.get(key);
+    if (known === undefined) {
+      if (this.#geometries.size >= MAX_GEOMETRIES) return undefined;
+      known = { blockSize, lookahead, root: this.#newBlock(0, 0), users: 0 };
+      this.#geometries.set(key, known);
+    }
+    known.users += 1;
+    return known;
+  }
+
+  /** An instance, which has no blocks any more, ends to use a geometry. */
+  closed({ blockSize, lookahead }: BlockGeometry): void {
+    const key = `${blockSize} ${lookahead}`;
+    const known = this.#geometries.get(key);
+    if (known === undefined) return;
+    known.users -= 1;
+    if (known.users > 0) return;
+    this.#geometries.delete(key);
+    this.#free(known.root);
+  }
+
+  /** The block at a place; 0 where there is none. */
+  at(parent: number, tokens: number): number {
+    let block = this.#places.first(placeHash(parent, tokens));
+    while (block !== 0 && (this.#parents[block] !== parent || this.#tokens[block] !== tokens))
+      block = this.#places.next();
+    return block;
+  }
+
+  /** Adds the block at a place where there is none. An instance must hold it. */
+  add(parent: number, tokens: number): number {
+    const block = this.#newBlock(parent, tokens);
+    this.#children[parent] = (this.#children[parent] ?? 0) + 1;
+    this.#places.add(block);
+    this.#size += 1;
+    this.#lastPath = undefined;
+    return block;
+  }
+
+  /** Records that an instance has a block. */
+  hold(block: number, instance: Instance): void {
+    const holder = this.#holders[block] ?? 0;
+    if (holder < SEVERAL) {
+      const first = this.#instances[holder];
+      if (first === undefined) this.#holders[block] = this.#numberOf(instance);
+      if (first === undefined || first === instance) return;
+      const several = this.#freeSeveral.pop() ?? this.#several.length;
+      this.#several[several] = [first, instance];
+      this.#holders[block] = SEVERAL + several;
+      return;
+    }
+    const at = holder - SEVERAL;
+    const several = this.#several[at];
+    if (several instanceof Set) several.add(instance);
+    // An array that grows keeps room for many more.
+    else if (several?.includes(instance) === false)
+      this.#several[at] =
+        several.length < MOST_LISTED ? [...several, instance] : new Set([...several, instance]);
+  }
+
+  /** An instance no longer has a block. A block that nobody has is forgotten when it has no children. */
+  drop(block: number, instance: Instance): void {
+    const holder = this.#holders[block] ?? 0;
+    if (holder >= SEVERAL) {
+      const at = holder - SEVERAL;
+      let several = this.#several[at] ?? [];
+      if (several instanceof Set) several.delete(instance);
+      else {
+        several = several.filter((other) => other !== instance);
+        this.#several[at] = several;
+      }
+      if (sizeOf(several) > 1) return;
+      const [left] = several;
+      this.#holders[block] = left === undefined ? 0 : this.#numberOf(left);
+      this.#several[at] = undefined;
+      this.#freeSeveral.push(at);
+      return;
+    }
+    if (holder === 0 || this.#instances[holder] !== instance) return;
+    this.#holders[block] = 0;
+    let gone = block;
+    while (this.#parents[gone] !== 0 && this.#children[gone] === 0 && this.#holders[gone] === 0) {
+      const parent = this.#parents[gone] ?? 0;
+      this.#places.remove(gone);
+      this.#free(gone);
+      this.#size -= 1;
+      this.#lastPath = undefined;
+      this.#children[parent] = (this.#children[parent] ?? 0) - 1;
+      gone = parent;
+    }
+  }
+
+  /** Whether an instance has a block. */
+  has(block: number, instance: Instance): boolean {
+    const holder = this.#holders[block] ?? 0;
+    if (holder < SEVERAL) return holder !== 0 && this.#instances[holder] === instance;
+    const several = this.#several[holder - SEVERAL];
+    return several instanceof Set ? several.has(instance) : several?.includes(instance) === true;
+  }
+
+  /** Forgets an instance, which has no blocks any more. */
+  forget(instance: Instance): void {
+    const number = this.#numbers.get(instance);
+    if (number === undefined) return;
+    this.#numbers.delete(instance);
+    this.#instances[number] = undefined;
+  }
+
+  /** The blocks of a prompt that any instance has, from its first. The last token is not in them: it is always computed. */
+  path(tokens: ArrayLike<number>, of: KnownGeometry): readonly number[] {
+    const last = this.#lastPath;
+    if (last?.tokens === tokens && last.of === of) return last.blocks;
+    const { blockSize, lookahead } = of;
+    const blocks: number[] = [];
+    let parent = of.root;
+    for (let at = 0; at + blockSize < tokens.length; at += blockSize) {
+      const to = at + blockSize + lookahead;
+      if (to > tokens.length) break;
+      parent = this.at(parent, tokensHash(tokens, at, to));
+      if (parent === 0) break;
+      blocks.push(parent);
+    }
+    this.#lastPath = { tokens, of, blocks };
+    return blocks;
+  }
+
+  /** The instances that may have a begin of a prompt, the longest begin first. */
+  holders(tokens: ArrayLike<number>): PromptHolders[] {
+    const found: { readonly tokens: number; readonly holders: Holders }[] = [];
+    for (const geometry of this.#geometries.values()) {
+      let longer: Holders = [];
+      const blocks = this.path(tokens, geometry);
+      for (let at = blocks.length; at > 0; at -= 1) {
+        const holders = this.#holdersOf(blocks[at - 1] ?? 0);
+        if (areSame(holders, longer)) continue;
+        longer = holders;
+        found.push({ tokens: at * geometry.blockSize, holders });
+      }
+    }
+    if (this.#geometries.size > 1) found.sort((one, other) => other.tokens - one.tokens);
+    return found.map(({ tokens: length, holders }) => ({
+      instances: holders instanceof Set ? holders : new Set(holders),
+      tokens: length,
+    }));
+  }
+
+  #holdersOf(block: number): Holders {
+    const holder = this.#holders[block] ?? 0;
+    if (holder >= SEVERAL) return this.#several[holder - SEVERAL] ?? [];
+    const instance = this.#instances[holder];
+    return instance === undefined ? [] : [instance];
+  }
+
+  #newBlock(parent: number, tokens: number): number {
+    let block = this.#firstFree;
+    if (block === 0) {
+      block = this.#next++;
+      if (block === this.#parents.length) this.#grow(Math.ceil(block * 1.5));
+    } else this.#firstFree = this.#parents[block] ?? 0;
+    this.#parents[block] = parent;
+    this.#tokens[block] = tokens;
+    this.#children[block] = 0;
+    this.#holders[block] = 0;
+    return block;
+  }
+
+  #free(block: number): void {
+    this.#parents[block] = this.#firstFree;
+    this.#firstFree = block;
+  }
+
+  #grow(rows: number): void {
+    this.#parents = larger(this.#parents, rows);
+    this.#tokens = larger(this.#tokens, rows);
+    this.#children = larger(this.#children, rows);
+    this.#holders = larger(this.#holders, rows);
+  }
+
+  #numberOf(instance: Instance): number {
+    let number = this.#numbers.get(instance);
+    if (number === undefined) {
+      number = this.#instances.length;
+      this.#instances.push(instance);
+      this.#numbers.set(instance, number);
+    }
+    return number;
+  }
+}
+
+function sizeOf(holders: Holders): number {
+  return holders instanceof Set ? holders.size : holders.length;
+}
+
+/** Two large sets of one size are not compared: instances that have a block mostly have those before it. */
+function areSame(holders: Holders, others: Holders): boolean {
+  if (sizeOf(holders) !== sizeOf(others)) return false;
+  if (holders instanceof Set || others instanceof Set) return true;
+  return holders.every((instance, at) => others[at] === instance || others.includes(instance));
+}
+
+/** A hash of tokens, and of those after them that are covered too (FNV-1a over 32 bits each). */
+export function tokensHash(
+  tokens: ArrayLike<number>,
+  from: number,
+  to: number,
+  after: ArrayLike<number> = [],
+): number {
+  return mixed(withTokens(withTokens(0x811c9dc5, tokens, from, to), after, 0, after.length));
+}
+
+function withTokens(before: number, tokens: ArrayLike<number>, from: number, to: number): number {
+  let hash = before;
+  for (let at = from; at < to; at += 1) {
+    const token = tokens[at] ?? 0;
+    hash = Math.imul(hash ^ (token & 0xffff), 0x01000193);
+    hash = Math.imul(hash ^ (token >>> 16), 0x01000193);
+  }
+  return hash;
+}
+
+/** Differs in each process, so that a publisher of events does not know which tokens fall on one entry and make each look-up long. */
+const [SEED = 0] = crypto.getRandomValues(new Uint32Array(1));
+
+/** Where the search for the block at a place begins. */
+export function placeHash(parent: number, tokens: number): number {
+  // The parent is mixed alone: numbers of blocks are known, so tokens that cancel its part could be chosen otherwise.
+  return mixed(mixed(parent ^ SEED) ^ tokens);
+}
