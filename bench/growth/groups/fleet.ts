@@ -287,10 +287,12 @@ const picking = (name: string, versions: readonly string[], change: (first: Pool
       disaggregateAbove: undefined,
     };
     const picker = new EndpointPicker({
-      fleet: { pools: { prefill, decode } } as unknown as Fleet,
+      fleet: {
+        pools: { prefill, decode },
+        prefillCosts: new PrefillCosts(),
+        ambient: { metrics: { count() {}, observe() {} } },
+      } as unknown as Fleet,
       settings,
-      costs: new PrefillCosts(),
-      metrics: { count() {}, observe() {} },
     });
     const [first] = prefill.list();
     if (first !== undefined) change(first);

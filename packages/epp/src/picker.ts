@@ -1,73 +1,20 @@
-import {
-  type Discovery,
-  type InstancePool,
-  type InstanceStatus,
-  parseInstanceSpec,
-  type Role,
-  type Routing,
-} from "@kv/fleet";
-import {
-  AutoscalingSignals,
-  bothMetrics,
-  Fleet,
-  forwardedHeaders,
-  PrefillCosts,
-  PrometheusMetrics,
-  PromptRenderer,
-  type SignalsStatus,
-} from "@kv/fleet/front-end";
-import { BodyBudget, Certificate, type HttpServer } from "@kv/http";
-import {
-  type Ambient,
-  type Clock,
-  KvError,
-  type Log,
-  type Metrics,
-  type Random,
-  silentLog,
-  systemClock,
-  systemRandom,
-  type Tracer,
-} from "@kv/interface";
+import { type InstancePool, parseInstanceSpec, type Role } from "@kv/fleet";
+import { AdminServer, Fleet, type FleetStatus, type FrontEndOptions } from "@kv/fleet/front-end";
+import { BodyBudget, Certificate } from "@kv/http";
+import { KvError } from "@kv/interface";
 import { type PickerSettings, type PickerSettingsInput, readSettings } from "./config/settings.js";
 import { extProcService } from "./ext-proc/processed-request.js";
 import { EndpointPicker, hasAddress } from "./pick/endpoint-picker.js";
 import { EXT_PROC, GrpcListener, HEALTH, serverCredentials, serviceOf } from "./server/grpc-server.js";
 import { healthService } from "./server/health-service.js";
-import { metricsServer } from "./server/metrics-server.js";
 
 /** Options of `createPicker`: the settings, and what a program may pass in. */
-export interface PickerOptions extends PickerSettingsInput {
-  /** By default the system's clock. */
-  readonly clock?: Clock | undefined;
-  /** Randomness for ids and routing; by default the system's. */
-  readonly random?: Random | undefined;
-  /** By default nothing is logged. */
-  readonly log?: Log | undefined;
-  /** Receives all metrics, besides `/metrics`. */
-  readonly metrics?: Metrics | undefined;
-  /** Records a span for each choice. By default none; trace headers of clients pass unchanged then. */
-  readonly tracer?: Tracer | undefined;
-  /** Creates the routing strategy of each role, which the picker closes. By default, the setting `routing` names it. */
-  readonly createRouting?: ((role: Role) => Routing) | undefined;
-  /** Creates a source of instances, besides the settings' lists. By default, the setting `discovery` names it. */
-  readonly createDiscovery?: (() => Discovery) | undefined;
-}
+export interface PickerOptions extends PickerSettingsInput, FrontEndOptions {}
 
 /** The state of the picker as JSON, for `/status`. */
-export interface PickerStatus {
-  /** Name of the routing strategy of the decode instances. */
-  readonly routing: string;
-  /** True from the call of `close`. */
-  readonly draining: boolean;
+export interface PickerStatus extends FleetStatus {
   /** Requests whose answers have not ended. */
   readonly in_flight: number;
-  /** Signals for autoscalers, as far as the picker sees them. */
-  readonly signals: SignalsStatus;
-  /** The prefill instances. */
-  readonly prefillers: readonly InstanceStatus[];
-  /** The decode instances. */
-  readonly decoders: readonly InstanceStatus[];
 }
 
 /** Where the picker listens. */
@@ -110,63 +57,31 @@ export function createPicker(options: PickerOptions): Picker {
 class ExtProcPicker implements Picker {
   readonly instances: Readonly<Record<Role, InstancePool>>;
   readonly #settings: PickerSettings;
-  readonly #ambient: Ambient;
   readonly #fleet: Fleet;
-  readonly #signals: AutoscalingSignals;
   readonly #listener: GrpcListener;
   readonly #healthListener: GrpcListener | undefined;
-  readonly #metricsServer: HttpServer | undefined;
+  readonly #metricsServer: AdminServer | undefined;
   readonly #certificate: Certificate | undefined;
   readonly #inFlight = { requests: 0 };
-  #draining = false;
   #closing: Promise<void> | undefined = undefined;
   #endDraining: (() => void) | undefined = undefined;
 
   constructor(options: PickerOptions) {
-    const { clock, random, log, metrics, tracer, createRouting, createDiscovery, ...input } = options;
+    const { clock: _, random, log, metrics, tracer, createRouting, createDiscovery, ...input } = options;
     const settings = readSettings(input);
     this.#settings = settings;
-    const own = {
-      clock: clock ?? systemClock(),
-      random: random ?? systemRandom(),
-      log: log ?? silentLog,
-      tracer,
-    };
     requireAddresses(settings);
-    const { tls } = settings;
-    this.#certificate = tls === false ? undefined : new Certificate(tls, { commonName: "kv-epp", ...own });
-    const fleet = new Fleet({ settings, ...own, createRouting, createDiscovery });
+    const fleet = new Fleet({ ...options, settings });
     this.#fleet = fleet;
     this.instances = fleet.pools;
-    const { prefill: prefillers, decode: decoders } = fleet.pools;
-    const prometheus = new PrometheusMetrics([prefillers, decoders]);
-    const ambient: Ambient = {
-      ...own,
-      metrics: metrics === undefined ? prometheus : bothMetrics(metrics, prometheus),
-    };
-    this.#ambient = ambient;
-    const signals = new AutoscalingSignals({
-      prefillers,
-      decoders,
-      pairing: fleet.pairing,
-      clock: own.clock,
-    });
-    this.#signals = signals;
-    prometheus.addSignals(() => signals.status());
-    if (fleet.discovery !== undefined) prometheus.addDiscovery(fleet.discovery);
-    const { limits } = settings;
-    const costs = new PrefillCosts();
+    const { ambient } = fleet;
+    const { tls, limits, healthPort } = settings;
+    this.#certificate =
+      tls === false ? undefined : new Certificate(tls, { commonName: "kv-epp", ...ambient });
     const extProc = extProcService({
-      ambient,
       settings,
       fleet,
-      picker: new EndpointPicker({ fleet, settings, costs, metrics: ambient.metrics }),
-      renderer: new PromptRenderer({
-        prefillers,
-        upstream: fleet.upstream,
-        forwarded: forwardedHeaders(settings.forwardHeaders),
-        ambient,
-      }),
+      picker: new EndpointPicker({ fleet, settings }),
       budget: new BodyBudget({
         allBytes: limits.bodiesLengthBytes,
         perClientBytes: limits.bodiesLengthBytes,
@@ -175,18 +90,21 @@ class ExtProcPicker implements Picker {
     });
     this.#listener = new GrpcListener(serverCredentials(this.#certificate), settings);
     this.#listener.server.addService(serviceOf(EXT_PROC), extProc);
-    const health = healthService(async () => (await this.#health()).ok, own.clock);
+    const health = healthService(async () => (await fleet.health()).ok, ambient.clock);
     this.#listener.server.addService(serviceOf(HEALTH), health);
-    if (settings.healthPort !== undefined) {
+    if (healthPort !== undefined) {
       this.#healthListener = new GrpcListener(serverCredentials(undefined), settings);
       this.#healthListener.server.addService(serviceOf(HEALTH), health);
     }
     if (settings.metricsServer !== undefined)
-      this.#metricsServer = metricsServer({
+      this.#metricsServer = new AdminServer({
+        settings: settings.metricsServer,
         clock: ambient.clock,
-        prometheus,
-        status: () => this.status(),
-        health: () => this.#health(),
+        operations: {
+          status: () => this.status(),
+          metrics: fleet.prometheus,
+          health: () => fleet.health(),
+        },
       });
   }
 
@@ -197,26 +115,15 @@ class ExtProcPicker implements Picker {
     host?: string | undefined;
     port?: number | undefined;
   } = {}): Promise<PickerAddress> {
-    const { healthPort, metricsServer: metrics } = this.#settings;
+    const { healthPort } = this.#settings;
     await this.#fleet.firstReadings();
     const address = { host, port: await this.#listener.listen(host, port) };
     const probes = await this.#healthListener?.listen(host, healthPort ?? 0);
-    if (metrics === undefined) return { ...address, healthPort: probes };
-    const metricsPort = await this.#metricsServer?.listen(metrics.host, metrics.port);
-    const shown = metrics.host.includes(":") ? `[${metrics.host}]` : metrics.host;
-    return { ...address, healthPort: probes, metricsUrl: `http://${shown}:${metricsPort}` };
+    return { ...address, healthPort: probes, metricsUrl: await this.#metricsServer?.listen() };
   }
 
   status(): PickerStatus {
-    const { prefill, decode } = this.instances;
-    return {
-      routing: decode.routing,
-      draining: this.#draining,
-      in_flight: this.#inFlight.requests,
-      signals: this.#signals.status(),
-      prefillers: prefill.status(),
-      decoders: decode.status(),
-    };
+    return { ...this.#fleet.status(), in_flight: this.#inFlight.requests };
   }
 
   async close({
@@ -226,7 +133,7 @@ class ExtProcPicker implements Picker {
     drainMs?: number | undefined;
     graceMs?: number | undefined;
   } = {}): Promise<void> {
-    this.#draining = true;
+    this.#fleet.isDraining = true;
     if (this.#closing !== undefined) {
       this.#endDraining?.();
       this.#listener.server.forceShutdown();
@@ -239,16 +146,10 @@ class ExtProcPicker implements Picker {
     return this.close();
   }
 
-  async #health() {
-    const { ok: isHealthy, ...instances } = await this.#fleet.health();
-    const ok = isHealthy && !this.#draining;
-    return { ok, body: { status: ok ? "ok" : "unavailable", ...instances } };
-  }
-
   async #closeAll(drainMs: number, graceMs: number): Promise<void> {
     await new Promise<void>((resolve) => {
       if (drainMs === 0) return resolve();
-      const timer = this.#ambient.clock.setTimer(resolve, drainMs, { ref: true });
+      const timer = this.#fleet.ambient.clock.setTimer(resolve, drainMs, { ref: true });
       this.#endDraining = () => {
         timer.cancel();
         resolve();

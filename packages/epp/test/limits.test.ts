@@ -1,11 +1,11 @@
 import { once } from "node:events";
 import { connect as http2Connect } from "node:http2";
 import { connect, type Socket } from "node:net";
+import { ADMIN_LIMITS } from "@kv/fleet/front-end";
 import { after, manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import type { PickerOptions } from "../src/index.js";
 import { PICKER_LIMITS } from "../src/index.js";
-import { METRICS_LIMITS } from "../src/server/metrics-server.js";
 import { afterwards, clientOf, GatewayRequest, runPicker, send, subsetHint } from "./support/gateway.js";
 
 async function start(options: PickerOptions = {}) {
@@ -135,7 +135,7 @@ const AT_THE_LIMIT: Readonly<Record<string, () => Promise<unknown>>> = {
   "metrics: connections": async () => {
     const { metricsUrl } = await start({ metricsServer: { port: 0 } });
     const { port } = new URL(metricsUrl);
-    const { connections, connectionsPerAddress } = METRICS_LIMITS;
+    const { connections, connectionsPerAddress } = ADMIN_LIMITS;
     const sockets = Array.from({ length: connections }, (_, at) =>
       openSocket(Number(port), `127.0.0.${2 + Math.floor(at / connectionsPerAddress)}`),
     );
@@ -146,7 +146,7 @@ const AT_THE_LIMIT: Readonly<Record<string, () => Promise<unknown>>> = {
   "metrics: connections per address": async () => {
     const { metricsUrl } = await start({ metricsServer: { port: 0 } });
     const port = Number(new URL(metricsUrl).port);
-    const sockets = Array.from({ length: METRICS_LIMITS.connectionsPerAddress }, () => openSocket(port));
+    const sockets = Array.from({ length: ADMIN_LIMITS.connectionsPerAddress }, () => openSocket(port));
     await Promise.all(sockets.map((socket) => once(socket, "connect")));
     // The oldest idle connection of the address makes room.
     openSocket(port);
@@ -158,7 +158,7 @@ const AT_THE_LIMIT: Readonly<Record<string, () => Promise<unknown>>> = {
   },
   "metrics: headers": async () => {
     const { metricsUrl } = await start({ metricsServer: { port: 0 } });
-    const headers = { "x-long": "a".repeat(METRICS_LIMITS.headersLengthBytes) };
+    const headers = { "x-long": "a".repeat(ADMIN_LIMITS.headersLengthBytes) };
     expect((await fetch(`${metricsUrl}/status`, { headers })).status).toBe(431);
   },
   "metrics: time of a request": async () => {

@@ -264,7 +264,7 @@ test("metrics have kv-proxy's names; /status and /health say the state", async (
   expect((await fetch(`${metricsUrl}/health`)).status).toBe(200);
   void picker.instances.prefill.drain({ url: `http://${P}` });
   expect((await fetch(`${metricsUrl}/health`)).status).toBe(503);
-  expect((await fetch(`${metricsUrl}/instances/add`, { method: "POST" })).status).toBe(405);
+  expect((await fetch(`${metricsUrl}/instances/add`, { method: "POST" })).status).toBe(404);
 });
 
 test("a choice is a span in the client's trace, and the instances get it as parent", async () => {

@@ -1,52 +1,100 @@
-import { type Clock, KvError, type Log, type Random, type Timer } from "@kv/interface";
+import {
+  type Ambient,
+  type Clock,
+  KvError,
+  type Log,
+  type Metrics,
+  type Random,
+  silentLog,
+  systemClock,
+  systemRandom,
+  type Timer,
+  type Tracer,
+} from "@kv/interface";
 import { type Discovery, DiscoveryFollower } from "./discovery/discovery.js";
 import { ObservedDiscovery } from "./discovery/observed-discovery.js";
 import { dnsDiscovery, fileDiscovery } from "./discovery/polled-discovery.js";
 import { HealthChecks } from "./health/health-checks.js";
-import type { Role } from "./instances/instance.js";
+import type { InstanceStatus, Role } from "./instances/instance.js";
 import { InstancePool } from "./instances/instance-pool.js";
 import { parseInstanceSpec } from "./instances/instance-spec.js";
 import type { PooledInstance } from "./instances/pooled-instance.js";
 import type { InstanceGet } from "./pairing/engine-facts.js";
 import { Pairing } from "./pairing/pairing.js";
 import { builtInRouting } from "./routing/built-in-routings.js";
+import { PrefillCosts } from "./routing/prefill-costs.js";
 import type { Routing } from "./routing/routing.js";
 import type { FleetSettings } from "./settings/fleet-settings.js";
+import { AutoscalingSignals, type SignalsStatus } from "./telemetry/autoscaling-signals.js";
+import { bothMetrics, PrometheusMetrics } from "./telemetry/prometheus.js";
+import { forwardedHeaders } from "./upstream/headers.js";
 import { healthProbe, instanceGet } from "./upstream/health-probe.js";
+import { PromptRenderer } from "./upstream/prompt-renderer.js";
 import { Upstream } from "./upstream/upstream.js";
 
-/** What `Fleet` gets from its user. */
-export interface FleetOptions {
-  /** The settings, with their defaults. */
-  readonly settings: FleetSettings;
-  /** Times everything. */
-  readonly clock: Clock;
-  /** Randomness for routing. */
-  readonly random: Random;
-  /** Gets what changes: instances, their health and their pairs. */
-  readonly log: Log;
-  /** Creates the routing strategy of each role. By default, the setting `routing` names it. */
+/** What a program may pass to a front end, besides its settings. */
+export interface FrontEndOptions {
+  /** By default the system's clock. */
+  readonly clock?: Clock | undefined;
+  /** Randomness for ids and routing; by default the system's. */
+  readonly random?: Random | undefined;
+  /** By default nothing is logged. */
+  readonly log?: Log | undefined;
+  /** Receives all metrics, besides the route `/metrics`. */
+  readonly metrics?: Metrics | undefined;
+  /** Records the spans of requests. By default none; trace headers of clients pass unchanged then. */
+  readonly tracer?: Tracer | undefined;
+  /** Creates the routing strategy of each role, which the front end closes. By default, the setting `routing` names it. */
   readonly createRouting?: ((role: Role) => Routing) | undefined;
   /** Creates a source of instances, besides the settings' lists. By default, the setting `discovery` names it. */
   readonly createDiscovery?: (() => Discovery) | undefined;
+}
+
+/** What `Fleet` gets from its user. */
+export interface FleetOptions extends FrontEndOptions {
+  /** The settings, with their defaults. */
+  readonly settings: FleetSettings;
   /** Requests name their prefill instances, so these are neither followed nor checked, and the fleet can serve without. Default: false. */
   readonly namesPrefillers?: boolean | undefined;
 }
 
-/** Whether a front end can serve, as JSON. */
-export interface FleetHealth {
-  /** True while an instance of each role and a pair are available. */
-  readonly ok: boolean;
-  /** Available prefill instances. */
-  readonly prefill_instances: number;
-  /** Available decode instances. */
-  readonly decode_instances: number;
-  /** Whether a prefill and a decode instance that fit are available. */
-  readonly paired: boolean;
+/** The state of a front end as JSON, for `/status`. */
+export interface FleetStatus {
+  /** Name of the routing strategy of the decode instances. */
+  readonly routing: string;
+  /** True from the call of `close`. */
+  readonly draining: boolean;
+  /** Signals for autoscalers, as far as the front end sees them. */
+  readonly signals: SignalsStatus;
+  /** The prefill instances. */
+  readonly prefillers: readonly InstanceStatus[];
+  /** The decode instances. */
+  readonly decoders: readonly InstanceStatus[];
 }
 
-/** The instances of both roles with what follows them: discovery, health checks, pairing, and the HTTP client to them. */
+/** Whether a front end can serve. */
+export interface FleetHealth {
+  /** True while an instance of each role and a pair are available, and it does not drain. */
+  readonly ok: boolean;
+  /** The JSON of `/health`. */
+  readonly body: {
+    readonly status: "ok" | "unavailable";
+    /** Available prefill instances. */
+    readonly prefill_instances: number;
+    /** Available decode instances. */
+    readonly decode_instances: number;
+    /** Whether a prefill and a decode instance that fit are available. */
+    readonly paired: boolean;
+  };
+}
+
+/**
+ * What a front end has besides its own protocol: the instances of both roles with what follows them (discovery, health checks, pairing, token ids, the HTTP
+ * client to them), and what shows them (metrics, status, signals).
+ */
 export class Fleet {
+  /** Clock, randomness, log, tracer and metrics, with their defaults. */
+  readonly ambient: Ambient;
   /** The instances of each role. */
   readonly pools: Readonly<Record<Role, InstancePool>>;
   /** Undefined where pairing is off. */
@@ -55,6 +103,16 @@ export class Fleet {
   readonly upstream: Upstream;
   /** The source of instances besides the settings' lists. */
   readonly discovery: ObservedDiscovery | undefined;
+  /** Renders prompts to token ids, where a routing strategy reads them. */
+  readonly renderer: PromptRenderer;
+  /** What prompts cost at the prefill instances. */
+  readonly prefillCosts = new PrefillCosts();
+  /** What autoscalers need. */
+  readonly signals: AutoscalingSignals;
+  /** All metrics of this process. */
+  readonly prometheus: PrometheusMetrics;
+  /** The front end closes: health is not ok from now on. */
+  isDraining = false;
   readonly #options: FleetOptions;
   readonly #routings: Readonly<Record<Role, Routing>>;
   /** Undefined while the first instances are added. */
@@ -63,7 +121,8 @@ export class Fleet {
 
   /** Begins to check and to follow the instances. Errors: `KV_CONFIG_INVALID` where there are none, and no discovery. */
   constructor(options: FleetOptions) {
-    const { settings, clock, random, log, createRouting, createDiscovery, namesPrefillers = false } = options;
+    const { settings, metrics, tracer, createRouting, createDiscovery, namesPrefillers = false } = options;
+    const { clock = systemClock(), random = systemRandom(), log = silentLog } = options;
     const { timeouts, health } = settings;
     this.#options = options;
     const found = createDiscovery?.() ?? configuredDiscovery(settings.discovery, clock);
@@ -98,6 +157,17 @@ export class Fleet {
     const prefill = pool("prefill", settings.prefillers);
     const decode = pool("decode", settings.decoders);
     this.pools = { prefill, decode };
+    this.prometheus = new PrometheusMetrics([prefill, decode]);
+    const ambient = {
+      ...{ clock, random, log, tracer },
+      metrics: metrics === undefined ? this.prometheus : bothMetrics(metrics, this.prometheus),
+    };
+    this.ambient = ambient;
+    this.signals = new AutoscalingSignals({ prefillers: prefill, decoders: decode, pairing, clock });
+    this.prometheus.addSignals(() => this.signals.status());
+    if (discovery !== undefined) this.prometheus.addDiscovery(discovery);
+    const forwarded = forwardedHeaders(settings.forwardHeaders);
+    this.renderer = new PromptRenderer({ prefillers: prefill, upstream, forwarded, ambient });
     // A name that resolves to nothing that answers is known to be unreachable within the time to connect.
     const timeoutMs = Math.min(health.timeoutMs, timeouts.connectMs);
     const probe = healthProbe(upstream, clock);
@@ -114,10 +184,10 @@ export class Fleet {
   async firstReadings(): Promise<void> {
     const { pairing } = this;
     if (pairing === undefined) return;
-    const { clock, settings } = this.#options;
+    const { settings } = this.#options;
     let timer: Timer | undefined;
     const late = new Promise<void>((resolve) => {
-      timer = clock.setTimer(resolve, settings.pairing.timeoutMs, { ref: true });
+      timer = this.ambient.clock.setTimer(resolve, settings.pairing.timeoutMs, { ref: true });
     });
     await Promise.race([pairing.settled(), late]);
     timer?.cancel();
@@ -134,11 +204,20 @@ export class Fleet {
     const [prefill, decode] = [this.pools.prefill.available(), this.pools.decode.available()];
     const { namesPrefillers = false } = this.#options;
     const paired = namesPrefillers || (this.pairing?.hasPair() ?? true);
+    const ok = (namesPrefillers || prefill > 0) && decode > 0 && paired && !this.isDraining;
+    const status = ok ? "ok" : "unavailable";
+    return { ok, body: { status, prefill_instances: prefill, decode_instances: decode, paired } };
+  }
+
+  /** The present state. */
+  status(): FleetStatus {
+    const { prefill, decode } = this.pools;
     return {
-      ok: (namesPrefillers || prefill > 0) && decode > 0 && paired,
-      prefill_instances: prefill,
-      decode_instances: decode,
-      paired,
+      routing: decode.routing,
+      draining: this.isDraining,
+      signals: this.signals.status(),
+      prefillers: prefill.status(),
+      decoders: decode.status(),
     };
   }
 

@@ -3,7 +3,28 @@
  * client to instances, flags and settings, metrics and log.
  */
 
-export { Fleet, type FleetHealth, type FleetOptions } from "./fleet.js";
+export { requireToken } from "./admin/admin-origin.js";
+export {
+  ADMIN_LIMITS,
+  type AdminOperations,
+  AdminServer,
+  type AdminServerOptions,
+  type PageOperations,
+} from "./admin/admin-server.js";
+export {
+  changeInstance,
+  INSTANCE_CHANGES,
+  type InstanceChange,
+  type NamedInstance,
+  readChange,
+} from "./admin/instance-changes.js";
+export {
+  Fleet,
+  type FleetHealth,
+  type FleetOptions,
+  type FleetStatus,
+  type FrontEndOptions,
+} from "./fleet.js";
 export { PREFILLER_HEADER } from "./instances/instance.js";
 export {
   type CommandLine,

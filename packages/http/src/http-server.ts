@@ -238,3 +238,8 @@ export async function listen(server: NetServer, host: string, port: number): Pro
   });
   return (server.address() as AddressInfo).port;
 }
+
+/** `http://HOST:PORT`, also of an IPv6 address. */
+export function httpUrl(host: string, port: number): string {
+  return `http://${host.includes(":") ? `[${host}]` : host}:${port}`;
+}

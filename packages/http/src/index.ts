@@ -31,6 +31,7 @@ export {
   type HttpConnectionLimits,
   HttpServer,
   type HttpServerOptions,
+  httpUrl,
   listen,
   type Turn,
 } from "./http-server.js";

@@ -1,34 +1,22 @@
-import type { Discovery, InstancePool, InstanceStatus, Role, Routing } from "@kv/fleet";
+import type { InstancePool, InstanceStatus, Role } from "@kv/fleet";
 import {
-  AutoscalingSignals,
-  bothMetrics,
+  AdminServer,
+  changeInstance,
   Fleet,
+  type FleetStatus,
+  type FrontEndOptions,
+  type InstanceChange,
   type MetricAsJson,
-  PrometheusMetrics,
-  type SignalsStatus,
 } from "@kv/fleet/front-end";
-import { Certificate, RequestsInFlight } from "@kv/http";
-import {
-  type Ambient,
-  type Clock,
-  KvError,
-  type Log,
-  type Metrics,
-  type Random,
-  silentLog,
-  systemClock,
-  systemRandom,
-  type Tracer,
-} from "@kv/interface";
+import { Certificate, httpUrl, RequestsInFlight } from "@kv/http";
+import { KvError, type Log } from "@kv/interface";
 import { type ProxySettings, type ProxySettingsInput, readSettings } from "./config/settings.js";
 import { unusedSettings } from "./config/unused-settings.js";
 import { createStrategy } from "./flow/create-strategy.js";
 import { GenerationFlow } from "./flow/generation-flow.js";
 import { Legs } from "./flow/legs.js";
-import { AdminServer } from "./http/admin-server.js";
 import { DecodeRoute } from "./http/decode-route.js";
 import { GenerationRoute } from "./http/generation-route.js";
-import { changeInstance, type InstanceChange } from "./http/instance-changes.js";
 import { AbandonedPrefills } from "./http/limits/abandoned-prefills.js";
 import { resolveLimits } from "./http/limits/resolved-limits.js";
 import { ClientServer } from "./http/server.js";
@@ -38,41 +26,16 @@ import { RequestHistory } from "./telemetry/request-history.js";
 import type { WorkerReport } from "./workers/worker-report.js";
 
 /** Options of `createProxy`: the settings, and what a program may pass in. */
-export interface ProxyOptions extends ProxySettingsInput {
-  /** By default the system's clock. */
-  readonly clock?: Clock | undefined;
-  /** Randomness for ids and routing; by default the system's. */
-  readonly random?: Random | undefined;
-  /** By default nothing is logged. */
-  readonly log?: Log | undefined;
-  /** Receives all metrics, besides the admin route `/metrics`. */
-  readonly metrics?: Metrics | undefined;
-  /** Records a span for each request and each leg. By default none; trace headers of clients pass unchanged then. */
-  readonly tracer?: Tracer | undefined;
-  /** Creates the routing strategy of each role, which the proxy closes. By default, the setting `routing` names it. */
-  readonly createRouting?: ((role: Role) => Routing) | undefined;
-  /** Creates a source of instances, besides the settings' lists. By default, the setting `discovery` names it. */
-  readonly createDiscovery?: (() => Discovery) | undefined;
-}
+export interface ProxyOptions extends ProxySettingsInput, FrontEndOptions {}
 
 /** The state of the proxy as JSON, for `/status`. */
-export interface ProxyStatus {
+export interface ProxyStatus extends FleetStatus {
   /** Name of the disaggregation strategy: `pull`, `push`, `push, prefill first` or `auto`; of a sidecar with `sidecar, ` before it. */
   readonly flow: string;
-  /** Name of the routing strategy of the decode instances. */
-  readonly routing: string;
-  /** True from the call of `close`. */
-  readonly draining: boolean;
   /** Seconds since the proxy was created. */
   readonly uptime_s: number;
   /** Counts of requests. */
   readonly requests: RequestCountsStatus;
-  /** Signals for autoscalers. */
-  readonly signals: SignalsStatus;
-  /** The prefill instances. */
-  readonly prefillers: readonly InstanceStatus[];
-  /** The decode instances. */
-  readonly decoders: readonly InstanceStatus[];
 }
 
 /** Where the proxy listens. */
@@ -127,14 +90,11 @@ export interface SharedByWorkers {
 export class PrefillDecodeProxy implements Proxy {
   readonly instances: Readonly<Record<Role, InstancePool>>;
   readonly #settings: ProxySettings;
-  readonly #ambient: Ambient;
   readonly #fleet: Fleet;
   readonly #flow: GenerationFlow;
   readonly #generation: GenerationRoute;
   readonly #counts = new RequestCounts();
   readonly #history: RequestHistory;
-  readonly #prometheus: PrometheusMetrics;
-  readonly #signals: AutoscalingSignals;
   /** Of a sidecar. */
   readonly #named: NamedPrefillers | undefined;
   /** Of a sidecar that speaks TLS. */
@@ -149,57 +109,30 @@ export class PrefillDecodeProxy implements Proxy {
     const { clock, random, log, metrics, tracer, createRouting, createDiscovery, ...input } = options;
     const settings = readSettings(input);
     this.#settings = settings;
-    const { timeouts } = settings;
-    const own = {
-      clock: clock ?? systemClock(),
-      random: random ?? systemRandom(),
-      log: log ?? silentLog,
-      tracer,
-    };
-    this.#startedAtMs = own.clock.now();
+    const { sidecar, timeouts, admin } = settings;
     requireSidecarAllows(settings, createDiscovery);
+    const namesPrefillers = sidecar !== undefined;
+    const fleet = new Fleet({ ...options, settings, namesPrefillers });
+    this.#fleet = fleet;
+    this.instances = fleet.pools;
+    const { ambient } = fleet;
+    this.#startedAtMs = ambient.clock.now();
     // A routing strategy that is passed in may read any setting.
     if (createRouting === undefined)
-      for (const unused of unusedSettings(input, settings)) own.log.warn("setting-unused", { ...unused });
-
-    const { sidecar } = settings;
-    const fleet = new Fleet({
-      settings,
-      ...own,
-      createRouting,
-      createDiscovery,
-      namesPrefillers: sidecar !== undefined,
-    });
-    this.#fleet = fleet;
-    const { pairing, upstream, discovery } = fleet;
-    this.instances = fleet.pools;
-    const { prefill: prefillers, decode: decoders } = fleet.pools;
-
-    const prometheus = new PrometheusMetrics([prefillers, decoders]);
-    this.#prometheus = prometheus;
-    const ambient: Ambient = {
-      ...own,
-      metrics: metrics === undefined ? prometheus : bothMetrics(metrics, prometheus),
-    };
-    this.#ambient = ambient;
-    const signals = new AutoscalingSignals({ prefillers, decoders, pairing, clock: own.clock });
-    this.#signals = signals;
-    prometheus.addSignals(() => signals.status());
-    if (discovery !== undefined) prometheus.addDiscovery(discovery);
-    const legs = new Legs({ prefillers, decoders, pairing, upstream, settings, signals, ambient });
+      for (const unused of unusedSettings(input, settings)) ambient.log.warn("setting-unused", { ...unused });
+    const legs = new Legs(fleet, settings);
     this.#flow = new GenerationFlow(legs, createStrategy(settings, legs));
-    const history = new RequestHistory(own.clock);
+    const history = new RequestHistory(ambient.clock);
     this.#history = history;
     if (sidecar !== undefined) {
       const { allow, prefillTls: tls, kv } = sidecar;
-      this.#named = new NamedPrefillers({ pool: prefillers, allow, discovery, tls, kv, ...own });
-      if (allow.some((entry) => /^\*(:|$)/.test(entry.trim())))
-        own.log.warn("prefillers-not-restricted", {
-          hint: "whoever can set x-prefiller-host-port makes the sidecar send requests to any host: name blocks or names in --allow-prefill",
-        });
+      const { discovery } = fleet;
+      this.#named = new NamedPrefillers({ pool: fleet.pools.prefill, allow, discovery, tls, kv, ...ambient });
     }
+    warnOfOpenDoors(settings, ambient.log);
     const tls = sidecar?.tls ?? false;
-    this.#certificate = tls === false ? undefined : new Certificate(tls, { commonName: "kv-proxy", ...own });
+    this.#certificate =
+      tls === false ? undefined : new Certificate(tls, { commonName: "kv-proxy", ...ambient });
     const limits = resolveLimits(settings);
     const inFlight = new RequestsInFlight({
       all: limits.requestsInFlight,
@@ -213,7 +146,7 @@ export class PrefillDecodeProxy implements Proxy {
       inFlight,
       namedPrefillers: this.#named,
       abandoned: new AbandonedPrefills({
-        clock: own.clock,
+        clock: ambient.clock,
         limit: limits.abandonedPrefills,
         windowMs: timeouts.abandonedWindowMs,
       }),
@@ -221,42 +154,31 @@ export class PrefillDecodeProxy implements Proxy {
     });
     const changeHere = (change: InstanceChange, body: unknown) => this.changeInstance(change, body);
     this.#server = new ClientServer({
-      ambient,
+      fleet,
       settings,
       limits,
       changeInstance: shared?.changeInstance ?? changeHere,
       generation: this.#generation,
-      decodeRoute: new DecodeRoute({ decoders, upstream, settings, inFlight, ambient }),
+      decodeRoute: new DecodeRoute({ fleet, settings, inFlight }),
       certificate: this.#certificate,
-      health: () => this.#healthStatus(),
       status: async () => {
         const status = (await shared?.status()) ?? this.status();
         return settings.exposeInstances ? status : withoutInstances(status);
       },
     });
-    if (settings.instanceRoutes !== undefined && settings.instanceRoutes.token === undefined) {
-      const hint = "whoever reaches the clients' port can add instances, which get requests: set a token";
-      own.log.warn("instance-routes-without-token", { hint });
-    }
-    const { admin } = settings;
-    this.#admin =
-      admin === undefined
-        ? undefined
-        : new AdminServer({
-            settings: admin,
-            page: PAGE,
-            clock: own.clock,
-            operations: {
-              status: () => this.status(),
-              requests: () => history.list(),
-              subscribe: (listener) => history.subscribe(listener),
-              metrics: async () => ({
-                contentType: prometheus.contentType,
-                text: await prometheus.text(),
-              }),
-              changeInstance: changeHere,
-            },
-          });
+    if (admin === undefined) return;
+    const requests = () => history.list();
+    const page = { file: PAGE, requests, subscribe: history.subscribe.bind(history) };
+    this.#admin = new AdminServer({
+      settings: admin,
+      clock: ambient.clock,
+      operations: {
+        status: () => this.status(),
+        metrics: fleet.prometheus,
+        changeInstance: changeHere,
+        page,
+      },
+    });
   }
 
   async listen({
@@ -275,11 +197,8 @@ export class PrefillDecodeProxy implements Proxy {
       port: listening,
       url: this.#certificate === undefined ? url : url.replace("http:", "https:"),
     };
-    const { admin } = this.#settings;
-    if (admin === undefined || this.#admin === undefined) return address;
     try {
-      const adminPort = await this.#admin.listen(admin.host, admin.port);
-      return { ...address, adminUrl: httpUrl(admin.host, adminPort) };
+      return { ...address, adminUrl: await this.#admin?.listen() };
     } catch (error) {
       // Without its admin routes, the proxy would serve clients and could not be observed or changed.
       await server.close();
@@ -288,16 +207,11 @@ export class PrefillDecodeProxy implements Proxy {
   }
 
   status(): ProxyStatus {
-    const { prefill, decode } = this.instances;
     return {
       flow: this.#named === undefined ? this.#flow.name : `sidecar, ${this.#flow.name}`,
-      routing: decode.routing,
-      draining: this.#server.isDraining,
-      uptime_s: (this.#ambient.clock.now() - this.#startedAtMs) / 1000,
+      ...this.#fleet.status(),
+      uptime_s: (this.#fleet.ambient.clock.now() - this.#startedAtMs) / 1000,
       requests: this.#counts.status(),
-      signals: this.#signals.status(),
-      prefillers: prefill.status(),
-      decoders: decode.status(),
     };
   }
 
@@ -305,14 +219,14 @@ export class PrefillDecodeProxy implements Proxy {
   report(): WorkerReport {
     return {
       status: this.status(),
-      measured: this.#signals.measured(),
+      measured: this.#fleet.signals.measured(),
       requests: this.#history.list(),
     };
   }
 
   /** The metrics, for the primary of several workers. */
   metricsAsJson(): Promise<MetricAsJson[]> {
-    return this.#prometheus.json();
+    return this.#fleet.prometheus.json();
   }
 
   /** As the function `changeInstance`. */
@@ -325,20 +239,14 @@ export class PrefillDecodeProxy implements Proxy {
   }: {
     graceMs?: number | undefined;
   } = {}): Promise<void> {
-    this.#server.isDraining = true;
-    const timer = this.#ambient.clock.setTimer(() => this.#abortRequests(), graceMs);
+    this.#fleet.isDraining = true;
+    const timer = this.#fleet.ambient.clock.setTimer(() => this.#abortRequests(), graceMs);
     this.#closing ??= this.#closeAll();
     await this.#closing.finally(() => timer.cancel());
   }
 
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
-  }
-
-  async #healthStatus() {
-    const { ok: isHealthy, ...instances } = await this.#fleet.health();
-    const ok = isHealthy && !this.#server.isDraining;
-    return { ok, body: { status: ok ? "ok" : "unavailable", ...instances } };
   }
 
   #abortRequests(): void {
@@ -381,14 +289,20 @@ function requireSidecarAllows({ sidecar, discovery }: ProxySettings, createDisco
   });
 }
 
+function warnOfOpenDoors({ sidecar, instanceRoutes }: ProxySettings, log: Log): void {
+  if (sidecar?.allow.some((entry) => /^\*(:|$)/.test(entry.trim())) === true)
+    log.warn("prefillers-not-restricted", {
+      hint: "whoever can set x-prefiller-host-port makes the sidecar send requests to any host: name blocks or names in --allow-prefill",
+    });
+  if (instanceRoutes !== undefined && instanceRoutes.token === undefined)
+    log.warn("instance-routes-without-token", {
+      hint: "whoever reaches the clients' port can add instances, which get requests: set a token",
+    });
+}
+
 function closingError(message: string): KvError {
   return new KvError("KV_REQUEST_ABORTED", message, {
     hint: "send it to another proxy",
     details: { httpStatus: 503 },
   });
-}
-
-/** `http://HOST:PORT`, also of an IPv6 address. */
-export function httpUrl(host: string, port: number): string {
-  return `http://${host.includes(":") ? `[${host}]` : host}:${port}`;
 }

@@ -1,6 +1,5 @@
-import { REQUEST_ID_LENGTH } from "@kv/fleet/front-end";
+import { ADMIN_LIMITS, REQUEST_ID_LENGTH } from "@kv/fleet/front-end";
 import { TOP_LEVEL_MEMBERS } from "@kv/http";
-import { METRICS_LIMITS } from "../server/metrics-server.js";
 import { readSettings } from "./settings.js";
 
 /** One limit of the picker's listeners, as documentation and tests list it. */
@@ -33,14 +32,14 @@ export const PICKER_LIMITS: readonly PickerLimit[] = [
   gateway("length of X-Request-Id", REQUEST_ID_LENGTH),
   gateway("timeouts.receiveMs", timeouts.receiveMs),
   gateway("timeouts.idleMs", timeouts.idleMs),
-  { name: "metrics: connections", default: METRICS_LIMITS.connections, listener: "metrics" },
+  { name: "metrics: connections", default: ADMIN_LIMITS.connections, listener: "metrics" },
   {
     name: "metrics: connections per address",
-    default: METRICS_LIMITS.connectionsPerAddress,
+    default: ADMIN_LIMITS.connectionsPerAddress,
     listener: "metrics",
   },
-  { name: "metrics: headers", default: METRICS_LIMITS.headersLengthBytes, listener: "metrics" },
-  { name: "metrics: time of a request", default: METRICS_LIMITS.requestMs, listener: "metrics" },
+  { name: "metrics: headers", default: ADMIN_LIMITS.headersLengthBytes, listener: "metrics" },
+  { name: "metrics: time of a request", default: ADMIN_LIMITS.requestMs, listener: "metrics" },
 ];
 
 function gateway(name: string, value: PickerLimit["default"]): PickerLimit {

@@ -7,7 +7,6 @@ import {
   type Fleet,
   type GenerationRequest,
   PREFILLER_HEADER,
-  type PromptRenderer,
   parseRequestInTurns,
   requestIdOf,
   traceparentOf,
@@ -21,7 +20,7 @@ import {
   JsonScan,
   overloaded,
 } from "@kv/http";
-import { type Ambient, KvError, type Span, Turns } from "@kv/interface";
+import { KvError, type Span, Turns } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
 import { type Choice, type EndpointPicker, endpointOf } from "../pick/endpoint-picker.js";
 import {
@@ -55,11 +54,9 @@ const SUBSET_KEY = "x-gateway-destination-endpoint-subset";
 const PARSES = new Turns(1);
 
 export interface ProcessedRequestOptions {
-  readonly ambient: Ambient;
   readonly settings: PickerSettings;
   readonly fleet: Fleet;
   readonly picker: EndpointPicker;
-  readonly renderer: PromptRenderer;
   readonly budget: BodyBudget;
   /** How many requests are in flight. */
   readonly inFlight: { requests: number };
@@ -104,7 +101,7 @@ class ProcessedRequest {
   constructor(call: ProcessCall, options: ProcessedRequestOptions) {
     this.#call = call;
     this.#options = options;
-    const { clock } = options.ambient;
+    const { clock } = options.fleet.ambient;
     this.#startedAtMs = clock.now();
     this.#deadline = new Deadline({ clock });
     this.#deadline.onAbort(() => this.#refuse(tooSlow(options.settings.timeouts.receiveMs)));
@@ -174,11 +171,11 @@ class ProcessedRequest {
   }
 
   #takeHeaders(message: ProcessingRequest): void {
-    const { ambient, settings, inFlight, budget } = this.#options;
+    const { fleet, settings, inFlight, budget } = this.#options;
     const { limits, timeouts } = settings;
     this.#headers = headersOf(message.request_headers ?? {});
     this.#path = (this.#headers[":path"] ?? "/").split("?", 1)[0] ?? "/";
-    this.#requestId = requestIdOf(this.#headers, ambient.random);
+    this.#requestId = requestIdOf(this.#headers, fleet.ambient.random);
     if (inFlight.requests > limits.requestsInFlight)
       throw overloaded({
         limit: "limits.requestsInFlight",
@@ -215,8 +212,8 @@ class ProcessedRequest {
 
   /** Chooses instances for a request that has arrived, and answers its headers. */
   async #pick(): Promise<void> {
-    const { ambient, picker } = this.#options;
-    const { clock, metrics, tracer } = ambient;
+    const { fleet, picker } = this.#options;
+    const { clock, metrics, tracer } = fleet.ambient;
     const arrivedAtMs = clock.now();
     this.#deadline.endPhase();
     this.#share?.arrived();
@@ -259,11 +256,11 @@ class ProcessedRequest {
 
   /** The request, with the token ids of its prompt where the routing reads them and an instance renders them. */
   async #parse(endpoint: Endpoint): Promise<GenerationRequest> {
-    const { fleet, renderer } = this.#options;
+    const { fleet } = this.#options;
     const request = await parseRequestInTurns(endpoint, this.#body, PARSES);
     const { prefill, decode } = fleet.pools;
     if (!prefill.readsTokenIds() && !decode.readsTokenIds()) return request;
-    request.tokenIds = await renderer.tokenIds(request, this.#headers);
+    request.tokenIds = await fleet.renderer.tokenIds(request, this.#headers);
     return request;
   }
 
@@ -362,7 +359,7 @@ class ProcessedRequest {
   }
 
   #report(status: number | undefined): void {
-    const { clock, log, metrics } = this.#options.ambient;
+    const { clock, log, metrics } = this.#options.fleet.ambient;
     const failure = this.#failure;
     const durationMs = clock.now() - this.#startedAtMs;
     const endpoint = endpointLabel(this.#path);

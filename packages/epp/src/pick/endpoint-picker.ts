@@ -9,9 +9,9 @@ import {
   type RoutingContext,
   type Visit,
 } from "@kv/fleet";
-import type { Fleet, GenerationRequest, PrefillCosts } from "@kv/fleet/front-end";
+import type { Fleet, GenerationRequest } from "@kv/fleet/front-end";
 import { overloaded } from "@kv/http";
-import { KvError, type Metrics } from "@kv/interface";
+import { KvError } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
 
 /** What is known of a request when its instances are chosen. */
@@ -37,8 +37,6 @@ export interface Choice {
 export interface EndpointPickerOptions {
   readonly fleet: Fleet;
   readonly settings: Pick<PickerSettings, "limits" | "fallbacks" | "unsplittable" | "disaggregateAbove">;
-  readonly costs: PrefillCosts;
-  readonly metrics: Metrics;
 }
 
 /** Chooses the decode and prefill instances of a request, and those to try in their place. */
@@ -94,7 +92,7 @@ export class EndpointPicker {
     const { disaggregationLimit: why } = request;
     if (why === undefined) return false;
     if (this.#options.settings.unsplittable === "decode-computes") {
-      this.#options.metrics.count("kv_proxy_decode_alone_total");
+      this.#options.fleet.ambient.metrics.count("kv_proxy_decode_alone_total");
       return true;
     }
     const message = `prefill and decode of this request cannot run on two instances: ${why}`;
@@ -104,7 +102,8 @@ export class EndpointPicker {
   }
 
   #oneLegPays(context: PickContext, decode: PooledInstance): boolean {
-    const { fleet, settings, costs, metrics } = this.#options;
+    const { fleet, settings } = this.#options;
+    const { prefillCosts: costs } = fleet;
     const { disaggregateAbove: above } = settings;
     const { request } = context;
     // What an answer says about the prompt comes from the prefill instance.
@@ -121,7 +120,7 @@ export class EndpointPicker {
       },
       above,
     );
-    metrics.count("kv_proxy_disaggregation_total", 1, { legs: twoLegs ? "2" : "1", reason });
+    fleet.ambient.metrics.count("kv_proxy_disaggregation_total", 1, { legs: twoLegs ? "2" : "1", reason });
     return !twoLegs;
   }
 }

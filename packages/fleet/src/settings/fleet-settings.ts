@@ -119,6 +119,8 @@ const times = z.object(instanceTimes);
 const settings = z.object(fleetSettings);
 /** The settings of `Fleet` with their defaults. */
 export interface FleetSettings extends z.output<typeof settings> {
+  /** Names of the clients' headers that instances get, beside those that all get. */
+  readonly forwardHeaders: readonly string[];
   /** As `instanceTimes`. */
   readonly timeouts: z.output<typeof times>;
 }

@@ -6,8 +6,14 @@ import {
   type Role,
   type Visit,
 } from "@kv/fleet";
-import type { AutoscalingSignals, RequestBody, Upstream, UpstreamAnswer } from "@kv/fleet/front-end";
-import { forwardedHeaders, legHeaders, PrefillCosts, PromptRenderer, usageOf } from "@kv/fleet/front-end";
+import type {
+  AutoscalingSignals,
+  Fleet,
+  PrefillCosts,
+  RequestBody,
+  UpstreamAnswer,
+} from "@kv/fleet/front-end";
+import { forwardedHeaders, legHeaders, usageOf } from "@kv/fleet/front-end";
 import { type Ambient, KvError, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { decodeBody, prefillBody, singleInstanceBody } from "../request/leg-bodies.js";
@@ -24,17 +30,6 @@ import { tryInstances } from "./attempts.js";
 import type { ClientRequest, Part } from "./client-request.js";
 import { startLegSpan, withSpan } from "./leg-spans.js";
 import { releaseBlocks } from "./release-blocks.js";
-
-export interface LegsOptions {
-  readonly prefillers: InstancePool;
-  readonly decoders: InstancePool;
-  /** Undefined where pairing is off. */
-  readonly pairing: Pairing | undefined;
-  readonly upstream: Upstream;
-  readonly settings: ProxySettings;
-  readonly signals: AutoscalingSignals;
-  readonly ambient: Ambient;
-}
 
 export interface DecodeLegOptions {
   /** The prefill instance whose KV the leg reads: only decode instances that fit it are chosen. */
@@ -66,21 +61,20 @@ export class Legs {
   readonly forwarded: ReadonlySet<string>;
   readonly signals: AutoscalingSignals;
   /** What prompts cost at the prefill instances. */
-  readonly prefillCosts = new PrefillCosts();
-  readonly #renderer: PromptRenderer;
-  readonly #upstream: Upstream;
+  readonly prefillCosts: PrefillCosts;
+  readonly #fleet: Fleet;
   readonly #background = new Set<Promise<void>>();
 
-  constructor({ prefillers, decoders, pairing, upstream, settings, signals, ambient }: LegsOptions) {
-    this.prefillers = prefillers;
-    this.decoders = decoders;
-    this.pairing = pairing;
+  constructor(fleet: Fleet, settings: ProxySettings) {
+    this.#fleet = fleet;
+    this.prefillers = fleet.pools.prefill;
+    this.decoders = fleet.pools.decode;
+    this.pairing = fleet.pairing;
+    this.ambient = fleet.ambient;
+    this.signals = fleet.signals;
+    this.prefillCosts = fleet.prefillCosts;
     this.settings = settings;
-    this.ambient = ambient;
     this.forwarded = forwardedHeaders(settings.forwardHeaders);
-    this.#upstream = upstream;
-    this.signals = signals;
-    this.#renderer = new PromptRenderer({ prefillers, upstream, forwarded: this.forwarded, ambient });
   }
 
   /** Whether a routing strategy reads the token ids of prompts. */
@@ -90,7 +84,7 @@ export class Legs {
 
   /** Has an instance render the prompt of a request, and adds its token ids to the request. */
   async addTokenIds({ request, headers }: ClientRequest): Promise<void> {
-    request.tokenIds = await this.#renderer.tokenIds(request, headers);
+    request.tokenIds = await this.#fleet.renderer.tokenIds(request, headers);
   }
 
   /**
@@ -213,7 +207,7 @@ export class Legs {
    * prefill worker has no call for it, so a decode instance gets a request that it refuses (see `releaseBody`).
    */
   release(part: Part, kvTransferParams: string, prefill: Instance): void {
-    this.inBackground(releaseBlocks(this, this.#upstream, part, kvTransferParams, prefill));
+    this.inBackground(releaseBlocks(this, this.#fleet.upstream, part, kvTransferParams, prefill));
   }
 
   /** Keeps `settled` waiting for work that goes on after its request has its answer. */
@@ -301,7 +295,7 @@ export class Legs {
     body: RequestBody,
     onSent?: () => void,
   ): Promise<UpstreamAnswer> {
-    return this.#upstream.send({
+    return this.#fleet.upstream.send({
       role: instance.role,
       url: instance.url,
       method: "POST",

@@ -1,5 +1,5 @@
-import { InstancePool, type Role, roundRobin } from "@kv/fleet";
-import { AutoscalingSignals, Deadline, parseGenerationRequest, Upstream } from "@kv/fleet/front-end";
+import { type Role, roundRobin } from "@kv/fleet";
+import { Deadline, Fleet, parseGenerationRequest } from "@kv/fleet/front-end";
 import { ambient as fillAmbient } from "@kv/interface";
 import { KV_PARAMS_TEXT, startUpstream } from "@kv/testing/http/fake-upstream";
 import { afterEach, expect, test } from "vitest";
@@ -33,24 +33,18 @@ async function setUp({ prefillWorks = false, decodeHangs = false }) {
     return server.url;
   };
   const ambient = fillAmbient();
-  const settings = readSettings({});
-  const poolOf = async (role: Role) => {
+  const instancesOf = async (role: Role) => {
     const urls = await Promise.all(Array.from({ length: 6 }, () => start(role)));
-    const instances = urls.map((url) => ({ url, kv: { engineId: "e" } }));
-    return new InstancePool({ ...ambient, role, instances, routing: roundRobin(), times: settings.timeouts });
+    return urls.map((url) => ({ url, kv: { engineId: "e" } }));
   };
-  const upstream = new Upstream({ connectMs: 5_000 });
-  open.push(upstream);
-  const [prefillers, decoders] = [await poolOf("prefill"), await poolOf("decode")];
-  const legs = new Legs({
-    prefillers,
-    decoders,
-    upstream,
-    settings,
-    pairing: undefined,
-    signals: new AutoscalingSignals({ prefillers, decoders, pairing: undefined, clock: ambient.clock }),
-    ambient,
+  const settings = readSettings({
+    prefillers: await instancesOf("prefill"),
+    decoders: await instancesOf("decode"),
+    ...{ pairing: { mode: "off" }, health: { intervalMs: 0 } },
   });
+  const fleet = new Fleet({ ...ambient, settings, createRouting: roundRobin });
+  open.push(fleet);
+  const legs = new Legs(fleet, settings);
   const engines = new PrefillEngines();
   const pull = new PullStrategy(legs, engines);
   const sequential = new PushSequentialStrategy(pull, ambient.random);

@@ -1,19 +1,16 @@
 import type { IncomingMessage, ServerResponse } from "node:http";
-import type { InstancePool } from "@kv/fleet";
-import type { Upstream } from "@kv/fleet/front-end";
+import type { Fleet } from "@kv/fleet/front-end";
 import { answerHeaders, Deadline, forwardedHeaders, legHeaders } from "@kv/fleet/front-end";
 import { errorForClient, type RequestSlot, type RequestsInFlight, sendError, shortened } from "@kv/http";
-import { type Ambient, KvError } from "@kv/interface";
+import { KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { tryInstances } from "../flow/attempts.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
 
 export interface DecodeRouteOptions {
-  readonly decoders: InstancePool;
-  readonly upstream: Upstream;
+  readonly fleet: Fleet;
   readonly settings: Pick<ProxySettings, "limits" | "timeouts" | "forwardHeaders" | "exposeInstances">;
   readonly inFlight: RequestsInFlight;
-  readonly ambient: Ambient;
 }
 
 /** A request that any decode instance can answer. */
@@ -47,8 +44,8 @@ export class DecodeRoute {
 
   /** Answers one request; never rejects. */
   async serve({ request, response, client, path, query, body, modelId }: DecodeRequest): Promise<void> {
-    const { decoders, upstream, settings, ambient, inFlight } = this.#options;
-    const { clock, random, log } = ambient;
+    const { fleet, settings, inFlight } = this.#options;
+    const { clock, random, log } = fleet.ambient;
     const limitBytes = settings.limits.heldAnswerLengthBytes;
     let slot: RequestSlot | undefined;
     const requestId = random.uuid();
@@ -60,10 +57,10 @@ export class DecodeRoute {
     response.on("error", () => {});
     try {
       slot = inFlight.admit(client);
-      const tries = { pool: decoders, context: { requestId }, deadline, retries: 0, log };
+      const tries = { pool: fleet.pools.decode, context: { requestId }, deadline, retries: 0, log };
       const { answer, bytes } = await tryInstances(tries, async (visit) => {
         const { url } = visit.instance;
-        const answer = await upstream.send({
+        const answer = await fleet.upstream.send({
           role: "decode",
           url,
           method: body === undefined ? "GET" : "POST",

@@ -1,5 +1,12 @@
 import { createHash } from "node:crypto";
-import { type Endpoint, refuseConnectorMembers } from "@kv/fleet/front-end";
+import {
+  type Endpoint,
+  type Fleet,
+  INSTANCE_CHANGES,
+  type InstanceChange,
+  refuseConnectorMembers,
+  requireToken,
+} from "@kv/fleet/front-end";
 import {
   type Certificate,
   errorAnswer,
@@ -9,18 +16,16 @@ import {
   shortened,
   type Turn,
 } from "@kv/http";
-import { type Ambient, KvError } from "@kv/interface";
+import { KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { applyCors } from "./cors.js";
 import type { DecodeRoute } from "./decode-route.js";
 import type { GenerationRoute } from "./generation-route.js";
-import { INSTANCE_CHANGES, type InstanceChange } from "./instance-changes.js";
-import { requireToken } from "./limits/admin-origin.js";
 import type { ResolvedLimits } from "./limits/resolved-limits.js";
 
 /** Options of `ClientServer`. */
 export interface ClientServerOptions {
-  readonly ambient: Ambient;
+  readonly fleet: Fleet;
   readonly settings: Pick<
     ProxySettings,
     "timeouts" | "exposeInstances" | "cors" | "instanceRoutes" | "sidecar"
@@ -32,8 +37,6 @@ export interface ClientServerOptions {
   readonly decodeRoute: DecodeRoute;
   /** With it, clients speak TLS. */
   readonly certificate: Certificate | undefined;
-  /** Finds out whether the proxy can serve requests; with the JSON of `/health`. */
-  readonly health: () => Promise<{ readonly ok: boolean; readonly body: object }>;
   /** The JSON of `/status`. */
   readonly status: () => object | Promise<object>;
 }
@@ -57,21 +60,19 @@ const PASSED_ON = {
 /** The HTTP server for clients: its routes, its limits, and errors in OpenAI's form. */
 export class ClientServer {
   readonly http: HttpServer;
-  /** True while the proxy closes. */
-  isDraining = false;
   readonly #options: ClientServerOptions;
   /** By path, the method and what serves it. */
   readonly #routes = new Map<string, { readonly method: "GET" | "POST"; readonly serve: Handler }>();
 
   constructor(options: ClientServerOptions) {
     this.#options = options;
-    const { limits, settings, certificate, ambient } = options;
+    const { limits, settings, certificate, fleet } = options;
     this.#addRoutes();
     this.http = new HttpServer({
       limits: { ...limits, ...settings.timeouts },
       bodies: limits,
       certificate,
-      clock: ambient.clock,
+      clock: fleet.ambient.clock,
       serve: (turn) => this.#serve(turn),
       answerError: (error) => {
         this.#countRefusal(error);
@@ -81,7 +82,7 @@ export class ClientServer {
   }
 
   #addRoutes(): void {
-    const { health, status, settings } = this.#options;
+    const { fleet, status, settings } = this.#options;
     for (const endpoint of ENDPOINTS)
       this.#routes.set(endpoint, { method: "POST", serve: (turn) => this.#generate(endpoint, turn) });
     const get = (path: string, serve: Handler) => this.#routes.set(path, { method: "GET", serve });
@@ -95,7 +96,7 @@ export class ClientServer {
         this.#routes.set(path, { method: "POST", serve: (turn) => this.#passOnWithBody(turn) });
     }
     const serveHealth: Handler = async ({ response }) => {
-      const { ok, body } = await health();
+      const { ok, body } = await fleet.health();
       sendJson(response, ok ? 200 : 503, body);
     };
     get("/health", serveHealth);
@@ -112,7 +113,7 @@ export class ClientServer {
   async #serve(turn: Turn): Promise<void> {
     const { request, response, path } = turn;
     // A client that keeps its connection would send its next request to a server that is closing.
-    if (this.isDraining) response.setHeader("connection", "close");
+    if (this.#options.fleet.isDraining) response.setHeader("connection", "close");
     const { cors } = this.#options.settings;
     if (cors !== undefined && applyCors(cors.origins, request, response)) return;
     const route = this.#routes.get(path.startsWith(MODEL_PATH) ? MODEL_PATH : path);
@@ -172,7 +173,7 @@ export class ClientServer {
   #countRefusal({ details }: KvError): void {
     const { limit } = details;
     if (typeof limit === "string")
-      this.#options.ambient.metrics.count("kv_proxy_refused_total", 1, { limit });
+      this.#options.fleet.ambient.metrics.count("kv_proxy_refused_total", 1, { limit });
   }
 }
 

@@ -1,5 +1,5 @@
 import { type InstancePool, instanceName, type Role } from "@kv/fleet";
-import type { InstanceChange, NamedInstance } from "../http/instance-changes.js";
+import type { InstanceChange, NamedInstance } from "@kv/fleet/front-end";
 
 /** The last change of an instance. */
 export interface Changed extends NamedInstance {

@@ -1,14 +1,17 @@
 import cluster, { type Worker } from "node:cluster";
 import { createServer } from "node:net";
-import type { MetricAsJson } from "@kv/fleet/front-end";
-import { WorkerMetrics } from "@kv/fleet/front-end";
+import {
+  AdminServer,
+  type InstanceChange,
+  type MetricAsJson,
+  readChange,
+  WorkerMetrics,
+} from "@kv/fleet/front-end";
 import { listen } from "@kv/http";
 import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
 import type { CliOptions } from "../config/cli-options.js";
 import { type ProxySettings, readSettings } from "../config/settings.js";
-import { AdminServer } from "../http/admin-server.js";
-import { type InstanceChange, readChange } from "../http/instance-changes.js";
-import { httpUrl, PAGE, type ProxyStatus } from "../proxy.js";
+import { PAGE, type ProxyStatus } from "../proxy.js";
 import { Calls } from "./calls.js";
 import { InstanceChangesLog } from "./instance-changes-log.js";
 import type { Loads, WorkerStart, WorkerStarted } from "./worker.js";
@@ -69,13 +72,15 @@ export class WorkerGroup {
     if (admin === undefined) return;
     this.#admin = new AdminServer({
       settings: admin,
-      page: PAGE,
       clock,
       operations: {
         status: () => this.status(),
-        requests: async () => mergedRequests(await this.#ask<WorkerReport>("report")),
-        metrics: () => this.#metricsText(),
+        metrics: { contentType: this.#metrics.contentType, text: () => this.#metricsText() },
         changeInstance: (change, body) => this.#changeInstance(change, body),
+        page: {
+          file: PAGE,
+          requests: async () => mergedRequests(await this.#ask<WorkerReport>("report")),
+        },
       },
     });
   }
@@ -91,10 +96,7 @@ export class WorkerGroup {
       const [first] = await Promise.all(forks);
       if (first === undefined) throw new KvError("KV_INTERNAL", "no worker was started");
       this.#started = true;
-      const { admin } = this.#settings;
-      if (admin === undefined || this.#admin === undefined) return first;
-      const adminPort = await this.#admin.listen(admin.host, admin.port);
-      return { ...first, adminUrl: httpUrl(admin.host, adminPort) };
+      return { ...first, adminUrl: await this.#admin?.listen() };
     } catch (error) {
       this.#closing = true;
       for (const { worker } of this.#workers.values()) worker.process.kill("SIGKILL");
@@ -236,11 +238,11 @@ export class WorkerGroup {
     });
   }
 
-  async #metricsText(): Promise<{ contentType: string; text: string }> {
+  async #metricsText(): Promise<string> {
     const [status, metrics] = await Promise.all([this.status(), this.#askEach<MetricAsJson[]>("metrics")]);
     for (const [{ worker }, json] of metrics)
       if (this.#workers.has(worker.id)) this.#metrics.reported(worker.id, json);
-    return { contentType: this.#metrics.contentType, text: await this.#metrics.text(status.signals) };
+    return await this.#metrics.text(status.signals);
   }
 
   /** Makes a change in all workers. Errors: those of the workers, when none could make it. */

@@ -1,6 +1,6 @@
 import { type InstancePool, instanceName, type Role } from "@kv/fleet";
+import type { InstanceChange } from "@kv/fleet/front-end";
 import type { Clock } from "@kv/interface";
-import type { InstanceChange } from "../http/instance-changes.js";
 import type { PrefillDecodeProxy, ProxyStatus, SharedByWorkers } from "../proxy.js";
 import { Calls } from "./calls.js";
 import { type Changed, replay } from "./instance-changes-log.js";

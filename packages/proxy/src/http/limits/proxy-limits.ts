@@ -1,9 +1,8 @@
-import { PREFILLER_HEADER, REQUEST_ID_LENGTH } from "@kv/fleet/front-end";
+import { ADMIN_LIMITS, PREFILLER_HEADER, REQUEST_ID_LENGTH } from "@kv/fleet/front-end";
 import { TOP_LEVEL_MEMBERS } from "@kv/http";
 import { ABANDONED_PREFILLS, BODIES_PER_CLIENT_BYTES } from "../../config/limit-settings.js";
 import { readSettings } from "../../config/settings.js";
 import { MAX_NAMED } from "../../sidecar/named-prefillers.js";
-import { ADMIN_LIMITS } from "../admin-server.js";
 
 /** One limit of the proxy's listeners, as documentation and tests list it. */
 export interface ProxyLimit {

@@ -4,9 +4,13 @@ import { isIP } from "node:net";
 import { shortened } from "@kv/http";
 import { KvError } from "@kv/interface";
 
-interface AdminHosts {
+/** Whom an admin listener serves. */
+export interface AdminHosts {
+  /** The address that it listens on. */
   readonly host: string;
+  /** What each request must carry; undefined: nothing. */
   readonly token?: string | undefined;
+  /** Names that requests may have in their Host header, beside addresses. */
   readonly allowedHosts: readonly string[];
 }
 

@@ -1,12 +1,8 @@
-import {
-  type InstancePool,
-  type InstanceSpec,
-  instanceSpecSchema,
-  parseInstanceSpec,
-  type Role,
-} from "@kv/fleet";
 import { KvError } from "@kv/interface";
 import { z } from "zod";
+import type { InstanceSpec, Role } from "../instances/instance.js";
+import type { InstancePool } from "../instances/instance-pool.js";
+import { instanceSpecSchema, parseInstanceSpec } from "../instances/instance-spec.js";
 
 const role = z.enum(["prefill", "decode"]);
 const instance = instanceSpecSchema;
