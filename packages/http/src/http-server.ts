@@ -15,12 +15,10 @@ import {
   sendParserError,
   writeError,
 } from "./answers/error-response.js";
-import { BodyBudget } from "./bodies/body-budget.js";
-import type { JsonLimits } from "./bodies/json-scan.js";
-import { parseBody, type ReceivedBody, readJsonBody } from "./bodies/read-body.js";
+import { parseBody } from "./bodies/json-pieces.js";
+import { BodyBudget, type JsonLimits, type ReceivedBody, readJsonBody } from "./bodies/read-body.js";
 import type { Certificate, CertificatePair } from "./certificate.js";
 import { ClientConnections } from "./connections/client-connections.js";
-import { checkRequestHead, targetOf } from "./request-head.js";
 
 /** Limits of connections and of the heads of requests. */
 export interface HttpConnectionLimits {
@@ -176,7 +174,7 @@ export class HttpServer {
   async withJson<T>(turn: Turn, use: (value: unknown) => T | Promise<T>): Promise<T> {
     const body = await this.readBody(turn);
     try {
-      return await use(await parseBody(body));
+      return await use(await parseBody(body.take()));
     } finally {
       body.share.end();
     }
@@ -210,6 +208,54 @@ export class HttpServer {
 }
 
 const nothing = () => {};
+
+/**
+ * Refuses heads that Node's parser accepts, and that another server on the way may read differently: two `Host` headers, another major version of
+ * HTTP, a transfer coding besides `chunked`, or any in HTTP/1.0. Errors: `KV_REQUEST_INVALID`; the answer closes the connection.
+ */
+function checkRequestHead(request: IncomingMessage, response: ServerResponse): void {
+  const error = refusalOf(request);
+  if (error === undefined) return;
+  // Another reading of this head would find another end of the request.
+  response.setHeader("connection", "close");
+  throw error;
+}
+
+function refusalOf(request: IncomingMessage): KvError | undefined {
+  const { httpVersionMajor, httpVersionMinor, rawHeaders } = request;
+  if (httpVersionMajor !== 1)
+    return refused(505, `HTTP/${request.httpVersion} is not served here`, "send HTTP/1.1");
+  let hosts = 0;
+  for (let at = 0; at < rawHeaders.length; at += 2) {
+    const name = rawHeaders[at];
+    if (name?.length === 4 && name.toLowerCase() === "host") hosts += 1;
+  }
+  if (hosts > 1) return refused(400, `the request has ${hosts} Host headers`, "send one");
+  const coding = request.headers["transfer-encoding"];
+  if (coding === undefined) return undefined;
+  if (httpVersionMinor === 0)
+    return refused(400, "a request in HTTP/1.0 has a transfer coding", "send content-length");
+  if (coding.trim().toLowerCase() !== "chunked")
+    return refused(
+      501,
+      "the request has a transfer coding besides chunked",
+      "send chunked, or content-length",
+    );
+  return undefined;
+}
+
+/** The path and the query of a request target in origin form or in absolute form (RFC 9112, 3.2). */
+function targetOf(url: string): { readonly path: string; readonly query: string } {
+  const absolute = /^https?:\/\/[^/?#]*/i.exec(url)?.[0];
+  const target = absolute === undefined ? url : url.slice(absolute.length);
+  const at = target.indexOf("?");
+  const path = at === -1 ? target : target.slice(0, at);
+  return { path: path === "" ? "/" : path, query: at === -1 ? "" : target.slice(at) };
+}
+
+function refused(httpStatus: number, message: string, hint: string): KvError {
+  return new KvError("KV_REQUEST_INVALID", message, { hint, details: { httpStatus } });
+}
 
 function createPlainOrTls(certificate: Certificate | undefined, options: ServerOptions): Server {
   if (certificate === undefined) return createHttpServer(options);

@@ -11,20 +11,23 @@ export { type ErrorAnswer, errorAnswer, errorEvent, sendError } from "./answers/
 export { type Overload, overloaded } from "./answers/overloaded.js";
 export { send, sendJson } from "./answers/send-json.js";
 export { shortened, shownValue } from "./answers/shown-value.js";
-export { BodyBudget, type BodyShare } from "./bodies/body-budget.js";
 export { ByteCollector } from "./bodies/byte-collector.js";
-export { type LongMember, parseJsonPieces } from "./bodies/json-pieces.js";
-export { type JsonLimits, JsonScan, TOP_LEVEL_MEMBERS } from "./bodies/json-scan.js";
-export { PARSES, type ReceivedBody } from "./bodies/read-body.js";
+export { type LongMember, PARSES, parseJsonPieces } from "./bodies/json-pieces.js";
+export {
+  BodyBudget,
+  checkContentLength,
+  IncomingBody,
+  type ReceivedBody,
+  TOP_LEVEL_MEMBERS,
+} from "./bodies/read-body.js";
 export {
   Certificate,
   type CertificateFiles,
   type CertificatePair,
   selfSigned,
 } from "./certificate.js";
-export { ClientConnections } from "./connections/client-connections.js";
+export { ClientConnections, type RequestSlot, RequestsInFlight } from "./connections/client-connections.js";
 export { type Member, MemberList } from "./connections/member-list.js";
-export { type RequestSlot, RequestsInFlight } from "./connections/requests-in-flight.js";
 export { type BodiesLimits, bodyLimits, connectionLimits, type HttpLimits } from "./http-limits.js";
 export {
   type HttpBodyLimits,

@@ -12,7 +12,7 @@ import {
   withLongMembers,
 } from "../../../packages/fleet/src/request/generation-request.js";
 import { type ParsedPieces, parseJsonPieces } from "../../../packages/http/src/bodies/json-pieces.js";
-import { JsonScan } from "../../../packages/http/src/bodies/json-scan.js";
+import { JsonScan } from "../../../packages/http/src/bodies/read-body.js";
 import { checkRemotePrefillParams, parseTransferParams } from "../../../packages/protocol/src/index.js";
 import {
   decodeBody,

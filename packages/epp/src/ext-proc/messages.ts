@@ -198,14 +198,6 @@ export function endpointLabel(path: string): string {
   return path.startsWith("/v1/models") ? "/v1/models" : "other";
 }
 
-/** 413: the body is larger than the limit. */
-export function tooLarge(limitBytes: number): KvError {
-  return new KvError("KV_REQUEST_INVALID", `the body is larger than ${limitBytes} bytes`, {
-    hint: "the limit is set by limits.bodyLengthBytes, or --body-limit-bytes",
-    details: { httpStatus: 413, limit: "limits.bodyLengthBytes" },
-  });
-}
-
 /** 408: the body did not arrive in time. */
 export function tooSlow(receiveMs: number): KvError {
   return new KvError("KV_REQUEST_TIMEOUT", `the body did not arrive within ${receiveMs} ms`, {

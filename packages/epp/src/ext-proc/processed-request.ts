@@ -2,7 +2,6 @@ import { once } from "node:events";
 import type { ServerDuplexStream } from "@grpc/grpc-js";
 import type { FailureStage, Instance, Visit } from "@kv/fleet";
 import {
-  Deadline,
   type Endpoint,
   type Fleet,
   type GenerationRequest,
@@ -13,14 +12,13 @@ import {
 } from "@kv/fleet/front-end";
 import {
   type BodyBudget,
-  type BodyShare,
-  ByteCollector,
+  checkContentLength,
   errorBody,
   errorForClient,
-  JsonScan,
+  IncomingBody,
   overloaded,
 } from "@kv/http";
-import { KvError, type Span, Turns } from "@kv/interface";
+import { KvError, type Span, type Timer, Turns } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
 import { type Choice, type EndpointPicker, endpointOf } from "../pick/endpoint-picker.js";
 import {
@@ -36,7 +34,6 @@ import {
   refusalStatus,
   requireFullDuplex,
   requireServed,
-  tooLarge,
   tooSlow,
   upstreamAddress,
 } from "./messages.js";
@@ -77,7 +74,6 @@ export function extProcService(options: ProcessedRequestOptions) {
 class ProcessedRequest {
   readonly #call: ProcessCall;
   readonly #options: ProcessedRequestOptions;
-  readonly #deadline: Deadline;
   readonly #startedAtMs: number;
   /** Resolves when the gateway has closed the stream. */
   readonly #closed: Promise<void>;
@@ -85,12 +81,12 @@ class ProcessedRequest {
   #path = "";
   #requestId: string | undefined = undefined;
   #subset: ReadonlySet<string> | undefined = undefined;
-  #scan: JsonScan | undefined = undefined;
-  #share: BodyShare | undefined = undefined;
-  /** The body while it comes, and when it has come. */
-  readonly #received = new ByteCollector();
+  /** The body while it comes. */
+  #incoming: IncomingBody | undefined = undefined;
+  /** The body when it has come. */
   #body: Buffer = Buffer.alloc(0);
-  #lengthBytes = 0;
+  /** Runs while the body comes. */
+  #timer: Timer | undefined = undefined;
   #choice: Choice | undefined = undefined;
   /** The visit of the decode instance that serves the request. */
   #decode: Visit | undefined = undefined;
@@ -101,10 +97,7 @@ class ProcessedRequest {
   constructor(call: ProcessCall, options: ProcessedRequestOptions) {
     this.#call = call;
     this.#options = options;
-    const { clock } = options.fleet.ambient;
-    this.#startedAtMs = clock.now();
-    this.#deadline = new Deadline({ clock });
-    this.#deadline.onAbort(() => this.#refuse(tooSlow(options.settings.timeouts.receiveMs)));
+    this.#startedAtMs = options.fleet.ambient.clock.now();
     this.#closed = new Promise((resolve) => {
       call.once("cancelled", () => resolve());
       call.once("close", () => resolve());
@@ -190,24 +183,16 @@ class ProcessedRequest {
       });
     this.#subset = endpoints === undefined ? undefined : new Set(endpoints);
     requireServed(this.#headers[":method"] ?? "", this.#path);
-    if (Number(this.#headers["content-length"] ?? 0) > limits.bodyLengthBytes)
-      throw tooLarge(limits.bodyLengthBytes);
-    this.#scan = new JsonScan(limits);
+    checkContentLength(this.#headers["content-length"], limits);
     // What all gateways send counts together.
-    this.#share = budget.open("", (error) => this.#refuse(error));
-    this.#deadline.startPhase("the arrival of the body", timeouts.receiveMs);
+    this.#incoming = new IncomingBody(limits, budget, "", (error) => this.#refuse(error));
+    const { receiveMs } = timeouts;
+    this.#timer = fleet.ambient.clock.setTimer(() => this.#refuse(tooSlow(receiveMs)), receiveMs);
   }
 
   #takeBody(body: Buffer | undefined): void {
     if (body === undefined || body.length === 0) return;
-    const { bodyLengthBytes } = this.#options.settings.limits;
-    const leftBytes = bodyLengthBytes - this.#lengthBytes;
-    this.#lengthBytes += body.length;
-    // The first byte above a limit decides, wherever the messages end.
-    this.#scan?.push(body.subarray(0, leftBytes));
-    if (body.length > leftBytes) throw tooLarge(bodyLengthBytes);
-    this.#share?.add(body.length);
-    this.#received.push(body);
+    this.#incoming?.push(body);
   }
 
   /** Chooses instances for a request that has arrived, and answers its headers. */
@@ -215,9 +200,9 @@ class ProcessedRequest {
     const { fleet, picker } = this.#options;
     const { clock, metrics, tracer } = fleet.ambient;
     const arrivedAtMs = clock.now();
-    this.#deadline.endPhase();
-    this.#share?.arrived();
-    this.#body = this.#received.take();
+    this.#timer?.cancel();
+    this.#incoming?.share.arrived();
+    this.#body = this.#incoming?.take() ?? this.#body;
     const requestId = this.#requestId ?? "";
     const span = tracer?.start("kv_epp.pick", {
       kind: "server",
@@ -281,7 +266,7 @@ class ProcessedRequest {
     const body = this.#body;
     this.#body = Buffer.alloc(0);
     for (const response of bodyResponses("request_body", body, isLast)) await this.#write(response);
-    this.#share?.end();
+    this.#incoming?.share.end();
   }
 
   /** The head of the answer: D has the prompt's KV, so the prefill instance has done its part. */
@@ -323,7 +308,7 @@ class ProcessedRequest {
   #refuse(error: KvError): void {
     if (this.#failure !== undefined || this.#choice !== undefined) return;
     this.#failure = error;
-    this.#received.take();
+    this.#incoming?.take();
     this.#body = Buffer.alloc(0);
     const shown = errorForClient(error, this.#options.settings.exposeInstances);
     const { retryAfterSeconds } = error.details;
@@ -344,8 +329,8 @@ class ProcessedRequest {
 
   /** Ends visits, and reports the request. */
   #end(): void {
-    this.#deadline.close();
-    this.#share?.end();
+    this.#timer?.cancel();
+    this.#incoming?.share.end();
     const status = this.#status;
     if (this.#failure === undefined && status === undefined && this.#requestId !== undefined)
       this.#failure = new KvError("KV_REQUEST_ABORTED", "the gateway closed the stream before an answer");

@@ -1,3 +1,9 @@
+import { KvError, Turns } from "@kv/interface";
+
+/** A body of at most this many bytes is read and parsed at once; a larger one in turns with the others. */
+export const AT_ONCE_BYTES = 64 * 1024;
+/** Parses of bodies, and the pieces of them. */
+export const PARSES = new Turns(1);
 /** Bytes that are parsed at once. JSON.parse takes about a millisecond for so many. */
 const PIECE_BYTES = 256 * 1024;
 /** A member of the outermost object that is longer than this is found by its position. */
@@ -318,4 +324,17 @@ function isBlank(bytes: Uint8Array, from: number, end: number): boolean {
     if (byte !== 0x20 && byte !== 0x0a && byte !== 0x0d && byte !== 0x09) return false;
   }
   return true;
+}
+
+/** The value of a body. Errors: `KV_REQUEST_INVALID`. */
+export async function parseBody(bytes: Uint8Array): Promise<unknown> {
+  const pieces = parseJsonPieces(bytes);
+  try {
+    if (bytes.length > AT_ONCE_BYTES) return (await PARSES.run(pieces)).value;
+    let step = pieces.next();
+    while (step.done !== true) step = pieces.next();
+    return step.value.value;
+  } catch {
+    throw new KvError("KV_REQUEST_INVALID", "the body is not JSON");
+  }
 }

@@ -1,17 +1,22 @@
 import type { IncomingMessage } from "node:http";
 import { KvError, Turns } from "@kv/interface";
+import { overloaded } from "../answers/overloaded.js";
 import { shortened } from "../answers/shown-value.js";
-import type { BodyBudget, BodyShare } from "./body-budget.js";
 import { ByteCollector } from "./byte-collector.js";
-import { parseJsonPieces } from "./json-pieces.js";
-import { type JsonLimits, JsonScan } from "./json-scan.js";
+import { AT_ONCE_BYTES, PARSES } from "./json-pieces.js";
 
-/** A body of at most this many bytes is read and parsed at once; a larger one in turns with the others. */
-const AT_ONCE_BYTES = 64 * 1024;
 /** Node reads pieces of at most 64 KiB. */
 const PIECES = new Turns(4);
-/** Parses of bodies, and the pieces of them. */
-export const PARSES = new Turns(1);
+
+/** Limits of a JSON text, so that its parse takes little time and its values little memory. */
+export interface JsonLimits {
+  /** Objects and lists inside of one another. */
+  readonly bodyDepth: number;
+  /** Members of all objects, and all objects and lists. */
+  readonly bodyMembers: number;
+  /** Elements of all lists and members of all objects. */
+  readonly bodyValues: number;
+}
 
 /** Limits of one body. */
 export interface BodyLimits extends JsonLimits {
@@ -30,11 +35,50 @@ export interface ReadBodyOptions {
 }
 
 /** A body that has arrived. */
-export interface ReceivedBody {
-  /** Returns the bytes once and forgets them, so that they do not stay in memory beside what is parsed from them. */
-  readonly take: () => Uint8Array;
-  /** Its memory in the budget. The caller ends it, with the request. */
+export type ReceivedBody = Pick<IncomingBody, "take" | "share">;
+
+/** The bytes of one body while they come, within its limits and the memory for all bodies. */
+export class IncomingBody {
+  /** Its memory in the budget. Whoever reads it ends the share, with the request. */
   readonly share: BodyShare;
+  readonly #limits: BodyLimits;
+  readonly #scan: JsonScan;
+  readonly #bytes = new ByteCollector();
+  #lengthBytes = 0;
+
+  /** `refuse`: called when it must make room for other bodies. */
+  constructor(limits: BodyLimits, budget: BodyBudget, client: string, refuse: (error: KvError) => void) {
+    this.#limits = limits;
+    this.#scan = new JsonScan(limits);
+    this.share = budget.open(client, refuse);
+  }
+
+  /** Bytes that have come. */
+  get lengthBytes(): number {
+    return this.#lengthBytes;
+  }
+
+  /** Takes the next bytes. Errors: `KV_REQUEST_INVALID` above a limit, with the status 413 for too many bytes; `KV_PROXY_OVERLOADED` without memory. */
+  push(chunk: Buffer): void {
+    const { bodyLengthBytes: limitBytes } = this.#limits;
+    const leftBytes = limitBytes - this.#lengthBytes;
+    this.#lengthBytes += chunk.length;
+    // The first byte above a limit decides, wherever the chunks end.
+    this.#scan.push(chunk.length > leftBytes ? chunk.subarray(0, leftBytes) : chunk);
+    if (chunk.length > leftBytes) throw tooLarge(limitBytes);
+    this.share.add(chunk.length);
+    this.#bytes.push(chunk);
+  }
+
+  /** Returns the bytes once and forgets them, so that they do not stay in memory beside what is parsed from them. */
+  take(): Buffer {
+    return this.#bytes.take();
+  }
+}
+
+/** Errors: `KV_REQUEST_INVALID` (413) for a body whose head says that it is too long. */
+export function checkContentLength(contentLength: string | undefined, { bodyLengthBytes }: BodyLimits): void {
+  if (Number(contentLength ?? 0) > bodyLengthBytes) throw tooLarge(bodyLengthBytes);
 }
 
 /**
@@ -46,38 +90,26 @@ export function readJsonBody(
   request: IncomingMessage,
   { limits, anyContentType, budget, client, onAccepted }: ReadBodyOptions,
 ): Promise<ReceivedBody> {
-  const { bodyLengthBytes: limitBytes } = limits;
   const type = request.headers["content-type"];
-  if (anyContentType !== true && !/^application\/json\s*(;|$)/i.test(type ?? ""))
-    return Promise.reject(wrongType(type));
-  if (Number(request.headers["content-length"] ?? 0) > limitBytes)
-    return Promise.reject(tooLarge(limitBytes));
-  onAccepted?.();
   return new Promise((resolve, reject) => {
-    const bytes = new ByteCollector();
-    let lengthBytes = 0;
+    if (anyContentType !== true && !/^application\/json\s*(;|$)/i.test(type ?? "")) throw wrongType(type);
+    checkContentLength(request.headers["content-length"], limits);
+    onAccepted?.();
     let complete = false;
     let refused = false;
-    const scan = new JsonScan(limits);
     const refuse = (error: unknown) => {
       if (complete) return;
       refused = true;
       request.removeAllListeners("data");
-      bytes.take();
-      share.end();
+      body.take();
+      body.share.end();
       reject(error);
     };
-    const share = budget.open(client, refuse);
+    const body = new IncomingBody(limits, budget, client, refuse);
     request.on("data", (chunk: Buffer) => {
-      const leftBytes = limitBytes - lengthBytes;
-      lengthBytes += chunk.length;
       try {
-        // The first byte above a limit decides, wherever the chunks end.
-        scan.push(chunk.length > leftBytes ? chunk.subarray(0, leftBytes) : chunk);
-        if (chunk.length > leftBytes) throw tooLarge(limitBytes);
-        share.add(chunk.length);
-        bytes.push(chunk);
-        if (lengthBytes > AT_ONCE_BYTES) {
+        body.push(chunk);
+        if (body.lengthBytes > AT_ONCE_BYTES) {
           request.pause();
           // The rest of a refused body stays unread.
           PIECES.later(() => {
@@ -90,10 +122,9 @@ export function readJsonBody(
     });
     request.once("end", () => {
       complete = true;
-      share.arrived();
-      const take = () => bytes.take();
-      if (lengthBytes > AT_ONCE_BYTES) PARSES.later(() => resolve({ take, share }));
-      else resolve({ take, share });
+      body.share.arrived();
+      if (body.lengthBytes > AT_ONCE_BYTES) PARSES.later(() => resolve(body));
+      else resolve(body);
     });
     request.once("error", (cause) => {
       refuse(
@@ -101,20 +132,6 @@ export function readJsonBody(
       );
     });
   });
-}
-
-/** The value of a body. Errors: `KV_REQUEST_INVALID`. */
-export async function parseBody(body: ReceivedBody): Promise<unknown> {
-  const bytes = body.take();
-  const pieces = parseJsonPieces(bytes);
-  try {
-    if (bytes.length > AT_ONCE_BYTES) return (await PARSES.run(pieces)).value;
-    let step = pieces.next();
-    while (step.done !== true) step = pieces.next();
-    return step.value.value;
-  } catch {
-    throw new KvError("KV_REQUEST_INVALID", "the body is not JSON");
-  }
 }
 
 function wrongType(type: string | undefined): KvError {
@@ -127,7 +144,242 @@ function wrongType(type: string | undefined): KvError {
 
 function tooLarge(limitBytes: number): KvError {
   return new KvError("KV_REQUEST_INVALID", `the body is larger than ${limitBytes} bytes`, {
-    hint: "send less at once",
+    hint: "send less at once; limits.bodyLengthBytes sets the limit",
     details: { httpStatus: 413, limit: "limits.bodyLengthBytes" },
+  });
+}
+
+/** Members of the outermost object. vLLM's requests have about 80. Each part of a request that is split has all of them. */
+export const TOP_LEVEL_MEMBERS = 1_000;
+
+const QUOTE = 0x22;
+const BACKSLASH = 0x5c;
+const COMMA = 0x2c;
+const COLON = 0x3a;
+
+/**
+ * Counts the values of a JSON text while its bytes come, without parsing them. Whether the text is JSON, the parse decides. Its cost is a step for each
+ * byte outside of strings, spread over the arrival of the body.
+ */
+export class JsonScan {
+  readonly #limits: JsonLimits;
+  #inString = false;
+  #escaped = false;
+  #depth = 0;
+  #members = 0;
+  #topLevel = 0;
+  #values = 0;
+
+  constructor(limits: JsonLimits) {
+    this.#limits = limits;
+  }
+
+  /** Reads the next bytes. Errors: `KV_REQUEST_INVALID` above a limit. */
+  push(bytes: Uint8Array): void {
+    let at = this.#inString ? this.#endOfString(bytes, 0) : 0;
+    while (at < bytes.length) {
+      const byte = bytes[at];
+      at += 1;
+      if (byte === QUOTE) at = this.#endOfString(bytes, at);
+      else if (byte === COMMA) this.#value();
+      else if (byte === COLON) this.#member();
+      // [ and {, ] and }
+      else if (byte === 0x5b || byte === 0x7b) this.#open();
+      else if (byte === 0x5d || byte === 0x7d) this.#depth -= 1;
+    }
+  }
+
+  /** The position after the closing quote of the string that goes on at `from`; the length where it has not come. */
+  #endOfString(bytes: Uint8Array, from: number): number {
+    let at = from;
+    for (;;) {
+      const quote = bytes.indexOf(QUOTE, at);
+      const end = quote === -1 ? bytes.length : quote;
+      let slashes = 0;
+      while (end - 1 - slashes >= at && bytes[end - 1 - slashes] === BACKSLASH) slashes += 1;
+      // A backslash at the end of the bytes before escapes the first one of these.
+      if (this.#escaped && end - slashes === at) slashes += 1;
+      const escaped = slashes % 2 === 1;
+      this.#escaped = quote === -1 && escaped;
+      this.#inString = quote === -1 || escaped;
+      if (quote === -1) return bytes.length;
+      at = quote + 1;
+      if (!escaped) return at;
+    }
+  }
+
+  #value(): void {
+    this.#values += 1;
+    const { bodyValues } = this.#limits;
+    if (this.#values > bodyValues) throw above("limits.bodyValues", bodyValues, "values");
+  }
+
+  #open(): void {
+    this.#depth += 1;
+    this.#members += 1;
+    const { bodyDepth, bodyMembers } = this.#limits;
+    if (this.#depth > bodyDepth) throw above("limits.bodyDepth", bodyDepth, "levels of objects and lists");
+    if (this.#members > bodyMembers) throw above("limits.bodyMembers", bodyMembers, "members and lists");
+  }
+
+  #member(): void {
+    this.#members += 1;
+    const { bodyMembers } = this.#limits;
+    if (this.#members > bodyMembers) throw above("limits.bodyMembers", bodyMembers, "members and lists");
+    if (this.#depth !== 1) return;
+    this.#topLevel += 1;
+    if (this.#topLevel > TOP_LEVEL_MEMBERS) throw above(undefined, TOP_LEVEL_MEMBERS, "top-level members");
+  }
+}
+
+function above(limit: string | undefined, count: number, what: string): KvError {
+  return new KvError("KV_REQUEST_INVALID", `the body has more than ${count} ${what}`, {
+    hint: limit === undefined ? "send fewer" : `send fewer, or raise ${limit}`,
+    details: { limit: limit ?? "top-level members" },
+  });
+}
+
+export interface BodyBudgetOptions {
+  /** Bytes of all bodies together. */
+  readonly allBytes: number;
+  readonly perClientBytes: number;
+}
+
+/** The first bytes of a body are not counted: short requests are served while long ones wait for memory. */
+const UNCOUNTED_BYTES = 16 * 1024;
+
+/**
+ * The memory for clients' bodies, from their first byte until the request has its answer. When it is used up, the largest body that is still
+ * arriving is refused. So clients that send large bodies slowly are refused before those that send small ones.
+ */
+export class BodyBudget {
+  readonly #options: BodyBudgetOptions;
+  readonly #arriving = new Set<BodyShare>();
+  readonly #byClient = new Map<string, number>();
+  #heldBytes = 0;
+
+  constructor(options: BodyBudgetOptions) {
+    this.#options = options;
+  }
+
+  /** Opens the share of one body. `refuse` is called when it must make room for others. The caller ends the share. */
+  open(client: string, refuse: (error: KvError) => void): BodyShare {
+    return new BodyShare(this, client, refuse);
+  }
+
+  /** Counts `more` bytes for a share. Errors: `KV_PROXY_OVERLOADED`; with status 413 when no waiting would help. */
+  take(share: BodyShare, more: number): void {
+    const { allBytes, perClientBytes } = this.#options;
+    if (share.heldBytes + more > Math.min(allBytes, perClientBytes))
+      throw neverFits(share, more, this.#options);
+    const heldByClient = () => this.#byClient.get(share.client) ?? 0;
+    while (heldByClient() + more > perClientBytes) this.#makeRoom(share, more, true);
+    while (this.#heldBytes + more > allBytes) this.#makeRoom(share, more, false);
+    this.#heldBytes += more;
+    this.#byClient.set(share.client, heldByClient() + more);
+    if (share.arriving) this.#arriving.add(share);
+  }
+
+  /** Gives the bytes of a share back. */
+  give(share: BodyShare): void {
+    this.#arriving.delete(share);
+    this.#heldBytes -= share.heldBytes;
+    const left = (this.#byClient.get(share.client) ?? 0) - share.heldBytes;
+    if (left > 0) this.#byClient.set(share.client, left);
+    else this.#byClient.delete(share.client);
+  }
+
+  /** The body has arrived, so it is not refused any more. */
+  arrived(share: BodyShare): void {
+    this.#arriving.delete(share);
+  }
+
+  #makeRoom(share: BodyShare, more: number, ofClient: boolean): void {
+    let largest = share;
+    let largestBytes = share.heldBytes + more;
+    for (const other of this.#arriving) {
+      if (other === share || (ofClient && other.client !== share.client)) continue;
+      if (other.heldBytes <= largestBytes) continue;
+      largest = other;
+      largestBytes = other.heldBytes;
+    }
+    const error = full(this.#options, ofClient);
+    if (largest === share) throw error;
+    largest.end();
+    largest.refuse(error);
+  }
+}
+
+/** What one request holds of the budget. */
+export class BodyShare {
+  /** The client, as limits per client count it. */
+  readonly client: string;
+  /** Called when it must make room for others. */
+  readonly refuse: (error: KvError) => void;
+  readonly #budget: BodyBudget;
+  #lengthBytes = 0;
+  #heldBytes = 0;
+  #arriving = true;
+  #ended = false;
+
+  constructor(budget: BodyBudget, client: string, refuse: (error: KvError) => void) {
+    this.#budget = budget;
+    this.client = client;
+    this.refuse = refuse;
+  }
+
+  /** Bytes that are counted. */
+  get heldBytes(): number {
+    return this.#heldBytes;
+  }
+
+  /** Whether more of the body may come. */
+  get arriving(): boolean {
+    return this.#arriving;
+  }
+
+  /** Counts bytes that have come, or copies of them. Errors: `KV_PROXY_OVERLOADED`. */
+  add(lengthBytes: number): void {
+    if (this.#ended) return;
+    this.#lengthBytes += lengthBytes;
+    const more = Math.max(0, this.#lengthBytes - UNCOUNTED_BYTES) - this.#heldBytes;
+    if (more === 0) return;
+    this.#budget.take(this, more);
+    this.#heldBytes += more;
+  }
+
+  /** The whole body has come. */
+  arrived(): void {
+    this.#arriving = false;
+    this.#budget.arrived(this);
+  }
+
+  /** Gives the bytes back. */
+  end(): void {
+    if (this.#ended) return;
+    this.#ended = true;
+    this.#budget.give(this);
+    this.#heldBytes = 0;
+  }
+}
+
+function full({ allBytes, perClientBytes }: BodyBudgetOptions, byClient: boolean): KvError {
+  return overloaded({
+    limit: byClient ? "limits.bodiesPerClientLengthBytes" : "limits.bodiesLengthBytes",
+    message: byClient
+      ? `the bodies of this client are larger than ${perClientBytes} bytes together`
+      : `the bodies of all requests are larger than ${allBytes} bytes together`,
+    byClient,
+  });
+}
+
+function neverFits(share: BodyShare, more: number, { allBytes, perClientBytes }: BodyBudgetOptions): KvError {
+  const limit = perClientBytes <= allBytes ? "limits.bodiesPerClientLengthBytes" : "limits.bodiesLengthBytes";
+  const message =
+    `the request needs ${share.heldBytes + more} bytes with all its prompts and copies; ` +
+    `the limit is ${Math.min(allBytes, perClientBytes)}`;
+  return new KvError("KV_REQUEST_INVALID", message, {
+    hint: `send fewer copies in one request, or raise ${limit}`,
+    details: { httpStatus: 413, limit },
   });
 }
