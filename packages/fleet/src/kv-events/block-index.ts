@@ -52,7 +52,8 @@ interface Run {
  */
 export class BlockIndex {
   readonly #tree: BlockTree;
-  readonly #instance: Instance;
+  /** The number of the instance in the tree. */
+  readonly #holder: number;
   readonly #maxBlocks: number;
   #blocks = new BlockHashes();
   readonly #groups = new Map<number, Group>();
@@ -68,7 +69,7 @@ export class BlockIndex {
   /** `tree`: of all instances. Blocks above `maxBlocks` are not recorded. */
   constructor(tree: BlockTree, instance: Instance, maxBlocks = 500_000) {
     this.#tree = tree;
-    this.#instance = instance;
+    this.#holder = tree.holderOf(instance);
     this.#maxBlocks = maxBlocks;
   }
 
@@ -123,13 +124,13 @@ export class BlockIndex {
       if (this.#blocks.hasCopies(number)) continue;
       const block = this.#blocks.block(number);
       this.#blocks.remove(number);
-      if (block !== 0) this.#tree.drop(block, this.#instance);
+      if (block !== 0) this.#tree.drop(block, this.#holder);
     }
   }
 
   /** Removes all blocks. */
   cleared(): void {
-    for (const number of this.#blocks.placed()) this.#tree.drop(this.#blocks.block(number), this.#instance);
+    for (const number of this.#blocks.placed()) this.#tree.drop(this.#blocks.block(number), this.#holder);
     for (const geometry of this.#geometries.values()) this.#tree.closed(geometry);
     this.#geometries.clear();
     this.#blocks = new BlockHashes();
@@ -149,7 +150,7 @@ export class BlockIndex {
     if (first === undefined) return 0;
     if (groups.length === 1 && first.needs === "all") {
       const path = this.#path(tokens, first.blockSize);
-      const missing = path.findIndex((block) => !this.#tree.has(block, this.#instance));
+      const missing = path.findIndex((block) => !this.#tree.has(block, this.#holder));
       return (missing === -1 ? path.length : missing) * first.blockSize;
     }
     const sizes = [...new Set(groups.map(({ blockSize }) => blockSize))];
@@ -271,12 +272,12 @@ export class BlockIndex {
   #placeOne(number: number, parent: number, tokens: number): number {
     const [known, there] = [this.#blocks.block(number), this.#tree.at(parent, tokens)];
     if (known !== 0 && known === there) return known;
-    if (known !== 0 || (there !== 0 && this.#tree.has(there, this.#instance))) {
+    if (known !== 0 || (there !== 0 && this.#tree.has(there, this.#holder))) {
       this.#contradictions += 1;
       return 0;
     }
     const block = there === 0 ? this.#tree.add(parent, tokens) : there;
-    this.#tree.hold(block, this.#instance);
+    this.#tree.hold(block, this.#holder);
     this.#blocks.place(number, block);
     return block;
   }

@@ -1,12 +1,13 @@
 import type { Instance } from "../instances/instance.js";
+import type { Holders } from "../routing/routing.js";
 import { HashTable, larger, mixed } from "./hash-table.js";
 
 /** Sizes of blocks that are followed. Others are not found by a prompt. */
 const MAX_GEOMETRIES = 8;
-/** More holders of a block are a set, fewer are a list. */
+/** More holders of a block are a bit set, fewer are a list. */
 const MOST_LISTED = 16;
 const FIRST_ROWS = 1024;
-/** Marks the number of a list or set of holders, where others are numbers of an instance. */
+/** Marks the number of a list or set of holders, where others are numbers of a holder. */
 const SEVERAL = 0x80000000;
 
 /** How prompts are cut into blocks: their tokens, and the tokens after them that their hashes cover too. */
@@ -21,11 +22,11 @@ export interface KnownGeometry extends BlockGeometry {
   readonly root: number;
 }
 
-type Holders = readonly Instance[] | Set<Instance>;
+type Several = readonly number[] | BitSet;
 
 /** Instances that may have the first blocks of a prompt in their prefix cache. */
 export interface PromptHolders {
-  readonly instances: ReadonlySet<Instance>;
+  readonly instances: Holders;
   /** Tokens of the prompt up to the last block that each of them has. An instance may have removed a block and kept later ones. */
   readonly tokens: number;
 }
@@ -48,7 +49,8 @@ export class BlockTree {
   #firstFree = 0;
   readonly #instances: (Instance | undefined)[] = [undefined];
   readonly #numbers = new Map<Instance, number>();
-  readonly #several: (Holders | undefined)[] = [];
+  readonly #freeNumbers: number[] = [];
+  readonly #several: (Several | undefined)[] = [];
   readonly #freeSeveral: number[] = [];
   readonly #geometries = new Map<string, KnownGeometry & { users: number }>();
   /** A router looks a prompt up for one instance after another. Valid until a block comes or goes. */
@@ -103,46 +105,45 @@ export class BlockTree {
     return block;
   }
 
-  /** Records that an instance has a block. */
-  hold(block: number, instance: Instance): void {
-    const holder = this.#holders[block] ?? 0;
-    if (holder < SEVERAL) {
-      const first = this.#instances[holder];
-      if (first === undefined) this.#holders[block] = this.#numberOf(instance);
-      if (first === undefined || first === instance) return;
+  /** Records that a holder has a block. */
+  hold(block: number, holder: number): void {
+    const known = this.#holders[block] ?? 0;
+    if (known === 0) this.#holders[block] = holder;
+    if (known === 0 || known === holder) return;
+    if (known < SEVERAL) {
       const several = this.#freeSeveral.pop() ?? this.#several.length;
-      this.#several[several] = [first, instance];
+      this.#several[several] = [known, holder];
       this.#holders[block] = SEVERAL + several;
       return;
     }
-    const at = holder - SEVERAL;
+    const at = known - SEVERAL;
     const several = this.#several[at];
-    if (several instanceof Set) several.add(instance);
-    // An array that grows keeps room for many more.
-    else if (several?.includes(instance) === false)
-      this.#several[at] =
-        several.length < MOST_LISTED ? [...several, instance] : new Set([...several, instance]);
+    if (several instanceof BitSet) several.add(holder);
+    else if (several?.includes(holder) === false) {
+      // An array that grows keeps room for many more.
+      const all = [...several, holder];
+      this.#several[at] = all.length <= MOST_LISTED ? all : new BitSet(all);
+    }
   }
 
-  /** An instance no longer has a block. A block that nobody has is forgotten when it has no children. */
-  drop(block: number, instance: Instance): void {
-    const holder = this.#holders[block] ?? 0;
-    if (holder >= SEVERAL) {
-      const at = holder - SEVERAL;
+  /** A holder no longer has a block. A block that nobody has is forgotten when it has no children. */
+  drop(block: number, holder: number): void {
+    const known = this.#holders[block] ?? 0;
+    if (known >= SEVERAL) {
+      const at = known - SEVERAL;
       let several = this.#several[at] ?? [];
-      if (several instanceof Set) several.delete(instance);
+      if (several instanceof BitSet) several.delete(holder);
       else {
-        several = several.filter((other) => other !== instance);
+        several = several.filter((other) => other !== holder);
         this.#several[at] = several;
       }
       if (sizeOf(several) > 1) return;
-      const [left] = several;
-      this.#holders[block] = left === undefined ? 0 : this.#numberOf(left);
+      this.#holders[block] = [...several][0] ?? 0;
       this.#several[at] = undefined;
       this.#freeSeveral.push(at);
       return;
     }
-    if (holder === 0 || this.#instances[holder] !== instance) return;
+    if (known !== holder) return;
     this.#holders[block] = 0;
     let gone = block;
     while (this.#parents[gone] !== 0 && this.#children[gone] === 0 && this.#holders[gone] === 0) {
@@ -156,12 +157,23 @@ export class BlockTree {
     }
   }
 
-  /** Whether an instance has a block. */
-  has(block: number, instance: Instance): boolean {
-    const holder = this.#holders[block] ?? 0;
-    if (holder < SEVERAL) return holder !== 0 && this.#instances[holder] === instance;
-    const several = this.#several[holder - SEVERAL];
-    return several instanceof Set ? several.has(instance) : several?.includes(instance) === true;
+  /** Whether a holder has a block. */
+  has(block: number, holder: number): boolean {
+    const known = this.#holders[block] ?? 0;
+    if (known < SEVERAL) return known === holder;
+    const several = this.#several[known - SEVERAL];
+    return several instanceof BitSet ? several.has(holder) : several?.includes(holder) === true;
+  }
+
+  /** The number of an instance as a holder of blocks. */
+  holderOf(instance: Instance): number {
+    let number = this.#numbers.get(instance);
+    if (number === undefined) {
+      number = this.#freeNumbers.pop() ?? this.#instances.length;
+      this.#instances[number] = instance;
+      this.#numbers.set(instance, number);
+    }
+    return number;
   }
 
   /** Forgets an instance, which has no blocks any more. */
@@ -170,6 +182,7 @@ export class BlockTree {
     if (number === undefined) return;
     this.#numbers.delete(instance);
     this.#instances[number] = undefined;
+    this.#freeNumbers.push(number);
   }
 
   /** The blocks of a prompt that any instance has, from its first. The last token is not in them: it is always computed. */
@@ -192,9 +205,9 @@ export class BlockTree {
 
   /** The instances that may have a begin of a prompt, the longest begin first. */
   holders(tokens: ArrayLike<number>): PromptHolders[] {
-    const found: { readonly tokens: number; readonly holders: Holders }[] = [];
+    const found: { readonly tokens: number; readonly holders: Several }[] = [];
     for (const geometry of this.#geometries.values()) {
-      let longer: Holders = [];
+      let longer: Several = [];
       const blocks = this.path(tokens, geometry);
       for (let at = blocks.length; at > 0; at -= 1) {
         const holders = this.#holdersOf(blocks[at - 1] ?? 0);
@@ -205,16 +218,29 @@ export class BlockTree {
     }
     if (this.#geometries.size > 1) found.sort((one, other) => other.tokens - one.tokens);
     return found.map(({ tokens: length, holders }) => ({
-      instances: holders instanceof Set ? holders : new Set(holders),
+      instances: this.#instancesOf(holders),
       tokens: length,
     }));
   }
 
-  #holdersOf(block: number): Holders {
+  #holdersOf(block: number): Several {
     const holder = this.#holders[block] ?? 0;
-    if (holder >= SEVERAL) return this.#several[holder - SEVERAL] ?? [];
-    const instance = this.#instances[holder];
-    return instance === undefined ? [] : [instance];
+    return holder >= SEVERAL ? (this.#several[holder - SEVERAL] ?? []) : [holder];
+  }
+
+  #instancesOf(holders: Several): Holders {
+    const instances = function* (all: readonly (Instance | undefined)[]) {
+      for (const holder of holders) {
+        const instance = all[holder];
+        if (instance !== undefined) yield instance;
+      }
+    };
+    if (!(holders instanceof BitSet)) return new Set(instances(this.#instances));
+    return {
+      size: holders.size,
+      has: (instance) => holders.has(this.#numbers.get(instance) ?? 0),
+      [Symbol.iterator]: () => instances(this.#instances),
+    };
   }
 
   #newBlock(parent: number, tokens: number): number {
@@ -241,27 +267,51 @@ export class BlockTree {
     this.#children = larger(this.#children, rows);
     this.#holders = larger(this.#holders, rows);
   }
+}
 
-  #numberOf(instance: Instance): number {
-    let number = this.#numbers.get(instance);
-    if (number === undefined) {
-      number = this.#instances.length;
-      this.#instances.push(instance);
-      this.#numbers.set(instance, number);
-    }
-    return number;
+/** A set of small numbers, of a bit for each. */
+class BitSet implements Iterable<number> {
+  size = 0;
+  #words: Uint32Array;
+
+  constructor(numbers: readonly number[]) {
+    this.#words = new Uint32Array((Math.max(...numbers) >>> 5) + 1);
+    for (const number of numbers) this.add(number);
+  }
+
+  has(number: number): boolean {
+    return ((this.#words[number >>> 5] ?? 0) & (1 << (number & 31))) !== 0;
+  }
+
+  add(number: number): void {
+    if (this.has(number)) return;
+    const word = number >>> 5;
+    if (word >= this.#words.length) this.#words = larger(this.#words, word + 1);
+    this.#words[word] = (this.#words[word] ?? 0) | (1 << (number & 31));
+    this.size += 1;
+  }
+
+  delete(number: number): void {
+    if (!this.has(number)) return;
+    const word = number >>> 5;
+    this.#words[word] = (this.#words[word] ?? 0) & ~(1 << (number & 31));
+    this.size -= 1;
+  }
+
+  *[Symbol.iterator](): Generator<number> {
+    for (let number = 0; number < this.#words.length * 32; number += 1) if (this.has(number)) yield number;
   }
 }
 
-function sizeOf(holders: Holders): number {
-  return holders instanceof Set ? holders.size : holders.length;
+function sizeOf(holders: Several): number {
+  return holders instanceof BitSet ? holders.size : holders.length;
 }
 
 /** Two large sets of one size are not compared: instances that have a block mostly have those before it. */
-function areSame(holders: Holders, others: Holders): boolean {
+function areSame(holders: Several, others: Several): boolean {
   if (sizeOf(holders) !== sizeOf(others)) return false;
-  if (holders instanceof Set || others instanceof Set) return true;
-  return holders.every((instance, at) => others[at] === instance || others.includes(instance));
+  if (holders instanceof BitSet || others instanceof BitSet) return true;
+  return holders.every((holder, at) => others[at] === holder || others.includes(holder));
 }
 
 /** A hash of tokens, and of those after them that are covered too (FNV-1a over 32 bits each). */

@@ -101,7 +101,12 @@ const MAX_ORDERS = 16;
 const LOOKED_AT = 64;
 
 /** Instances that may hold something. */
-export type Holders = Pick<ReadonlySet<Instance>, "size" | "has" | typeof Symbol.iterator>;
+export interface Holders extends Iterable<Instance> {
+  /** How many there are. */
+  readonly size: number;
+  /** Whether an instance is one of them. */
+  has(instance: Instance): boolean;
+}
 
 /**
  * Finds the instances with the fewest requests in flight; among equals those that were not chosen for the longest time. Pools give the same list while no
