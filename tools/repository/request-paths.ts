@@ -83,7 +83,7 @@ function connectorPath(name: "pull" | "push", most: { readonly d: number; readon
 const PROXIED_PULL: RequestPath = {
   modules: { proxy: "packages/proxy/src/index.ts" },
   tables: [
-    { heading: "The proxy: a pulled request, from the socket to the answer", module: "proxy", most: 29 },
+    { heading: "The proxy: a pulled request, from the socket to the answer", module: "proxy", most: 18 },
   ],
   async start({ proxy: module }) {
     const { createProxy } = module as typeof import("@kv/proxy");
@@ -115,7 +115,7 @@ const PROXIED_PULL: RequestPath = {
 /** kv-epp on a real socket: a gateway passes the head and the body of a request, and its answer. */
 const PICK: RequestPath = {
   modules: { epp: "packages/epp/src/index.ts" },
-  tables: [{ heading: "A pick, from the gateway's stream to its headers", module: "epp", most: 11 }],
+  tables: [{ heading: "A pick, from the gateway's stream to its headers", module: "epp", most: 8 }],
   async start({ epp: module }) {
     const { createPicker } = module as typeof import("@kv/epp");
     const picker = createPicker({

@@ -8,9 +8,9 @@ const HTTP_SERVERS = "packages/http/src/http-server.ts";
 /** What makes an `HttpServer`. */
 const USERS = [
   "apps/demo/src/http/server.ts",
+  "packages/fleet/src/admin/admin-server.ts",
   "packages/peer/src/cli/watch-command.ts",
   "packages/peer/src/headless/prefill-server.ts",
-  "packages/fleet/src/admin/admin-server.ts",
   "packages/proxy/src/http/server.ts",
 ];
 /** Listeners of TCP, and the name that counts a client's connections there, an IPv6 /64 as one. */

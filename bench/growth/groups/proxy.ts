@@ -135,7 +135,11 @@ function recorded(requests: number) {
       }),
   ) as [InstancePool, InstancePool];
   const metrics = new PrometheusMetrics([prefillers, decoders]);
-  const signals = new AutoscalingSignals({ prefillers, decoders, pairing: undefined, clock });
+  const signals = new AutoscalingSignals({
+    ...{ prefillers, decoders, pairing: undefined, clock },
+    costs: new PrefillCosts(),
+    metrics: { count() {}, observe() {} },
+  });
   const [history, counts, costs] = [new RequestHistory(clock), new RequestCounts(), new PrefillCosts()];
   const usage = { prompt_tokens: 100, prompt_tokens_details: { cached_tokens: 10 } };
   const endpoint = "/v1/completions";

@@ -1,3 +1,4 @@
+import type { IncomingHttpHeaders } from "node:http";
 import {
   type Ambient,
   type Clock,
@@ -21,16 +22,16 @@ import { parseInstanceSpec } from "./instances/instance-spec.js";
 import type { PooledInstance } from "./instances/pooled-instance.js";
 import type { InstanceGet } from "./pairing/engine-facts.js";
 import { Pairing } from "./pairing/pairing.js";
+import type { GenerationRequest } from "./request/generation-request.js";
 import { builtInRouting } from "./routing/built-in-routings.js";
 import { PrefillCosts } from "./routing/prefill-costs.js";
 import type { Routing } from "./routing/routing.js";
 import type { FleetSettings } from "./settings/fleet-settings.js";
 import { AutoscalingSignals, type SignalsStatus } from "./telemetry/autoscaling-signals.js";
 import { bothMetrics, PrometheusMetrics } from "./telemetry/prometheus.js";
-import { forwardedHeaders } from "./upstream/headers.js";
 import { healthProbe, instanceGet } from "./upstream/health-probe.js";
 import { PromptRenderer } from "./upstream/prompt-renderer.js";
-import { Upstream } from "./upstream/upstream.js";
+import { forwardedHeaders, Upstream } from "./upstream/upstream.js";
 
 /** What a program may pass to a front end, besides its settings. */
 export interface FrontEndOptions {
@@ -103,8 +104,6 @@ export class Fleet {
   readonly upstream: Upstream;
   /** The source of instances besides the settings' lists. */
   readonly discovery: ObservedDiscovery | undefined;
-  /** Renders prompts to token ids, where a routing strategy reads them. */
-  readonly renderer: PromptRenderer;
   /** What prompts cost at the prefill instances. */
   readonly prefillCosts = new PrefillCosts();
   /** What autoscalers need. */
@@ -114,6 +113,7 @@ export class Fleet {
   /** The front end closes: health is not ok from now on. */
   isDraining = false;
   readonly #options: FleetOptions;
+  readonly #renderer: PromptRenderer;
   readonly #routings: Readonly<Record<Role, Routing>>;
   /** Undefined while the first instances are added. */
   readonly #health: HealthChecks | undefined;
@@ -163,11 +163,15 @@ export class Fleet {
       metrics: metrics === undefined ? this.prometheus : bothMetrics(metrics, this.prometheus),
     };
     this.ambient = ambient;
-    this.signals = new AutoscalingSignals({ prefillers: prefill, decoders: decode, pairing, clock });
+    this.signals = new AutoscalingSignals({
+      ...{ prefillers: prefill, decoders: decode, pairing, clock },
+      costs: this.prefillCosts,
+      metrics: ambient.metrics,
+    });
     this.prometheus.addSignals(() => this.signals.status());
     if (discovery !== undefined) this.prometheus.addDiscovery(discovery);
     const forwarded = forwardedHeaders(settings.forwardHeaders);
-    this.renderer = new PromptRenderer({ prefillers: prefill, upstream, forwarded, ambient });
+    this.#renderer = new PromptRenderer({ prefillers: prefill, upstream, forwarded, ambient });
     // A name that resolves to nothing that answers is known to be unreachable within the time to connect.
     const timeoutMs = Math.min(health.timeoutMs, timeouts.connectMs);
     const probe = healthProbe(upstream, clock);
@@ -196,6 +200,11 @@ export class Fleet {
   /** Checks an instance at once. */
   check(instance: PooledInstance): void {
     this.#health?.check(instance);
+  }
+
+  /** Has an instance render the prompt of a request, and adds its token ids to the request. */
+  async addTokenIds(request: GenerationRequest, headers: IncomingHttpHeaders): Promise<void> {
+    request.tokenIds = await this.#renderer.tokenIds(request, headers);
   }
 
   /** Whether requests can be served. Instances that were not seen for a second are checked first. */

@@ -43,8 +43,11 @@ export {
   type PromptFields,
   parseGenerationRequest,
   parseRequestInTurns,
+  REQUEST_ID_LENGTH,
   type RequestBody,
   refuseConnectorMembers,
+  requestIdOf,
+  traceparentOf,
   withLongMembers,
 } from "./request/generation-request.js";
 export { type EndedPrefill, PrefillCosts, usageOf } from "./routing/prefill-costs.js";
@@ -74,9 +77,7 @@ export {
   forwardedHeaders,
   legHeaders,
   mayForward,
-  REQUEST_ID_LENGTH,
-  requestIdOf,
-  traceparentOf,
-} from "./upstream/headers.js";
-export { PromptRenderer, type PromptRendererOptions } from "./upstream/prompt-renderer.js";
-export { Upstream, type UpstreamAnswer, type UpstreamRequest } from "./upstream/upstream.js";
+  Upstream,
+  type UpstreamAnswer,
+  type UpstreamRequest,
+} from "./upstream/upstream.js";

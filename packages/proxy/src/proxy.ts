@@ -13,13 +13,12 @@ import { KvError, type Log } from "@kv/interface";
 import { type ProxySettings, type ProxySettingsInput, readSettings } from "./config/settings.js";
 import { unusedSettings } from "./config/unused-settings.js";
 import { createStrategy } from "./flow/create-strategy.js";
-import { GenerationFlow } from "./flow/generation-flow.js";
+import type { DisaggregationStrategy } from "./flow/disaggregation-strategy.js";
 import { Legs } from "./flow/legs.js";
 import { DecodeRoute } from "./http/decode-route.js";
 import { GenerationRoute } from "./http/generation-route.js";
-import { AbandonedPrefills } from "./http/limits/abandoned-prefills.js";
 import { resolveLimits } from "./http/limits/resolved-limits.js";
-import { ClientServer } from "./http/server.js";
+import { AbandonedPrefills, ClientServer } from "./http/server.js";
 import { NamedPrefillers } from "./sidecar/named-prefillers.js";
 import { RequestCounts, type RequestCountsStatus } from "./telemetry/request-counts.js";
 import { RequestHistory } from "./telemetry/request-history.js";
@@ -91,7 +90,7 @@ export class PrefillDecodeProxy implements Proxy {
   readonly instances: Readonly<Record<Role, InstancePool>>;
   readonly #settings: ProxySettings;
   readonly #fleet: Fleet;
-  readonly #flow: GenerationFlow;
+  readonly #strategy: DisaggregationStrategy;
   readonly #generation: GenerationRoute;
   readonly #counts = new RequestCounts();
   readonly #history: RequestHistory;
@@ -121,7 +120,8 @@ export class PrefillDecodeProxy implements Proxy {
     if (createRouting === undefined)
       for (const unused of unusedSettings(input, settings)) ambient.log.warn("setting-unused", { ...unused });
     const legs = new Legs(fleet, settings);
-    this.#flow = new GenerationFlow(legs, createStrategy(settings, legs));
+    const strategy = createStrategy(settings, legs);
+    this.#strategy = strategy;
     const history = new RequestHistory(ambient.clock);
     this.#history = history;
     if (sidecar !== undefined) {
@@ -138,18 +138,20 @@ export class PrefillDecodeProxy implements Proxy {
       all: limits.requestsInFlight,
       perClient: limits.requestsPerClient,
     });
+    const abandoned = new AbandonedPrefills({
+      clock: ambient.clock,
+      limit: limits.abandonedPrefills,
+      windowMs: timeouts.abandonedWindowMs,
+    });
     this.#generation = new GenerationRoute({
       ambient,
-      flow: this.#flow,
+      legs,
+      strategy,
       counts: this.#counts,
       history,
       inFlight,
       namedPrefillers: this.#named,
-      abandoned: new AbandonedPrefills({
-        clock: ambient.clock,
-        limit: limits.abandonedPrefills,
-        windowMs: timeouts.abandonedWindowMs,
-      }),
+      abandoned,
       settings,
     });
     const changeHere = (change: InstanceChange, body: unknown) => this.changeInstance(change, body);
@@ -159,6 +161,7 @@ export class PrefillDecodeProxy implements Proxy {
       limits,
       changeInstance: shared?.changeInstance ?? changeHere,
       generation: this.#generation,
+      abandoned,
       decodeRoute: new DecodeRoute({ fleet, settings, inFlight }),
       certificate: this.#certificate,
       status: async () => {
@@ -208,7 +211,7 @@ export class PrefillDecodeProxy implements Proxy {
 
   status(): ProxyStatus {
     return {
-      flow: this.#named === undefined ? this.#flow.name : `sidecar, ${this.#flow.name}`,
+      flow: this.#named === undefined ? this.#strategy.name : `sidecar, ${this.#strategy.name}`,
       ...this.#fleet.status(),
       uptime_s: (this.#fleet.ambient.clock.now() - this.#startedAtMs) / 1000,
       requests: this.#counts.status(),
@@ -260,7 +263,6 @@ export class PrefillDecodeProxy implements Proxy {
     this.#named?.close();
     this.#fleet.stop();
     await this.#generation.idle();
-    await this.#flow.settled();
     await this.#server.http.close(Number.POSITIVE_INFINITY);
     this.#certificate?.close();
     await this.#admin?.close();

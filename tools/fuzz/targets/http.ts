@@ -19,8 +19,8 @@ import {
   KV_REQUEST_PULL,
   prefillBody,
   singleInstanceBody,
+  splitRequest,
 } from "../../../packages/proxy/src/request/leg-bodies.js";
-import { splitRequest } from "../../../packages/proxy/src/request/split-request.js";
 import { EventReader, FirstEvent, streamedError } from "../../../packages/proxy/src/response/event-stream.js";
 import { StreamWatch } from "../../../packages/proxy/src/response/stream-watch.js";
 import { bytes, type FuzzTarget, json, parseJson } from "../target.js";

@@ -244,8 +244,7 @@ class ProcessedRequest {
     const { fleet } = this.#options;
     const request = await parseRequestInTurns(endpoint, this.#body, PARSES);
     const { prefill, decode } = fleet.pools;
-    if (!prefill.readsTokenIds() && !decode.readsTokenIds()) return request;
-    request.tokenIds = await fleet.renderer.tokenIds(request, this.#headers);
+    if (prefill.readsTokenIds() || decode.readsTokenIds()) await fleet.addTokenIds(request, this.#headers);
     return request;
   }
 

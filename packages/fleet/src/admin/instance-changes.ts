@@ -33,7 +33,9 @@ export async function changeInstance(
 
 /** The instance that a change names. */
 export interface NamedInstance {
+  /** Its pool. */
   readonly role: Role;
+  /** Which it is. */
   readonly spec: InstanceSpec;
 }
 

@@ -1,6 +1,6 @@
+import type { IncomingHttpHeaders } from "node:http";
 import { type LongMember, parseJsonPieces, shownValue } from "@kv/http";
-import { KvError, type Turns } from "@kv/interface";
-import { isRequestId, REQUEST_ID_RULE } from "../upstream/headers.js";
+import { KvError, type Random, type Turns } from "@kv/interface";
 
 /** A path at which clients ask for generated text. The instances serve it under the same path. */
 export type Endpoint = "/v1/completions" | "/v1/chat/completions" | "/v1/responses" | "/v1/messages";
@@ -125,6 +125,37 @@ export function withLongMembers(text: string, long: readonly LongMember[]): Requ
 /** Characters of the body; of the long members, bytes. */
 export function bodyLength({ text, long }: GenerationRequest): number {
   return long.reduce((sum, { value }) => sum + value.length, text.length);
+}
+
+/**
+ * The longest id of a client. Engines take 200 characters. The proxy adds the number of a part, and in push a UUID and `-release`: 177 with the
+ * default limit of parts.
+ */
+export const REQUEST_ID_LENGTH = 128;
+
+const REQUEST_ID = new RegExp(`^[\\x21-\\x2b\\x2d-\\x7e]{1,${REQUEST_ID_LENGTH}}$`);
+
+/** What an id of a request must be. */
+const REQUEST_ID_RULE = `1 to ${REQUEST_ID_LENGTH} printable ASCII characters without spaces and commas`;
+
+/** Whether a client may give a request this id. vLLM puts it into notifications, where a comma separates ids, so the characters are limited. */
+function isRequestId(id: string): boolean {
+  return REQUEST_ID.test(id);
+}
+
+/** The client's `X-Request-Id`, else a new id. Errors: `KV_REQUEST_INVALID`. */
+export function requestIdOf(headers: IncomingHttpHeaders, random: Random): string {
+  const id = headers["x-request-id"];
+  if (id === undefined || id === "") return random.uuid();
+  if (typeof id === "string" && isRequestId(id)) return id;
+  throw new KvError("KV_REQUEST_INVALID", `X-Request-Id must be ${REQUEST_ID_RULE}`, {
+    details: { param: "X-Request-Id", limit: "length of X-Request-Id" },
+  });
+}
+
+/** The value of the `traceparent` header; undefined where there is none, or more than one. */
+export function traceparentOf({ traceparent }: IncomingHttpHeaders): string | undefined {
+  return typeof traceparent === "string" ? traceparent : undefined;
 }
 
 /** vLLM's Responses API takes its request's id from the body, where the other ones take it from `X-Request-Id`. */

@@ -1,8 +1,9 @@
 import { MemberList } from "@kv/http";
-import type { Clock } from "@kv/interface";
+import type { Clock, Metrics } from "@kv/interface";
 import type { Instance } from "../instances/instance.js";
 import type { InstancePool } from "../instances/instance-pool.js";
 import type { Pairing } from "../pairing/pairing.js";
+import { type EndedPrefill, type PrefillCosts, usageOf } from "../routing/prefill-costs.js";
 
 /** What an autoscaler needs to know, as JSON for `/status`. A value that is not known is null. */
 export interface SignalsStatus {
@@ -58,7 +59,10 @@ export interface SignalsOptions {
   readonly decoders: InstancePool;
   /** Knows the lengths of blocks. */
   readonly pairing: Pairing | undefined;
+  /** What prompts cost, as far as prefill legs have shown. */
+  readonly costs: PrefillCosts;
   readonly clock: Clock;
+  readonly metrics: Metrics;
 }
 
 /** Measures what autoscalers of prefill and decode instances need, over the last five minutes. */
@@ -69,6 +73,21 @@ export class AutoscalingSignals {
 
   constructor(options: SignalsOptions) {
     this.#options = options;
+  }
+
+  /** A prefill leg has ended with a computed prompt, of which so many tokens were expected to be cached. Returns how many were. */
+  prefillEnded(leg: EndedPrefill, expectedCachedTokens = 0): number {
+    const { costs, metrics } = this.#options;
+    costs.ended(leg);
+    const { promptTokens = 0, cachedTokens } = usageOf(leg.usage);
+    // A leg that waited behind others took longer than its prompt kept the instance busy.
+    const estimatedMs = costs.legMs(Math.max(0, promptTokens - cachedTokens)) ?? leg.durationMs;
+    this.prefilled(promptTokens, cachedTokens, Math.min(leg.durationMs, estimatedMs));
+    if (promptTokens > 0) metrics.count("kv_proxy_prompt_tokens_total", promptTokens);
+    if (cachedTokens > 0) metrics.count("kv_proxy_cached_prompt_tokens_total", cachedTokens);
+    if (expectedCachedTokens > 0)
+      metrics.count("kv_proxy_expected_cached_prompt_tokens_total", expectedCachedTokens);
+    return cachedTokens;
   }
 
   /** A prompt is computed. `workMs`: what it took of the instance's time. */

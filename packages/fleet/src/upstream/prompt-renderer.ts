@@ -5,8 +5,7 @@ import type { Instance } from "../instances/instance.js";
 import type { InstancePool } from "../instances/instance-pool.js";
 import { Deadline } from "../request/deadline.js";
 import { bodyOf, type GenerationRequest } from "../request/generation-request.js";
-import { legHeaders } from "./headers.js";
-import type { Upstream } from "./upstream.js";
+import { legHeaders, type Upstream } from "./upstream.js";
 
 /** What `PromptRenderer` gets from its user. */
 export interface PromptRendererOptions {

@@ -2,8 +2,7 @@ import type { IncomingMessage } from "node:http";
 import { PassThrough } from "node:stream";
 import { setImmediate as nextTurn } from "node:timers/promises";
 import { expect, test } from "vitest";
-import { BodyBudget } from "./read-body.js";
-import { readJsonBody } from "./read-body.js";
+import { BodyBudget, readJsonBody } from "./read-body.js";
 
 const LIMITS = { bodyLengthBytes: 2 ** 20, bodyDepth: 10, bodyMembers: 10, bodyValues: 10 };
 

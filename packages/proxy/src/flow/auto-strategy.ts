@@ -1,9 +1,8 @@
 import type { LegAnswer } from "../response/leg-answer.js";
-import type { PrefillEngines } from "../response/prefill-answer.js";
 import { type Part, underUniqueId } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
 import type { Legs } from "./legs.js";
-import type { PullStrategy } from "./pull-strategy.js";
+import type { PrefillEngines, PullStrategy } from "./pull-strategy.js";
 
 /**
  * The strategy that each prefill instance's connector wants, by the `transfer_mode` of its answers. A fleet may have both kinds. The first request to an

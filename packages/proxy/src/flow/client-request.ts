@@ -4,7 +4,7 @@ import type { Deadline, GenerationRequest } from "@kv/fleet/front-end";
 import type { Random } from "@kv/interface";
 import { withIdSuffix } from "../request/leg-bodies.js";
 import type { RequestRecord } from "../telemetry/request-record.js";
-import type { Attempts } from "./attempts.js";
+import type { Attempts } from "./legs.js";
 
 /** One prompt and one copy of a client's request, which passes through one prefill and one decode leg. */
 export interface Part {

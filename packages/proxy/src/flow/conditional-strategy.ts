@@ -21,7 +21,8 @@ export class ConditionalStrategy implements DisaggregationStrategy {
   }
 
   run(part: Part): Promise<LegAnswer> {
-    const { decoders, prefillers, prefillCosts, ambient } = this.#legs;
+    const { decoders, prefillers, ambient, fleet } = this.#legs;
+    const { prefillCosts } = fleet;
     // What an answer says about the prompt comes from the prefill instance.
     const decode =
       part.request.promptFields === "none" ? decoders.choose(part, part.attempts.failedDecode) : undefined;
@@ -48,7 +49,7 @@ export class ConditionalStrategy implements DisaggregationStrategy {
     part.preferredDecode = decode;
     if (twoLegs) return this.#twoLegs.run(part);
     this.#decodePrompts.add(decode, decodeComputeMs ?? 0, nowMs);
-    return this.#legs.decodeOnly(part);
+    return this.#legs.single(part, "one-leg-pays");
   }
 }
 

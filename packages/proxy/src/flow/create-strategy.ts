@@ -1,10 +1,9 @@
 import type { ProxySettings } from "../config/settings.js";
-import { PrefillEngines } from "../response/prefill-answer.js";
 import { AutoStrategy } from "./auto-strategy.js";
 import { ConditionalStrategy } from "./conditional-strategy.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
 import type { Legs } from "./legs.js";
-import { PullStrategy } from "./pull-strategy.js";
+import { PrefillEngines, PullStrategy } from "./pull-strategy.js";
 import { PushConcurrentStrategy } from "./push-concurrent.js";
 import { PushSequentialStrategy } from "./push-sequential.js";
 
@@ -19,7 +18,7 @@ export function createStrategy(settings: ProxySettings, legs: Legs): Disaggregat
 }
 
 function createTwoLegs({ mode, pushLegs }: ProxySettings, legs: Legs): DisaggregationStrategy {
-  const engines = new PrefillEngines(legs.pairing);
+  const engines = new PrefillEngines(legs.fleet.pairing);
   const pull = new PullStrategy(legs, engines);
   if (mode === "pull") return pull;
   const sequential = new PushSequentialStrategy(pull, legs.ambient.random);

@@ -2,34 +2,35 @@ import {
   failureStage,
   type Instance,
   type InstancePool,
-  type Pairing,
+  instanceName,
+  type Partner,
   type Role,
+  type RoutingContext,
   type Visit,
 } from "@kv/fleet";
-import type {
-  AutoscalingSignals,
-  Fleet,
-  PrefillCosts,
-  RequestBody,
-  UpstreamAnswer,
-} from "@kv/fleet/front-end";
-import { forwardedHeaders, legHeaders, usageOf } from "@kv/fleet/front-end";
-import { type Ambient, KvError, type Span } from "@kv/interface";
+import type { Deadline, Fleet, RequestBody, UpstreamAnswer } from "@kv/fleet/front-end";
+import { forwardedHeaders, legHeaders } from "@kv/fleet/front-end";
+import { type Ambient, KvError, type Log, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { decodeBody, prefillBody, singleInstanceBody } from "../request/leg-bodies.js";
 import {
   endedVisit,
   type LegAnswer,
+  type PrefillOutcome,
   readAnswerBegin,
   readLegAnswer,
+  readPrefillAnswer,
   requireReadable,
 } from "../response/leg-answer.js";
-import { type PrefillOutcome, readPrefillAnswer } from "../response/prefill-answer.js";
-import { badAnswer, badStatus, isServerFailure } from "../upstream/upstream-errors.js";
-import { tryInstances } from "./attempts.js";
-import type { ClientRequest, Part } from "./client-request.js";
+import {
+  badAnswer,
+  badStatus,
+  isServerFailure,
+  leaseExpired,
+  noInstance,
+} from "../upstream/upstream-errors.js";
+import type { Part } from "./client-request.js";
 import { startLegSpan, withSpan } from "./leg-spans.js";
-import { releaseBlocks } from "./release-blocks.js";
 
 export interface DecodeLegOptions {
   /** The prefill instance whose KV the leg reads: only decode instances that fit it are chosen. */
@@ -38,6 +39,14 @@ export interface DecodeLegOptions {
   readonly leaseEndsAtMs?: number | undefined;
   /** Called when an instance may have received the KV parameters. */
   readonly onSent?: (() => void) | undefined;
+}
+
+/** Why one instance serves a part. */
+export type SingleLeg = "no-kv" | "unsplittable" | "one-leg-pays" | "unnamed" | "prompt-only";
+
+/** An answer with a server failure, which the client gets where no other instance gives a better one. */
+interface ServerFailure<T> {
+  answer: T | undefined;
 }
 
 interface GenerationLeg extends DecodeLegOptions {
@@ -53,52 +62,32 @@ interface GenerationLeg extends DecodeLegOptions {
 export class Legs {
   readonly prefillers: InstancePool;
   readonly decoders: InstancePool;
-  /** Undefined where pairing is off. */
-  readonly pairing: Pairing | undefined;
   readonly settings: ProxySettings;
   readonly ambient: Ambient;
   /** The names of the clients' headers that instances get. */
   readonly forwarded: ReadonlySet<string>;
-  readonly signals: AutoscalingSignals;
-  /** What prompts cost at the prefill instances. */
-  readonly prefillCosts: PrefillCosts;
-  readonly #fleet: Fleet;
+  readonly fleet: Fleet;
   readonly #background = new Set<Promise<void>>();
 
   constructor(fleet: Fleet, settings: ProxySettings) {
-    this.#fleet = fleet;
+    this.fleet = fleet;
     this.prefillers = fleet.pools.prefill;
     this.decoders = fleet.pools.decode;
-    this.pairing = fleet.pairing;
     this.ambient = fleet.ambient;
-    this.signals = fleet.signals;
-    this.prefillCosts = fleet.prefillCosts;
     this.settings = settings;
     this.forwarded = forwardedHeaders(settings.forwardHeaders);
-  }
-
-  /** Whether a routing strategy reads the token ids of prompts. */
-  get readsTokenIds(): boolean {
-    return this.prefillers.readsTokenIds() || this.decoders.readsTokenIds();
-  }
-
-  /** Has an instance render the prompt of a request, and adds its token ids to the request. */
-  async addTokenIds({ request, headers }: ClientRequest): Promise<void> {
-    request.tokenIds = await this.#fleet.renderer.tokenIds(request, headers);
   }
 
   /**
    * Sends the prompt to a prefill instance. `kvRequest` (JSON text) makes it keep the KV. With `only`, that instance is visited and no other.
    * Errors: `KV_PROXY_UPSTREAM_FAILED`, `KV_PROXY_NO_INSTANCE`, the deadline's reason.
    */
-  async prefill(part: Part, kvRequest: string, only?: Visit): Promise<PrefillOutcome> {
+  prefill(part: Part, kvRequest: string, only?: Visit): Promise<PrefillOutcome> {
     const { clock, log } = this.ambient;
     const { limits, timeouts } = this.settings;
     const { deadline, record, attempts } = part;
     const body = prefillBody(part.request, kvRequest, part.requestId);
-    let serverFailure: PrefillOutcome | undefined;
-
-    const leg = async (visit: Visit): Promise<PrefillOutcome> => {
+    const leg = async (visit: Visit, failed: ServerFailure<PrefillOutcome>): Promise<PrefillOutcome> => {
       const { instance } = visit;
       const { url } = instance;
       const startedAtMs = clock.now();
@@ -106,7 +95,7 @@ export class Legs {
       record.prefill = url;
       record.prefillStartedAtMs = startedAtMs;
       const span = startLegSpan(this.ambient.tracer, part, instance);
-      const { charactersPerToken } = this.prefillCosts;
+      const { charactersPerToken } = this.fleet.prefillCosts;
       const expected = this.prefillers.cachedTokens(instance, part, charactersPerToken);
       record.expectedCachedTokens = expected;
       try {
@@ -123,17 +112,15 @@ export class Legs {
         record.prefillMs = nowMs - startedAtMs;
         const outcome = readPrefillAnswer(instance, answer, bytes, nowMs);
         if (outcome.kind === "error" && isServerFailure(answer.status)) {
-          serverFailure = outcome;
+          failed.answer = outcome;
           throw badStatus("prefill", url, answer.status);
         }
         visit.succeeded();
         if (outcome.kind === "kv") {
           const { usage } = outcome.fields;
-          const durationMs = nowMs - startedAtMs;
-          this.prefillCosts.ended({ request: part.request, usage, durationMs, wasAlone });
-          record.cachedTokens = usageOf(usage).cachedTokens;
+          const ended = { request: part.request, usage, durationMs: nowMs - startedAtMs, wasAlone };
+          record.cachedTokens = this.fleet.signals.prefillEnded(ended, expected);
           span?.set({ "kv.cached_tokens": record.cachedTokens });
-          this.#signalPrefill(usage, durationMs, expected);
         }
         part.onPrefilled?.(instance);
         span?.set({ "http.response.status_code": answer.status });
@@ -147,19 +134,11 @@ export class Legs {
 
     const { prefillRetries: retries, failedPrefill: avoid } = attempts;
     const partner = { avoiding: attempts.failedDecode };
-    deadline.startPhase("the prefill leg", timeouts.prefillMs);
-    try {
-      return await tryInstances(
-        { pool: this.prefillers, context: part, deadline, retries, avoid, partner, only, log },
-        leg,
-      );
-    } catch (error) {
-      // No other instance gave a better answer, so the client gets this one.
-      if (serverFailure !== undefined && failureStage(error) === "status") return serverFailure;
-      throw error;
-    } finally {
-      deadline.endPhase();
-    }
+    return this.#try(
+      { phase: "the prefill leg", limitMs: timeouts.prefillMs },
+      { pool: this.prefillers, context: part, deadline, retries, avoid, partner, only, log },
+      leg,
+    );
   }
 
   /**
@@ -174,40 +153,27 @@ export class Legs {
     });
   }
 
-  /** Has a decode instance compute the prompt of a part and generate. `reason` is logged. Errors: as `decode`. */
-  decodeAlone(part: Part, reason: string): Promise<LegAnswer> {
-    this.#countDecodeAlone(part, reason);
-    return this.#generate(part, { role: "decode", body: singleInstanceBody(part.request) });
-  }
-
-  /** Has a decode instance compute the prompt of a part, as a prefill leg would not pay. Errors: as `decode`. */
-  decodeOnly(part: Part): Promise<LegAnswer> {
-    return this.#generate(part, { role: "decode", body: singleInstanceBody(part.request), alone: true });
-  }
-
-  /** Sends a request that cannot be split to a decode instance as it is. `reason` is logged. Errors: as `decode`. */
-  decodeWhole(part: Part, reason: string): Promise<LegAnswer> {
-    this.#countDecodeAlone(part, reason);
-    return this.#generate(part, { role: "decode", body: singleInstanceBody(part.request), whole: true });
-  }
-
-  /** Of a sidecar: sends a request that names no prefill instance to the decode instance as it is. Errors: as `decode`. */
-  decodeUnnamed(part: Part): Promise<LegAnswer> {
-    this.ambient.metrics.count("kv_proxy_disaggregation_total", 1, { legs: "1", reason: "no-prefiller" });
-    return this.#generate(part, { role: "decode", body: singleInstanceBody(part.request), whole: true });
-  }
-
-  /** Sends a request that concerns the prompt alone to a prefill instance, whose answer is the client's. Errors: as `prefill`. */
-  promptOnly(part: Part): Promise<LegAnswer> {
-    return this.#generate(part, { role: "prefill", body: singleInstanceBody(part.request), whole: true });
-  }
-
   /**
-   * Has the blocks of a prefill worker freed that no decode leg will read, in the background: else they are held until their lease ends. The
-   * prefill worker has no call for it, so a decode instance gets a request that it refuses (see `releaseBody`).
+   * Has one instance compute the prompt of a part and generate. Errors: as `decode`.
+   *
+   * `why`: `no-kv`: the prefill worker has kept none. `unsplittable`: the request goes there as it is. `one-leg-pays`: a prefill leg would not. `unnamed`: to a
+   * sidecar, it names no prefill instance. `prompt-only`: it concerns the prompt, so a prefill instance's answer is the client's. `reason` is logged.
    */
-  release(part: Part, kvTransferParams: string, prefill: Instance): void {
-    this.inBackground(releaseBlocks(this, this.#fleet.upstream, part, kvTransferParams, prefill));
+  single(part: Part, why: SingleLeg, reason?: string): Promise<LegAnswer> {
+    const { log, metrics } = this.ambient;
+    if (why === "no-kv" || why === "unsplittable") {
+      log.warn("decode-computes", { requestId: part.requestId, reason });
+      metrics.count("kv_proxy_decode_alone_total");
+    } else if (why === "unnamed")
+      metrics.count("kv_proxy_disaggregation_total", 1, { legs: "1", reason: "no-prefiller" });
+    const whole = why !== "no-kv" && why !== "one-leg-pays";
+    const role = why === "prompt-only" ? "prefill" : "decode";
+    return this.#generate(part, {
+      role,
+      body: singleInstanceBody(part.request),
+      whole,
+      alone: why !== "no-kv",
+    });
   }
 
   /** Keeps `settled` waiting for work that goes on after its request has its answer. */
@@ -221,7 +187,7 @@ export class Legs {
     await Promise.all(this.#background);
   }
 
-  async #generate(
+  #generate(
     part: Part,
     {
       role,
@@ -240,9 +206,7 @@ export class Legs {
     const startedAtMs = clock.now();
     if (decoding) record.decodeStartedAtMs = startedAtMs;
     else record.prefillStartedAtMs = startedAtMs;
-    let serverFailure: LegAnswer | undefined;
-
-    const leg = async (visit: Visit): Promise<LegAnswer> => {
+    const leg = async (visit: Visit, failed: ServerFailure<LegAnswer>): Promise<LegAnswer> => {
       const { instance } = visit;
       if (clock.now() >= leaseEndsAtMs) throw leaseExpired(requestId);
       record[role] = instance.url;
@@ -261,7 +225,7 @@ export class Legs {
         } else record.prefillMs = firstByteMs;
         span?.set({ "http.response.status_code": answer.status, "kv.first_byte_ms": firstByteMs });
         if (!alone || !isServerFailure(legAnswer.status) || legAnswer.rest !== undefined) return legAnswer;
-        serverFailure = { ...legAnswer, visit: endedVisit(instance) };
+        failed.answer = { ...legAnswer, visit: endedVisit(instance) };
         throw badStatus(role, instance.url, legAnswer.status);
       } catch (error) {
         answer?.discard();
@@ -273,18 +237,28 @@ export class Legs {
 
     const pool = decoding ? this.decoders : this.prefillers;
     const avoid = decoding ? attempts.failedDecode : undefined;
-    deadline.startPhase(`the ${role} leg's first byte`, timeouts.firstByteMs);
+    return this.#try(
+      { phase: `the ${role} leg's first byte`, limitMs: timeouts.firstByteMs },
+      { pool, context: part, deadline, retries: alone ? 1 : 0, avoid, partner: prefill, log },
+      leg,
+    );
+  }
+
+  /** As `tryInstances`, in a phase of the deadline. Where no other instance gave a better answer than a server failure, the client gets that. */
+  async #try<T>(
+    { phase, limitMs }: { readonly phase: string; readonly limitMs: number },
+    options: TryOptions,
+    leg: (visit: Visit, failed: ServerFailure<T>) => Promise<T>,
+  ): Promise<T> {
+    const failed: ServerFailure<T> = { answer: undefined };
+    options.deadline.startPhase(phase, limitMs);
     try {
-      return await tryInstances(
-        { pool, context: part, deadline, retries: alone ? 1 : 0, avoid, partner: prefill, log },
-        leg,
-      );
+      return await tryInstances(options, (visit) => leg(visit, failed));
     } catch (error) {
-      // No other instance gave a better answer, so the client gets this one.
-      if (serverFailure !== undefined && failureStage(error) === "status") return serverFailure;
+      if (failed.answer !== undefined && failureStage(error) === "status") return failed.answer;
       throw error;
     } finally {
-      deadline.endPhase();
+      options.deadline.endPhase();
     }
   }
 
@@ -295,7 +269,7 @@ export class Legs {
     body: RequestBody,
     onSent?: () => void,
   ): Promise<UpstreamAnswer> {
-    return this.#fleet.upstream.send({
+    return this.fleet.upstream.send({
       role: instance.role,
       url: instance.url,
       method: "POST",
@@ -312,29 +286,106 @@ export class Legs {
       onSent,
     });
   }
+}
 
-  /** A leg that waited behind others took longer than its prompt kept the instance busy. */
-  #signalPrefill(usage: unknown, durationMs: number, expectedCachedTokens = 0): void {
-    const { promptTokens = 0, cachedTokens } = usageOf(usage);
-    const { metrics } = this.ambient;
-    const estimatedMs = this.prefillCosts.legMs(Math.max(0, promptTokens - cachedTokens)) ?? durationMs;
-    this.signals.prefilled(promptTokens, cachedTokens, Math.min(durationMs, estimatedMs));
-    if (promptTokens > 0) metrics.count("kv_proxy_prompt_tokens_total", promptTokens);
-    if (cachedTokens > 0) metrics.count("kv_proxy_cached_prompt_tokens_total", cachedTokens);
-    if (expectedCachedTokens > 0)
-      metrics.count("kv_proxy_expected_cached_prompt_tokens_total", expectedCachedTokens);
+const NONE: ReadonlySet<Instance> = new Set();
+
+/**
+ * What was tried for one part. Retries are decided by it. The rules: an instance that could not be reached has received nothing, so the next one
+ * is tried as long as there is one. A prefill leg that broke off or was answered with a server failure is tried once more: it leaves at most leased
+ * blocks behind (once, so that a request that crashes its worker does not crash all). A decode leg is never tried again with the same blocks, as
+ * its worker may have told the prefill worker to free them; the part may begin again with the prefill leg, once.
+ */
+export class Attempts {
+  /** Decode instances that failed; chosen again only when there is no other. */
+  readonly failedDecode = new Set<Instance>();
+  /** Prefill instances to avoid; chosen only when there is no other. */
+  failedPrefill: ReadonlySet<Instance> = NONE;
+  /** How often a prefill leg may be tried again after its request has left. */
+  prefillRetries = 1;
+  /** How often the part may begin again after its decode leg has failed. */
+  restarts = 1;
+
+  /** Whether a prefill leg may be tried again after this failure. */
+  mayRetryPrefill(error: unknown): boolean {
+    const stage = failureStage(error);
+    return stage === "connect" || (stage !== undefined && this.prefillRetries > 0);
   }
 
-  #countDecodeAlone(part: Part, reason: string): void {
-    this.ambient.log.warn("decode-computes", { requestId: part.requestId, reason });
-    this.ambient.metrics.count("kv_proxy_decode_alone_total");
+  /** Whether the part may begin again after this failure of its decode leg. */
+  mayRestart(error: unknown): boolean {
+    const stage = failureStage(error);
+    return this.restarts > 0 && stage !== undefined && stage !== "connect";
   }
 }
 
-function leaseExpired(requestId: string): KvError {
-  return new KvError(
-    "KV_LEASE_EXPIRED",
-    `no decode instance took request ${requestId} while the lease of its blocks lasted`,
-    { hint: "raise kv_lease_duration on the prefill side, and timeouts.leaseMs here with it" },
-  );
+export interface TryOptions {
+  readonly pool: InstancePool;
+  /** The request that instances are chosen for. */
+  readonly context: RoutingContext;
+  readonly deadline: Deadline;
+  /** How often another instance is tried after a failure at which the request had left. */
+  readonly retries: number;
+  readonly log: Log;
+  /** Instances that are chosen only when there is no other. */
+  readonly avoid?: ReadonlySet<Instance> | undefined;
+  /** Only instances that are its pair are chosen. */
+  readonly partner?: Partner | undefined;
+  /** Visits this instance and no other. */
+  readonly only?: Visit | undefined;
+}
+
+/**
+ * Runs a leg at one instance after another until it succeeds or may not be tried again. `leg` ends its visit when it succeeds; when it throws,
+ * the visit is ended here. Errors: that of the last attempt, the deadline's reason, `KV_PROXY_NO_INSTANCE`.
+ */
+export async function tryInstances<T>(options: TryOptions, leg: (visit: Visit) => Promise<T>): Promise<T> {
+  const { pool, deadline } = options;
+  let tried = NONE;
+  let failuresAfterSending = 0;
+  let lastError: unknown;
+  for (;;) {
+    const visit = nextVisit(options, tried);
+    if (visit === undefined) throw lastError ?? noInstance(pool, options.partner, options.context);
+    try {
+      return await leg(visit);
+    } catch (error) {
+      if (deadline.aborted) {
+        visit.abandoned();
+        throw deadline.reason;
+      }
+      lastError = error;
+      tried = new Set([...tried, visit.instance]);
+      visit.failed(KvError.from(error, "KV_INTERNAL", `the ${pool.role} leg failed`));
+      const stage = failureStage(error);
+      if (stage !== "connect") failuresAfterSending += 1;
+      const again = stage === "connect" || (stage !== undefined && failuresAfterSending <= options.retries);
+      const { requestId } = options.context;
+      options.log.warn("leg-failed", {
+        requestId,
+        role: pool.role,
+        instance: instanceName(visit.instance),
+        again,
+        error,
+      });
+      if (!again) throw error;
+    }
+  }
+}
+
+function nextVisit(
+  { pool, context, avoid, only, partner }: TryOptions,
+  tried: ReadonlySet<Instance>,
+): Visit | undefined {
+  if (only !== undefined) return tried.has(only.instance) ? undefined : only;
+  const preferred =
+    avoid === undefined || avoid.size === 0
+      ? undefined
+      : pool.visit(context, new Set([...tried, ...avoid]), partner);
+  return preferred ?? pool.visit(context, tried, partner);
+}
+
+/** Errors: `KV_PROXY_NO_INSTANCE` when all instances are draining. Checked before a prefill leg whose decode leg could go nowhere. */
+export function requireAnyInstance(pool: InstancePool): void {
+  if (pool.list().every(({ draining }) => draining)) throw noInstance(pool);
 }

@@ -1,14 +1,17 @@
-import { failureStage, type InstancePool } from "@kv/fleet";
+import { failureStage, type Instance, type InstancePool, type Pairing } from "@kv/fleet";
 import { KvError } from "@kv/interface";
 import { KV_REQUEST_PULL } from "../request/leg-bodies.js";
-import type { LegAnswer } from "../response/leg-answer.js";
-import type { PrefillEngines } from "../response/prefill-answer.js";
-import { type PrefilledKv, type PrefillWithoutKv, withPromptAnswer } from "../response/prefill-answer.js";
+import {
+  type LegAnswer,
+  type PrefilledKv,
+  type PrefillWithoutKv,
+  withPromptAnswer,
+} from "../response/leg-answer.js";
 import { badStatus, isServerFailure } from "../upstream/upstream-errors.js";
-import { requireAnyInstance } from "./attempts.js";
 import type { Part } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
-import type { Legs } from "./legs.js";
+import { type Legs, requireAnyInstance } from "./legs.js";
+import { releaseBlocks } from "./release-blocks.js";
 
 /**
  * The prefill leg, then the decode leg with the KV parameters that the prefill worker answered: the decode worker READs the KV (vLLM's
@@ -44,7 +47,7 @@ export class PullStrategy implements DisaggregationStrategy {
   /** Releases the blocks and throws where the request ended while the last bytes of the prefill answer came. */
   #releaseIfAborted(part: Part, { kvTransferParams, instance }: PrefilledKv): void {
     if (!part.deadline.aborted) return;
-    this.#legs.release(part, kvTransferParams, instance);
+    releaseBlocks(this.#legs, part, kvTransferParams, instance);
     throw part.deadline.reason;
   }
 
@@ -87,13 +90,13 @@ export class PullStrategy implements DisaggregationStrategy {
   /** No decode instance that fits this prefill instance took the leg, and there is another pair. */
   #mayMove({ attempts }: Part, { instance }: PrefilledKv | PrefillWithoutKv, failure: unknown): boolean {
     const untaken = failureStage(failure) === "connect" || KvError.is(failure, "KV_PROXY_NO_INSTANCE");
-    return untaken && attempts.restarts > 0 && this.#legs.pairing?.hasOther(instance) === true;
+    return untaken && attempts.restarts > 0 && this.#legs.fleet.pairing?.hasOther(instance) === true;
   }
 
   #decode(part: Part, prefill: PrefilledKv | PrefillWithoutKv): Promise<LegAnswer> {
     if (prefill.kind === "kv") return this.#decodeWithKv(part, prefill);
     const { url } = prefill.instance;
-    return this.#legs.decodeAlone(part, `${url} answered without kv_transfer_params`);
+    return this.#legs.single(part, "no-kv", `${url} answered without kv_transfer_params`);
   }
 
   async #decodeWithKv(part: Part, prefill: PrefilledKv): Promise<LegAnswer> {
@@ -102,24 +105,25 @@ export class PullStrategy implements DisaggregationStrategy {
     const { remote_block_ids: blockIds } = prefill.fields.kv_transfer_params as {
       readonly remote_block_ids?: unknown;
     };
-    const ended = this.#legs.signals.kvReady(instance, blockIds, prefill.atMs);
+    const ended = this.#legs.fleet.signals.kvReady(instance, blockIds, prefill.atMs);
     let sent = false;
     const onSent = () => {
       sent = true;
     };
     try {
-      await this.#legs.pairing?.certain(instance);
+      await this.#legs.fleet.pairing?.certain(instance);
       const answer = await this.#legs.decode(part, kvTransferParams, {
         prefill: instance,
         leaseEndsAtMs,
         onSent,
       });
       // A refusal by the HTTP layer does not reach the worker's scheduler, which would tell the prefill worker. A second release is harmless.
-      if (answer.status >= 400 && answer.status < 500) this.#legs.release(part, kvTransferParams, instance);
+      if (answer.status >= 400 && answer.status < 500)
+        releaseBlocks(this.#legs, part, kvTransferParams, instance);
       return withPromptAnswer(answer, part.request, prefill);
     } catch (error) {
       // An instance that may have the parameters frees the blocks itself when its connection ends. A release could free them while it reads.
-      if (!sent) this.#legs.release(part, kvTransferParams, instance);
+      if (!sent) releaseBlocks(this.#legs, part, kvTransferParams, instance);
       throw error;
     } finally {
       ended();
@@ -150,4 +154,81 @@ export function requireDecodeAlone({ settings }: Legs, { instance }: PrefillWith
       details: { role: "prefill", instance: url },
     },
   );
+}
+
+/** Where decode engines reach the engine of a prefill instance, for push. */
+export interface EngineCoordinates {
+  /** vLLM's `engine_id`, which is new with each start of the engine. */
+  readonly engineId: string;
+  /** Host of its side channel. */
+  readonly host: string;
+  /** Port of its side channel. */
+  readonly port: number;
+  /** Its tensor-parallel size. */
+  readonly tpSize: number;
+}
+
+interface Learned {
+  readonly mode: "pull" | "push";
+  readonly coordinates: EngineCoordinates | undefined;
+}
+
+/** vLLM's default of VLLM_NIXL_SIDE_CHANNEL_PORT. */
+const DEFAULT_PORT = 5600;
+
+/** The engines of prefill instances: from their configuration and, preferred, from the last `kv_transfer_params` that each has answered. */
+export class PrefillEngines {
+  readonly #pairing: Pairing | undefined;
+  readonly #learned = new WeakMap<Instance, Learned>();
+
+  /** `pairing` is told which engines answer. */
+  constructor(pairing?: Pairing) {
+    this.#pairing = pairing;
+  }
+
+  /** Undefined while the engine's id is not known. */
+  coordinatesOf(instance: Instance): EngineCoordinates | undefined {
+    const learned = this.#learned.get(instance)?.coordinates;
+    if (learned !== undefined) return learned;
+    const { kv, url } = instance;
+    if (kv?.engineId === undefined) return undefined;
+    return {
+      engineId: kv.engineId,
+      host: kv.host ?? new URL(url).hostname.replace(/^\[|\]$/g, ""),
+      port: kv.port ?? DEFAULT_PORT,
+      tpSize: kv.tpSize ?? 1,
+    };
+  }
+
+  /** Whether the engine's connector pulls or pushes (`transfer_mode`, vLLM 0.32 and 0.33); undefined before its first answer. */
+  modeOf(instance: Instance): "pull" | "push" | undefined {
+    return this.#learned.get(instance)?.mode;
+  }
+
+  /** Records the `kv_transfer_params` of an instance's answer, and returns the coordinates in them. */
+  learn({ instance, fields }: PrefilledKv): EngineCoordinates | undefined {
+    const params = fields.kv_transfer_params as Readonly<Record<string, unknown>>;
+    const mode = params.transfer_mode === "push" ? "push" : "pull";
+    const found = coordinatesIn(params);
+    const coordinates = found ?? this.#learned.get(instance)?.coordinates;
+    this.#learned.set(instance, { mode, coordinates });
+    return found;
+  }
+
+  /**
+   * Passes the engine of an instance's last answer on to pairing. Resolves when its side channel was read, where it is another engine than before;
+   * undefined where nothing is to be waited for.
+   */
+  confirm(instance: Instance): Promise<void> | undefined {
+    const learned = this.#learned.get(instance);
+    if (this.#pairing === undefined || learned?.coordinates === undefined) return undefined;
+    const { engineId, host, port, tpSize } = learned.coordinates;
+    return this.#pairing.answered(instance, { engineId, host, port, tpSize, mode: learned.mode });
+  }
+}
+
+function coordinatesIn(params: Readonly<Record<string, unknown>>): EngineCoordinates | undefined {
+  const { remote_engine_id: engineId, remote_host: host, remote_port: port, tp_size: tpSize } = params;
+  if (typeof engineId !== "string" || typeof host !== "string" || typeof port !== "number") return undefined;
+  return { engineId, host, port, tpSize: typeof tpSize === "number" ? tpSize : 1 };
 }

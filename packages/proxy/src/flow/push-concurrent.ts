@@ -2,19 +2,16 @@ import { failureStage, type Instance, type Role, type Visit } from "@kv/fleet";
 import type { Deadline } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import { KV_REQUEST_PUSH } from "../request/leg-bodies.js";
-import type { LegAnswer } from "../response/leg-answer.js";
+import { type LegAnswer, type PrefillOutcome, withPromptAnswer } from "../response/leg-answer.js";
+import { type Part, underUniqueId } from "./client-request.js";
+import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
+import { type Legs, requireAnyInstance } from "./legs.js";
 import {
   type EngineCoordinates,
   type PrefillEngines,
-  type PrefillOutcome,
-  registrationParams,
-  withPromptAnswer,
-} from "../response/prefill-answer.js";
-import { requireAnyInstance } from "./attempts.js";
-import { type Part, underUniqueId } from "./client-request.js";
-import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
-import type { Legs } from "./legs.js";
-import { requireDecodeAlone, serverFailureWithAlternative } from "./pull-strategy.js";
+  requireDecodeAlone,
+  serverFailureWithAlternative,
+} from "./pull-strategy.js";
 import type { PushSequentialStrategy } from "./push-sequential.js";
 
 /**
@@ -36,10 +33,10 @@ export class PushConcurrentStrategy implements DisaggregationStrategy {
 
   async run(part: Part): Promise<LegAnswer> {
     requireAnyInstance(this.#legs.decoders);
-    const { prefillers, pairing } = this.#legs;
+    const { prefillers, fleet } = this.#legs;
     const partner = { avoiding: part.attempts.failedDecode };
     let instance = prefillers.choose(part, new Set(), partner);
-    const reading = instance === undefined ? undefined : pairing?.certain(instance);
+    const reading = instance === undefined ? undefined : fleet.pairing?.certain(instance);
     if (reading !== undefined) {
       await reading;
       instance = prefillers.choose(part, new Set(), partner);
@@ -224,4 +221,18 @@ class ConcurrentLegs {
     const { deadline } = this.#part;
     if (deadline.aborted) throw deadline.reason;
   }
+}
+
+/** JSON text of the `kv_transfer_params` for a decode leg that is sent together with the prefill leg (vLLM 0.33, push). It has no blocks yet. */
+function registrationParams({ engineId, host, port, tpSize }: EngineCoordinates, requestId: string): string {
+  return JSON.stringify({
+    do_remote_prefill: true,
+    do_remote_decode: false,
+    remote_engine_id: engineId,
+    remote_request_id: requestId,
+    remote_host: host,
+    remote_port: port,
+    tp_size: tpSize,
+    transfer_mode: "push",
+  });
 }

@@ -1,27 +1,22 @@
-import type { Instance, InstancePool, Visit } from "@kv/fleet";
-import type { Upstream } from "@kv/fleet/front-end";
+import type { Instance, Visit } from "@kv/fleet";
 import { Deadline, legHeaders } from "@kv/fleet/front-end";
-import { type Ambient, KvError } from "@kv/interface";
-import type { ProxySettings } from "../config/settings.js";
+import { KvError } from "@kv/interface";
 import { releaseBody } from "../request/leg-bodies.js";
 import { badStatus } from "../upstream/upstream-errors.js";
-import { tryInstances } from "./attempts.js";
 import type { Part } from "./client-request.js";
-
-interface Context {
-  readonly decoders: InstancePool;
-  readonly settings: ProxySettings;
-  readonly ambient: Ambient;
-  readonly forwarded: ReadonlySet<string>;
-}
+import { type Legs, tryInstances } from "./legs.js";
 
 /**
- * Has a decode instance that fits the prefill instance `partner` tell it to free the blocks that `kvTransferParams` (JSON text) names. Never rejects: where it fails,
- * the blocks are held until their lease ends.
+ * Has the blocks of the prefill worker `partner` freed that no decode leg will read and that `kvTransferParams` (JSON text) names, in the background: else they
+ * are held until their lease ends. The prefill worker has no call for it, so a decode instance that fits it gets a request that it refuses (see `releaseBody`).
  */
-export async function releaseBlocks(
-  { decoders: pool, settings, ambient, forwarded }: Context,
-  upstream: Upstream,
+export function releaseBlocks(legs: Legs, part: Part, kvTransferParams: string, partner: Instance): void {
+  legs.inBackground(release(legs, part, kvTransferParams, partner));
+}
+
+/** Never rejects. */
+async function release(
+  { decoders: pool, fleet, settings, ambient, forwarded }: Legs,
   part: Part,
   kvTransferParams: string,
   partner: Instance,
@@ -33,7 +28,7 @@ export async function releaseBlocks(
 
   async function leg(visit: Visit): Promise<void> {
     const { url } = visit.instance;
-    const { status, body, discard } = await upstream.send({
+    const { status, body, discard } = await fleet.upstream.send({
       role: "decode",
       url,
       method: "POST",

@@ -4,12 +4,10 @@ import { ambient as fillAmbient } from "@kv/interface";
 import { KV_PARAMS_TEXT, startUpstream } from "@kv/testing/http/fake-upstream";
 import { afterEach, expect, test } from "vitest";
 import { readSettings } from "../config/settings.js";
-import { PrefillEngines } from "../response/prefill-answer.js";
 import { RequestRecord } from "../telemetry/request-record.js";
-import { Attempts } from "./attempts.js";
 import type { Part } from "./client-request.js";
-import { Legs } from "./legs.js";
-import { PullStrategy } from "./pull-strategy.js";
+import { Attempts, Legs } from "./legs.js";
+import { PrefillEngines, PullStrategy } from "./pull-strategy.js";
 import { PushConcurrentStrategy } from "./push-concurrent.js";
 import { PushSequentialStrategy } from "./push-sequential.js";
 

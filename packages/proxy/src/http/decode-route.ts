@@ -4,7 +4,7 @@ import { answerHeaders, Deadline, forwardedHeaders, legHeaders } from "@kv/fleet
 import { errorForClient, type RequestSlot, type RequestsInFlight, sendError, shortened } from "@kv/http";
 import { KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
-import { tryInstances } from "../flow/attempts.js";
+import { tryInstances } from "../flow/legs.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
 
 export interface DecodeRouteOptions {

@@ -1,5 +1,7 @@
 import type { IncomingHttpHeaders, ServerResponse } from "node:http";
 import {
+  bodyLength,
+  changedBodyHeaders,
   Deadline,
   type Endpoint,
   forwardedHeaders,
@@ -18,21 +20,27 @@ import {
   type RequestsInFlight,
   sendError,
   statusOf,
+  withoutAddresses,
 } from "@kv/http";
 import { type Ambient, KvError, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
-import { Attempts } from "../flow/attempts.js";
 import type { ClientRequest } from "../flow/client-request.js";
-import type { GenerationFlow } from "../flow/generation-flow.js";
+import type { DisaggregationStrategy } from "../flow/disaggregation-strategy.js";
+import { runParts } from "../flow/fan-out.js";
+import { Attempts, type Legs } from "../flow/legs.js";
+import { type RequestPart, splitRequest } from "../request/leg-bodies.js";
+import { type LegAnswer, streamResponse } from "../response/leg-answer.js";
+import { mergeAnswers } from "../response/merge-answers.js";
 import type { NamedPrefillers } from "../sidecar/named-prefillers.js";
 import { isClients, type RequestCounts } from "../telemetry/request-counts.js";
 import type { RequestHistory } from "../telemetry/request-history.js";
 import { RequestRecord } from "../telemetry/request-record.js";
-import type { AbandonedPrefills } from "./limits/abandoned-prefills.js";
+import type { AbandonedPrefills } from "./server.js";
 
 export interface GenerationRouteOptions {
   readonly ambient: Ambient;
-  readonly flow: GenerationFlow;
+  readonly legs: Legs;
+  readonly strategy: DisaggregationStrategy;
   readonly counts: RequestCounts;
   readonly history: RequestHistory;
   readonly inFlight: RequestsInFlight;
@@ -67,14 +75,9 @@ export class GenerationRoute {
     this.#warnsOfAuthorization = !forwardedHeaders(options.settings.forwardHeaders).has("authorization");
   }
 
-  /** Errors: `KV_PROXY_OVERLOADED` (429) for a client that has abandoned too many requests. */
-  check(client: string): void {
-    this.#options.abandoned.check(client);
-  }
-
   /** Answers one request, and resolves when its answer has left; never rejects. */
   async serve({ endpoint, headers, body, response, client: name }: ReceivedRequest): Promise<void> {
-    const { ambient, flow, counts, settings, inFlight, abandoned, namedPrefillers } = this.#options;
+    const { ambient, counts, settings, inFlight, abandoned, namedPrefillers } = this.#options;
     const { clock, random, tracer } = ambient;
     const { requestMs, stallMs } = settings.timeouts;
     if (this.#warnsOfAuthorization && headers.authorization !== undefined) this.#warnOfAuthorization();
@@ -122,7 +125,7 @@ export class GenerationRoute {
         preferredDecode: undefined,
         eventStreamStarted: false,
       };
-      failure = await flow.run(client);
+      failure = await this.#run(client);
     } catch (thrown) {
       failure = KvError.from(thrown, "KV_INTERNAL", "the proxy failed");
       const shown = errorForClient(failure, settings.exposeInstances);
@@ -151,15 +154,70 @@ export class GenerationRoute {
     this.#report({ endpoint, requestId, startedAtMs, record, failure, span });
   }
 
+  /**
+   * Answers the request. Returns the failure that an instance reported in an answer which the client has received. An error before the answer's head has
+   * left is the caller's to write.
+   */
+  async #run(client: ClientRequest): Promise<KvError | undefined> {
+    const { legs, strategy } = this.#options;
+    const { fleet, settings, prefillers, decoders } = legs;
+    const { request } = client;
+    if (prefillers.readsTokenIds() || decoders.readsTokenIds())
+      await fleet.addTokenIds(request, client.headers);
+    if (client.prefillers?.length === 0) return this.#stream(client, await legs.single(client, "unnamed"));
+    if (request.disaggregationLimit !== undefined) {
+      if (settings.policy.unsplittable === "fail") throw cannotDisaggregate(request.disaggregationLimit);
+      return this.#stream(client, await legs.single(client, "unsplittable", request.disaggregationLimit));
+    }
+    if (request.promptFields === "prompt-only")
+      return this.#stream(client, await legs.single(client, "prompt-only"));
+    const split = splitRequest(request, settings.limits.parts);
+    const begun = split.next();
+    const parts = begun.done === true ? begun.value : await PARSES.run(split);
+    const [part] = parts;
+    if (parts.length > 1 || part === undefined) {
+      const lengthBytes = parts.reduce((sum, { request }) => sum + bodyLength(request), 0);
+      client.admission?.add(parts.length - 1, lengthBytes);
+      return this.#runParts(client, parts);
+    }
+    const answer = await strategy.run(client);
+    if (answer.promptAnswer === undefined) return this.#stream(client, answer);
+    const { requestId, deadline } = client;
+    await mergeAnswers(settings, client, [{ ...part, requestId, deadline, answer }]);
+    return undefined;
+  }
+
+  async #runParts(client: ClientRequest, parts: readonly RequestPart[]): Promise<KvError | undefined> {
+    client.record.parts = parts.length;
+    const answered = await runParts(client, this.#options.strategy, parts);
+    try {
+      const refusal = answered.find(({ answer }) => answer.status !== 200);
+      if (refusal !== undefined) return await this.#stream(client, refusal.answer);
+      await mergeAnswers(this.#options.legs.settings, client, answered);
+      return undefined;
+    } finally {
+      for (const { answer, deadline } of answered) {
+        answer.discard();
+        answer.visit.abandoned();
+        deadline.close();
+      }
+    }
+  }
+
+  #stream(client: ClientRequest, answer: LegAnswer): Promise<KvError | undefined> {
+    const { timeouts, exposeInstances } = this.#options.legs.settings;
+    return streamResponse(client, exposeInstances ? answer : hideAddresses(answer), timeouts.stallMs);
+  }
+
   /** Answers all further requests with `reason`. */
   refuse(reason: KvError): void {
     this.#refusal = reason;
   }
 
-  /** Resolves when no request is in flight. */
-  idle(): Promise<void> {
-    if (this.#inFlight.size === 0) return Promise.resolve();
-    return new Promise((resolve) => this.#waitingForIdle.push(resolve));
+  /** Resolves when no request is in flight, and no leg goes on in the background. */
+  async idle(): Promise<void> {
+    if (this.#inFlight.size > 0) await new Promise<void>((resolve) => this.#waitingForIdle.push(resolve));
+    await this.#options.legs.settled();
   }
 
   /** Aborts all requests in flight. */
@@ -218,6 +276,22 @@ export class GenerationRoute {
       hint: "instances do not get clients' credentials; forwardHeaders or --forward-header authorization sends them",
     });
   }
+}
+
+/** A server failure of an instance without addresses in its text. Other answers stay as they are: an error of the client may repeat its own URL. */
+function hideAddresses(answer: LegAnswer): LegAnswer {
+  if (answer.status < 500 || answer.rest !== undefined) return answer;
+  const given = answer.held.toString();
+  const held = withoutAddresses(given);
+  if (held === given) return answer;
+  return { ...answer, headers: changedBodyHeaders(answer.headers), held: Buffer.from(held) };
+}
+
+function cannotDisaggregate(why: string): KvError {
+  const message = `prefill and decode of this request cannot run on two instances: ${why}`;
+  return new KvError("KV_REQUEST_INVALID", message, {
+    hint: "change the request; or run the proxy with --unsplittable decode-computes, which sends such requests to one decode instance",
+  });
 }
 
 /** The message of an error that the client has caused may repeat a value of its body, so it is not logged. */

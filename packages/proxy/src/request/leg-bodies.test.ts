@@ -8,8 +8,7 @@ import {
 import { Turns } from "@kv/interface";
 import { expect, test } from "vitest";
 import { rawMember } from "./json-members.js";
-import { decodeBody, KV_REQUEST_PULL, prefillBody, singleInstanceBody } from "./leg-bodies.js";
-import { splitRequest } from "./split-request.js";
+import { decodeBody, KV_REQUEST_PULL, prefillBody, singleInstanceBody, splitRequest } from "./leg-bodies.js";
 
 const recorded = JSON.parse(
   readFileSync(new URL("../../fixtures/vllm-0.33-pull.json", import.meta.url), "utf8"),

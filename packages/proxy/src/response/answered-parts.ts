@@ -1,5 +1,5 @@
 import type { Deadline } from "@kv/fleet/front-end";
-import type { RequestPart } from "../request/split-request.js";
+import type { RequestPart } from "../request/leg-bodies.js";
 import type { LegAnswer } from "./leg-answer.js";
 
 /** A part of a client's request, with the begin of its answer. */

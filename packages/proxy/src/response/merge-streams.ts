@@ -4,9 +4,8 @@ import type { ClientRequest } from "../flow/client-request.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
 import { type AnsweredPart, mergedId, readAllParts } from "./answered-parts.js";
 import { EventReader, isDone } from "./event-stream.js";
-import { readChunk, validateStreamedChoices } from "./leg-answer.js";
+import { drained, readChunk, validateStreamedChoices } from "./leg-answer.js";
 import { promptLogprobsMerger } from "./merge-prompt-logprobs.js";
-import { drained } from "./stream-response.js";
 import { sumUsage, type Usage } from "./sum-usage.js";
 
 type Fields = Record<string, unknown>;

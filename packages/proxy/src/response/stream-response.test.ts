@@ -4,11 +4,10 @@ import type { BodyQueue } from "@kv/fleet/front-end";
 import { Deadline, parseGenerationRequest } from "@kv/fleet/front-end";
 import { KvError, systemClock } from "@kv/interface";
 import { expect, test } from "vitest";
-import { Attempts } from "../flow/attempts.js";
 import type { ClientRequest } from "../flow/client-request.js";
+import { Attempts } from "../flow/legs.js";
 import { RequestRecord } from "../telemetry/request-record.js";
-import type { LegAnswer } from "./leg-answer.js";
-import { streamResponse } from "./stream-response.js";
+import { type LegAnswer, streamResponse } from "./leg-answer.js";
 
 function setUp(pieces: readonly string[]) {
   let asked = 0;
