@@ -90,6 +90,7 @@ export class PrefillDecodeProxy implements Proxy {
   readonly instances: Readonly<Record<Role, InstancePool>>;
   readonly #settings: ProxySettings;
   readonly #fleet: Fleet;
+  readonly #legs: Legs;
   readonly #strategy: DisaggregationStrategy;
   readonly #generation: GenerationRoute;
   readonly #counts = new RequestCounts();
@@ -120,6 +121,7 @@ export class PrefillDecodeProxy implements Proxy {
     if (createRouting === undefined)
       for (const unused of unusedSettings(input, settings)) ambient.log.warn("setting-unused", { ...unused });
     const legs = new Legs(fleet, settings);
+    this.#legs = legs;
     const strategy = createStrategy(settings, legs);
     this.#strategy = strategy;
     const history = new RequestHistory(ambient.clock);
@@ -263,6 +265,7 @@ export class PrefillDecodeProxy implements Proxy {
     this.#named?.close();
     this.#fleet.stop();
     await this.#generation.idle();
+    await this.#legs.settled();
     await this.#server.http.close(Number.POSITIVE_INFINITY);
     this.#certificate?.close();
     await this.#admin?.close();

@@ -144,7 +144,7 @@ function wrongType(type: string | undefined): KvError {
 
 function tooLarge(limitBytes: number): KvError {
   return new KvError("KV_REQUEST_INVALID", `the body is larger than ${limitBytes} bytes`, {
-    hint: "send less at once; limits.bodyLengthBytes sets the limit",
+    hint: "send less at once",
     details: { httpStatus: 413, limit: "limits.bodyLengthBytes" },
   });
 }

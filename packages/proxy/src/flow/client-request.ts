@@ -4,7 +4,23 @@ import type { Deadline, GenerationRequest } from "@kv/fleet/front-end";
 import type { Random } from "@kv/interface";
 import { withIdSuffix } from "../request/leg-bodies.js";
 import type { RequestRecord } from "../telemetry/request-record.js";
-import type { Attempts } from "./legs.js";
+
+/**
+ * What was tried for one part. Retries are decided by it. The rules: an instance that could not be reached has received nothing, so the next one
+ * is tried as long as there is one. A prefill leg that broke off or was answered with a server failure is tried once more: it leaves at most leased
+ * blocks behind (once, so that a request that crashes its worker does not crash all). A decode leg is never tried again with the same blocks, as
+ * its worker may have told the prefill worker to free them; the part may begin again with the prefill leg, once.
+ */
+export interface Attempts {
+  /** Decode instances that failed; chosen again only when there is no other. */
+  readonly failedDecode: Set<Instance>;
+  /** Prefill instances to avoid; chosen only when there is no other. */
+  failedPrefill: ReadonlySet<Instance>;
+  /** How often a prefill leg may be tried again after its request has left. */
+  prefillRetries: number;
+  /** How often the part may begin again after its decode leg has failed. */
+  restarts: number;
+}
 
 /** One prompt and one copy of a client's request, which passes through one prefill and one decode leg. */
 export interface Part {

@@ -6,7 +6,7 @@ import type { AnsweredPart } from "../response/answered-parts.js";
 import { RequestRecord } from "../telemetry/request-record.js";
 import type { ClientRequest, Part } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
-import { Attempts } from "./legs.js";
+import { newAttempts } from "./legs.js";
 
 /**
  * Runs all parts of a request at once and waits until each has the begin of an answer, so that an error of one part can still be the answer of
@@ -68,7 +68,7 @@ class FanOut {
       request: requestPart.request,
       headers,
       deadline,
-      attempts: new Attempts(),
+      attempts: newAttempts(),
       prefillers,
       // The log shows the first part's legs.
       record: index === 0 ? record : new RequestRecord(),

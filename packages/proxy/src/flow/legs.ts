@@ -29,7 +29,7 @@ import {
   leaseExpired,
   noInstance,
 } from "../upstream/upstream-errors.js";
-import type { Part } from "./client-request.js";
+import type { Attempts, Part } from "./client-request.js";
 import { startLegSpan, withSpan } from "./leg-spans.js";
 
 export interface DecodeLegOptions {
@@ -290,33 +290,9 @@ export class Legs {
 
 const NONE: ReadonlySet<Instance> = new Set();
 
-/**
- * What was tried for one part. Retries are decided by it. The rules: an instance that could not be reached has received nothing, so the next one
- * is tried as long as there is one. A prefill leg that broke off or was answered with a server failure is tried once more: it leaves at most leased
- * blocks behind (once, so that a request that crashes its worker does not crash all). A decode leg is never tried again with the same blocks, as
- * its worker may have told the prefill worker to free them; the part may begin again with the prefill leg, once.
- */
-export class Attempts {
-  /** Decode instances that failed; chosen again only when there is no other. */
-  readonly failedDecode = new Set<Instance>();
-  /** Prefill instances to avoid; chosen only when there is no other. */
-  failedPrefill: ReadonlySet<Instance> = NONE;
-  /** How often a prefill leg may be tried again after its request has left. */
-  prefillRetries = 1;
-  /** How often the part may begin again after its decode leg has failed. */
-  restarts = 1;
-
-  /** Whether a prefill leg may be tried again after this failure. */
-  mayRetryPrefill(error: unknown): boolean {
-    const stage = failureStage(error);
-    return stage === "connect" || (stage !== undefined && this.prefillRetries > 0);
-  }
-
-  /** Whether the part may begin again after this failure of its decode leg. */
-  mayRestart(error: unknown): boolean {
-    const stage = failureStage(error);
-    return this.restarts > 0 && stage !== undefined && stage !== "connect";
-  }
+/** Of a part for which nothing was tried yet. */
+export function newAttempts(): Attempts {
+  return { failedDecode: new Set(), failedPrefill: NONE, prefillRetries: 1, restarts: 1 };
 }
 
 export interface TryOptions {

@@ -8,7 +8,7 @@ import {
   withPromptAnswer,
 } from "../response/leg-answer.js";
 import { badStatus, isServerFailure } from "../upstream/upstream-errors.js";
-import type { Part } from "./client-request.js";
+import type { Attempts, Part } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
 import { type Legs, requireAnyInstance } from "./legs.js";
 import { releaseBlocks } from "./release-blocks.js";
@@ -71,7 +71,7 @@ export class PullStrategy implements DisaggregationStrategy {
     const moves = this.#mayMove(part, prefill, failure);
     const restart =
       !part.deadline.aborted &&
-      (KvError.is(failure, "KV_LEASE_EXPIRED") ? round === 1 : moves || attempts.mayRestart(failure));
+      (KvError.is(failure, "KV_LEASE_EXPIRED") ? round === 1 : moves || mayRestart(attempts, failure));
     if (!restart) {
       if (answer !== undefined) return answer;
       throw failure;
@@ -129,6 +129,12 @@ export class PullStrategy implements DisaggregationStrategy {
       ended();
     }
   }
+}
+
+/** Whether the part may begin again after this failure of its decode leg. */
+export function mayRestart({ restarts }: Attempts, error: unknown): boolean {
+  const stage = failureStage(error);
+  return restarts > 0 && stage !== undefined && stage !== "connect";
 }
 
 /** The failure in a server's answer that the client need not see, as another instance of the pool is available; else undefined. */

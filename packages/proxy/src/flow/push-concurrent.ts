@@ -3,11 +3,12 @@ import type { Deadline } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import { KV_REQUEST_PUSH } from "../request/leg-bodies.js";
 import { type LegAnswer, type PrefillOutcome, withPromptAnswer } from "../response/leg-answer.js";
-import { type Part, underUniqueId } from "./client-request.js";
+import { type Attempts, type Part, underUniqueId } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
 import { type Legs, requireAnyInstance } from "./legs.js";
 import {
   type EngineCoordinates,
+  mayRestart,
   type PrefillEngines,
   requireDecodeAlone,
   serverFailureWithAlternative,
@@ -154,7 +155,7 @@ class ConcurrentLegs {
   async #afterDecodeFailure(error: unknown): Promise<Restart> {
     await this.#abortPrefill();
     const { deadline, attempts } = this.#part;
-    if (deadline.aborted || !attempts.mayRestart(error)) throw error;
+    if (deadline.aborted || !mayRestart(attempts, error)) throw error;
     return { why: "the decode leg broke off", usedRetryOf: "decode" };
   }
 
@@ -162,7 +163,7 @@ class ConcurrentLegs {
   async #afterServerFailure(answer: LegAnswer): Promise<Restart | undefined> {
     const { attempts } = this.#part;
     const failure = serverFailureWithAlternative(this.#legs.decoders, answer);
-    if (failure === undefined || !attempts.mayRestart(failure)) return undefined;
+    if (failure === undefined || !mayRestart(attempts, failure)) return undefined;
     answer.discard();
     answer.visit.failed(failure);
     attempts.failedDecode.add(answer.visit.instance);
@@ -190,7 +191,7 @@ class ConcurrentLegs {
       const why = "the prefill leg failed";
       await this.#abortDecode(why);
       this.#throwIfAborted();
-      if (!attempts.mayRetryPrefill(error)) throw error;
+      if (!mayRetryPrefill(attempts, error)) throw error;
       const usedRetryOf = failureStage(error) === "connect" ? undefined : "prefill";
       return { why, failedPrefill: instance, usedRetryOf };
     }
@@ -200,7 +201,7 @@ class ConcurrentLegs {
       return { why: `${instance.url} answered without kv_transfer_params` };
     }
     const failure = serverFailureWithAlternative(this.#legs.prefillers, outcome.answer);
-    if (failure === undefined || !attempts.mayRetryPrefill(failure) || deadline.aborted)
+    if (failure === undefined || !mayRetryPrefill(attempts, failure) || deadline.aborted)
       return outcome.answer;
     return { why: "the prefill leg failed", failedPrefill: instance, usedRetryOf: "prefill" };
   }
@@ -235,4 +236,10 @@ function registrationParams({ engineId, host, port, tpSize }: EngineCoordinates,
     tp_size: tpSize,
     transfer_mode: "push",
   });
+}
+
+/** Whether a prefill leg may be tried again after this failure. */
+function mayRetryPrefill({ prefillRetries }: Attempts, error: unknown): boolean {
+  const stage = failureStage(error);
+  return stage === "connect" || (stage !== undefined && prefillRetries > 0);
 }

@@ -6,7 +6,7 @@ import { afterEach, expect, test } from "vitest";
 import { readSettings } from "../config/settings.js";
 import { RequestRecord } from "../telemetry/request-record.js";
 import type { Part } from "./client-request.js";
-import { Attempts, Legs } from "./legs.js";
+import { Legs, newAttempts } from "./legs.js";
 import { PrefillEngines, PullStrategy } from "./pull-strategy.js";
 import { PushConcurrentStrategy } from "./push-concurrent.js";
 import { PushSequentialStrategy } from "./push-sequential.js";
@@ -52,7 +52,7 @@ async function setUp({ prefillWorks = false, decodeHangs = false }) {
     request: parseGenerationRequest("/v1/completions", Buffer.from('{"prompt":"a"}')),
     headers: {},
     deadline: new Deadline(ambient),
-    attempts: new Attempts(),
+    attempts: newAttempts(),
     record,
   });
   return { pull, push, part, legsSent };

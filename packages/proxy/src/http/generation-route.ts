@@ -27,7 +27,7 @@ import type { ProxySettings } from "../config/settings.js";
 import type { ClientRequest } from "../flow/client-request.js";
 import type { DisaggregationStrategy } from "../flow/disaggregation-strategy.js";
 import { runParts } from "../flow/fan-out.js";
-import { Attempts, type Legs } from "../flow/legs.js";
+import { type Legs, newAttempts } from "../flow/legs.js";
 import { type RequestPart, splitRequest } from "../request/leg-bodies.js";
 import { type LegAnswer, streamResponse } from "../response/leg-answer.js";
 import { mergeAnswers } from "../response/merge-answers.js";
@@ -121,7 +121,7 @@ export class GenerationRoute {
         record,
         admission,
         prefillers,
-        attempts: new Attempts(),
+        attempts: newAttempts(),
         preferredDecode: undefined,
         eventStreamStarted: false,
       };
@@ -214,10 +214,10 @@ export class GenerationRoute {
     this.#refusal = reason;
   }
 
-  /** Resolves when no request is in flight, and no leg goes on in the background. */
-  async idle(): Promise<void> {
-    if (this.#inFlight.size > 0) await new Promise<void>((resolve) => this.#waitingForIdle.push(resolve));
-    await this.#options.legs.settled();
+  /** Resolves when no request is in flight. */
+  idle(): Promise<void> {
+    if (this.#inFlight.size === 0) return Promise.resolve();
+    return new Promise((resolve) => this.#waitingForIdle.push(resolve));
   }
 
   /** Aborts all requests in flight. */

@@ -5,7 +5,7 @@ import { Deadline, parseGenerationRequest } from "@kv/fleet/front-end";
 import { KvError, systemClock } from "@kv/interface";
 import { expect, test } from "vitest";
 import type { ClientRequest } from "../flow/client-request.js";
-import { Attempts } from "../flow/legs.js";
+import { newAttempts } from "../flow/legs.js";
 import { RequestRecord } from "../telemetry/request-record.js";
 import { type LegAnswer, streamResponse } from "./leg-answer.js";
 
@@ -30,7 +30,7 @@ function setUp(pieces: readonly string[]) {
     response: response as unknown as ServerResponse,
     deadline,
     record: new RequestRecord(),
-    attempts: new Attempts(),
+    attempts: newAttempts(),
     eventStreamStarted: false,
   };
   const answer: LegAnswer = {
