@@ -138,7 +138,8 @@ export class BlockTree {
         this.#several[at] = several;
       }
       if (sizeOf(several) > 1) return;
-      this.#holders[block] = [...several][0] ?? 0;
+      const [left = 0] = several instanceof BitSet ? several.numbers() : several;
+      this.#holders[block] = left;
       this.#several[at] = undefined;
       this.#freeSeveral.push(at);
       return;
@@ -229,18 +230,21 @@ export class BlockTree {
   }
 
   #instancesOf(holders: Several): Holders {
-    const instances = function* (all: readonly (Instance | undefined)[]) {
-      for (const holder of holders) {
-        const instance = all[holder];
-        if (instance !== undefined) yield instance;
-      }
-    };
-    if (!(holders instanceof BitSet)) return new Set(instances(this.#instances));
+    if (!(holders instanceof BitSet)) return new Set(this.#listed(holders));
     return {
       size: holders.size,
       has: (instance) => holders.has(this.#numbers.get(instance) ?? 0),
-      [Symbol.iterator]: () => instances(this.#instances),
+      [Symbol.iterator]: () => this.#listed(holders.numbers())[Symbol.iterator](),
     };
+  }
+
+  #listed(holders: readonly number[]): Instance[] {
+    const instances: Instance[] = [];
+    for (const holder of holders) {
+      const instance = this.#instances[holder];
+      if (instance !== undefined) instances.push(instance);
+    }
+    return instances;
   }
 
   #newBlock(parent: number, tokens: number): number {
@@ -270,7 +274,7 @@ export class BlockTree {
 }
 
 /** A set of small numbers, of a bit for each. */
-class BitSet implements Iterable<number> {
+class BitSet {
   size = 0;
   #words: Uint32Array;
 
@@ -298,8 +302,12 @@ class BitSet implements Iterable<number> {
     this.size -= 1;
   }
 
-  *[Symbol.iterator](): Generator<number> {
-    for (let number = 0; number < this.#words.length * 32; number += 1) if (this.has(number)) yield number;
+  numbers(): number[] {
+    const numbers: number[] = [];
+    for (const [at, word] of this.#words.entries())
+      for (let bits = word; bits !== 0; bits &= bits - 1)
+        numbers.push(32 * at + 31 - Math.clz32(bits & -bits));
+    return numbers;
   }
 }
 
@@ -311,7 +319,11 @@ function sizeOf(holders: Several): number {
 function areSame(holders: Several, others: Several): boolean {
   if (sizeOf(holders) !== sizeOf(others)) return false;
   if (holders instanceof BitSet || others instanceof BitSet) return true;
-  return holders.every((holder, at) => others[at] === holder || others.includes(holder));
+  for (let at = 0; at < holders.length; at += 1) {
+    const holder = holders[at] ?? 0;
+    if (others[at] !== holder && !others.includes(holder)) return false;
+  }
+  return true;
 }
 
 /** A hash of tokens, and of those after them that are covered too (FNV-1a over 32 bits each). */
