@@ -4,7 +4,7 @@ import { HashTable, larger, mixed } from "./hash-table.js";
 
 /** Sizes of blocks that are followed. Others are not found by a prompt. */
 const MAX_GEOMETRIES = 8;
-/** More holders of a block are a bit set, fewer are a list. */
+/** Up to this number the holders of a block are a list, above it a bit set. */
 const MOST_LISTED = 16;
 const FIRST_ROWS = 1024;
 /** Marks the number of a list or set of holders, where others are numbers of a holder. */
