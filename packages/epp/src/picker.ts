@@ -16,7 +16,7 @@ import {
   PromptRenderer,
   type SignalsStatus,
 } from "@kv/fleet/front-end";
-import { BodyBudget, Certificate, type HttpServer } from "@kv/http";
+import { BodyBudget, Certificate, type HttpServer, YieldingQueue } from "@kv/http";
 import {
   type Ambient,
   type Clock,
@@ -171,6 +171,7 @@ class ExtProcPicker implements Picker {
         allBytes: limits.bodiesLengthBytes,
         perClientBytes: limits.bodiesLengthBytes,
       }),
+      parses: new YieldingQueue({ clock: own.clock }),
       inFlight: this.#inFlight,
     });
     this.#listener = new GrpcListener(serverCredentials(this.#certificate), settings);

@@ -21,7 +21,7 @@ export {
   type GenerationRequest,
   type PromptFields,
   parseGenerationRequest,
-  parseRequestInTurns,
+  parseRequestInSteps,
   type RequestBody,
   refuseConnectorMembers,
   withLongMembers,

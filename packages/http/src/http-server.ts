@@ -17,7 +17,8 @@ import {
 } from "./answers/error-response.js";
 import { BodyBudget } from "./bodies/body-budget.js";
 import type { JsonLimits } from "./bodies/json-scan.js";
-import { parseBody, type ReceivedBody, readJsonBody } from "./bodies/read-body.js";
+import { type BodyQueues, parseBody, type ReceivedBody, readJsonBody } from "./bodies/read-body.js";
+import { YieldingQueue } from "./bodies/yielding-queue.js";
 import type { Certificate, CertificatePair } from "./certificate.js";
 import { ClientConnections } from "./connections/client-connections.js";
 import { checkRequestHead, targetOf } from "./request-head.js";
@@ -58,8 +59,10 @@ export interface HttpServerOptions {
   readonly bodies?: HttpBodyLimits | undefined;
   /** Reads bodies of every content type as JSON; without it, others get 415. */
   readonly anyContentType?: true | undefined;
-  /** For the time that a refused client has to read its answer, and for `close`. */
+  /** For the time that a refused client has to read its answer, for `close`, and for the time that long bodies take. */
   readonly clock: Clock;
+  /** Where long bodies wait to be parsed. Default: a queue of this server. */
+  readonly parses?: YieldingQueue | undefined;
   /** With it, clients speak TLS. */
   readonly certificate?: Certificate | undefined;
   /** Answers a request whose turn it is. What it throws is answered with `answerError`. */
@@ -90,6 +93,7 @@ export class HttpServer {
   readonly #server: Server;
   readonly #connections: ClientConnections;
   readonly #budget: BodyBudget;
+  readonly #queues: BodyQueues;
   readonly #answerError: (error: KvError) => ErrorAnswer;
 
   constructor(options: HttpServerOptions) {
@@ -100,6 +104,10 @@ export class HttpServer {
       allBytes: bodies?.bodiesLengthBytes ?? 0,
       perClientBytes: bodies?.bodiesPerClientLengthBytes ?? 0,
     });
+    this.#queues = {
+      reads: new YieldingQueue({ clock, stepsPerTurn: 4 }),
+      parses: options.parses ?? new YieldingQueue({ clock }),
+    };
     this.#connections = new ClientConnections({
       all: limits.connections,
       perAddress: limits.connectionsPerAddress,
@@ -165,6 +173,7 @@ export class HttpServer {
       limits: bodies,
       anyContentType,
       budget: this.#budget,
+      queues: this.#queues,
       client,
       onAccepted: expectsContinue ? () => response.writeContinue() : undefined,
     });
@@ -176,7 +185,7 @@ export class HttpServer {
   async withJson<T>(turn: Turn, use: (value: unknown) => T | Promise<T>): Promise<T> {
     const body = await this.readBody(turn);
     try {
-      return await use(await parseBody(body));
+      return await use(await parseBody(body, this.#queues.parses));
     } finally {
       body.share.end();
     }

@@ -15,7 +15,8 @@ export { BodyBudget, type BodyShare } from "./bodies/body-budget.js";
 export { ByteCollector } from "./bodies/byte-collector.js";
 export { type LongMember, parseJsonPieces } from "./bodies/json-pieces.js";
 export { type JsonLimits, JsonScan, TOP_LEVEL_MEMBERS } from "./bodies/json-scan.js";
-export { PARSES, type ReceivedBody } from "./bodies/read-body.js";
+export type { ReceivedBody } from "./bodies/read-body.js";
+export { YieldingQueue, type YieldingQueueOptions } from "./bodies/yielding-queue.js";
 export {
   Certificate,
   type CertificateFiles,

@@ -8,7 +8,7 @@ import {
   type GenerationRequest,
   PREFILLER_HEADER,
   type PromptRenderer,
-  parseRequestInTurns,
+  parseRequestInSteps,
   requestIdOf,
   traceparentOf,
 } from "@kv/fleet/front-end";
@@ -20,8 +20,9 @@ import {
   errorForClient,
   JsonScan,
   overloaded,
+  type YieldingQueue,
 } from "@kv/http";
-import { type Ambient, KvError, type Span, Turns } from "@kv/interface";
+import { type Ambient, KvError, type Span } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
 import { type Choice, type EndpointPicker, endpointOf } from "../pick/endpoint-picker.js";
 import {
@@ -51,9 +52,6 @@ const SERVED_KEY = "x-gateway-destination-endpoint-served";
 const SUBSET_NAMESPACE = "envoy.lb.subset_hint";
 const SUBSET_KEY = "x-gateway-destination-endpoint-subset";
 
-/** Pieces of long bodies. */
-const PARSES = new Turns(1);
-
 export interface ProcessedRequestOptions {
   readonly ambient: Ambient;
   readonly settings: PickerSettings;
@@ -61,6 +59,8 @@ export interface ProcessedRequestOptions {
   readonly picker: EndpointPicker;
   readonly renderer: PromptRenderer;
   readonly budget: BodyBudget;
+  /** Where long bodies wait to be parsed. */
+  readonly parses: YieldingQueue;
   /** How many requests are in flight. */
   readonly inFlight: { requests: number };
 }
@@ -259,8 +259,8 @@ class ProcessedRequest {
 
   /** The request, with the token ids of its prompt where the routing reads them and an instance renders them. */
   async #parse(endpoint: Endpoint): Promise<GenerationRequest> {
-    const { fleet, renderer } = this.#options;
-    const request = await parseRequestInTurns(endpoint, this.#body, PARSES);
+    const { fleet, renderer, parses } = this.#options;
+    const request = await parseRequestInSteps(endpoint, this.#body, parses);
     const { prefill, decode } = fleet.pools;
     if (!prefill.readsTokenIds() && !decode.readsTokenIds()) return request;
     request.tokenIds = await renderer.tokenIds(request, this.#headers);

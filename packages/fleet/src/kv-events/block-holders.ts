@@ -3,9 +3,9 @@ import { placeHash } from "./block-table.js";
 
 /** Sizes of blocks that are followed. Others are not found by a prompt. */
 const MAX_GEOMETRIES = 8;
-/** One block in so many is recorded, and the first of each prompt. The indexes of the instances know all of them. */
+/** Every fourth block of a prompt is recorded, and its first one. The indexes of the instances know all blocks. */
 const SAMPLED = 4;
-/** More holders of a block are a set, fewer are a list. */
+/** Up to this number the holders of a block are a list, above it a set. */
 const MOST_LISTED = 16;
 const FIRST_CAPACITY = 1024;
 const MAX_LOAD_FACTOR = 0.75;

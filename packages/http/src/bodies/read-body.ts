@@ -1,21 +1,26 @@
 import type { IncomingMessage } from "node:http";
-import { KvError, Turns } from "@kv/interface";
+import { KvError } from "@kv/interface";
 import { shortened } from "../answers/shown-value.js";
 import type { BodyBudget, BodyShare } from "./body-budget.js";
 import { ByteCollector } from "./byte-collector.js";
 import { parseJsonPieces } from "./json-pieces.js";
 import { type JsonLimits, JsonScan } from "./json-scan.js";
+import type { YieldingQueue } from "./yielding-queue.js";
 
-/** A body of at most this many bytes is read and parsed at once; a larger one in turns with the others. */
+/** A body of at most this many bytes is read and parsed at once; a longer one in steps, between those of other bodies. */
 const AT_ONCE_BYTES = 64 * 1024;
-/** Node reads pieces of at most 64 KiB. */
-const PIECES = new Turns(4);
-/** Parses of bodies, and the pieces of them. */
-export const PARSES = new Turns(1);
 
 /** Limits of one body. */
 export interface BodyLimits extends JsonLimits {
   readonly bodyLengthBytes: number;
+}
+
+/** Where long bodies wait. */
+export interface BodyQueues {
+  /** For their next bytes: Node reads at most 64 KiB at once. */
+  readonly reads: YieldingQueue;
+  /** To be parsed. */
+  readonly parses: YieldingQueue;
 }
 
 export interface ReadBodyOptions {
@@ -23,6 +28,7 @@ export interface ReadBodyOptions {
   /** Takes every content type. */
   readonly anyContentType?: true | undefined;
   readonly budget: BodyBudget;
+  readonly queues: BodyQueues;
   /** The client, as limits per client count it. */
   readonly client: string;
   /** Called when the head is accepted, before the body is read. */
@@ -44,7 +50,7 @@ export interface ReceivedBody {
  */
 export function readJsonBody(
   request: IncomingMessage,
-  { limits, anyContentType, budget, client, onAccepted }: ReadBodyOptions,
+  { limits, anyContentType, budget, queues, client, onAccepted }: ReadBodyOptions,
 ): Promise<ReceivedBody> {
   const { bodyLengthBytes: limitBytes } = limits;
   const type = request.headers["content-type"];
@@ -80,7 +86,7 @@ export function readJsonBody(
         if (lengthBytes > AT_ONCE_BYTES) {
           request.pause();
           // The rest of a refused body stays unread.
-          PIECES.later(() => {
+          queues.reads.push(() => {
             if (!refused) request.resume();
           });
         }
@@ -92,7 +98,7 @@ export function readJsonBody(
       complete = true;
       share.arrived();
       const take = () => bytes.take();
-      if (lengthBytes > AT_ONCE_BYTES) PARSES.later(() => resolve({ take, share }));
+      if (lengthBytes > AT_ONCE_BYTES) queues.parses.push(() => resolve({ take, share }));
       else resolve({ take, share });
     });
     request.once("error", (cause) => {
@@ -104,11 +110,11 @@ export function readJsonBody(
 }
 
 /** The value of a body. Errors: `KV_REQUEST_INVALID`. */
-export async function parseBody(body: ReceivedBody): Promise<unknown> {
+export async function parseBody(body: ReceivedBody, parses: YieldingQueue): Promise<unknown> {
   const bytes = body.take();
   const pieces = parseJsonPieces(bytes);
   try {
-    if (bytes.length > AT_ONCE_BYTES) return (await PARSES.run(pieces)).value;
+    if (bytes.length > AT_ONCE_BYTES) return (await parses.run(pieces)).value;
     let step = pieces.next();
     while (step.done !== true) step = pieces.next();
     return step.value.value;

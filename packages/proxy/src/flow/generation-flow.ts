@@ -1,5 +1,5 @@
 import { bodyLength, changedBodyHeaders } from "@kv/fleet/front-end";
-import { PARSES, withoutAddresses } from "@kv/http";
+import { withoutAddresses, type YieldingQueue } from "@kv/http";
 import { KvError } from "@kv/interface";
 import { type RequestPart, splitRequest } from "../request/split-request.js";
 import type { LegAnswer } from "../response/leg-answer.js";
@@ -14,10 +14,13 @@ import type { Legs } from "./legs.js";
 export class GenerationFlow {
   readonly #legs: Legs;
   readonly #strategy: DisaggregationStrategy;
+  readonly #parses: YieldingQueue;
 
-  constructor(legs: Legs, strategy: DisaggregationStrategy) {
+  /** `parses`: where long bodies wait to be split. */
+  constructor(legs: Legs, strategy: DisaggregationStrategy, parses: YieldingQueue) {
     this.#legs = legs;
     this.#strategy = strategy;
+    this.#parses = parses;
   }
 
   /** Name of the strategy. */
@@ -42,7 +45,7 @@ export class GenerationFlow {
       return this.#stream(client, await this.#legs.promptOnly(client));
     const split = splitRequest(request, settings.limits.parts);
     const begun = split.next();
-    const parts = begun.done === true ? begun.value : await PARSES.run(split);
+    const parts = begun.done === true ? begun.value : await this.#parses.run(split);
     const [part] = parts;
     if (parts.length > 1 || part === undefined) {
       const lengthBytes = parts.reduce((sum, { request }) => sum + bodyLength(request), 0);

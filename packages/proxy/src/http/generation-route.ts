@@ -3,7 +3,7 @@ import {
   Deadline,
   type Endpoint,
   forwardedHeaders,
-  parseRequestInTurns,
+  parseRequestInSteps,
   requestIdOf,
   traceparentOf,
 } from "@kv/fleet/front-end";
@@ -12,12 +12,12 @@ import {
   errorEvent,
   errorForClient,
   MemberList,
-  PARSES,
   type ReceivedBody,
   type RequestSlot,
   type RequestsInFlight,
   sendError,
   statusOf,
+  type YieldingQueue,
 } from "@kv/http";
 import { type Ambient, KvError, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
@@ -37,6 +37,8 @@ export interface GenerationRouteOptions {
   readonly history: RequestHistory;
   readonly inFlight: RequestsInFlight;
   readonly abandoned: AbandonedPrefills;
+  /** Where long bodies wait to be parsed. */
+  readonly parses: YieldingQueue;
   readonly settings: Pick<ProxySettings, "timeouts" | "forwardHeaders" | "exposeInstances">;
   /** Of a sidecar: reads the prefill instances of a request from its headers. */
   readonly namedPrefillers: NamedPrefillers | undefined;
@@ -102,7 +104,7 @@ export class GenerationRoute {
       requestId = requestIdOf(headers, random);
       slot = inFlight.admit(name);
       const prefillers = namedPrefillers?.of(headers, requestId);
-      const request = await parseRequestInTurns(endpoint, body.take(), PARSES);
+      const request = await parseRequestInSteps(endpoint, body.take(), this.#options.parses);
       span = tracer?.start("kv_proxy.request", {
         kind: "server",
         parent: traceparentOf(headers),

@@ -8,6 +8,7 @@ import {
   sendJson,
   shortened,
   type Turn,
+  type YieldingQueue,
 } from "@kv/http";
 import { type Ambient, KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
@@ -29,6 +30,8 @@ export interface ClientServerOptions {
   readonly changeInstance: (change: InstanceChange, body: unknown) => Promise<object>;
   readonly limits: ResolvedLimits;
   readonly generation: GenerationRoute;
+  /** Where long bodies wait to be parsed. */
+  readonly parses: YieldingQueue;
   readonly decodeRoute: DecodeRoute;
   /** With it, clients speak TLS. */
   readonly certificate: Certificate | undefined;
@@ -65,13 +68,14 @@ export class ClientServer {
 
   constructor(options: ClientServerOptions) {
     this.#options = options;
-    const { limits, settings, certificate, ambient } = options;
+    const { limits, settings, certificate, ambient, parses } = options;
     this.#addRoutes();
     this.http = new HttpServer({
       limits: { ...limits, ...settings.timeouts },
       bodies: limits,
       certificate,
       clock: ambient.clock,
+      parses,
       serve: (turn) => this.#serve(turn),
       answerError: (error) => {
         this.#countRefusal(error);
