@@ -38,19 +38,19 @@ import { metricsServer } from "./server/metrics-server.js";
 
 /** Options of `createPicker`: the settings, and what a program may pass in. */
 export interface PickerOptions extends PickerSettingsInput {
-  /** By default the system's clock. */
+  /** Source of time. @default systemClock() */
   readonly clock?: Clock | undefined;
-  /** Randomness for ids and routing; by default the system's. */
+  /** Randomness for ids and routing. @default systemRandom() */
   readonly random?: Random | undefined;
-  /** By default nothing is logged. */
+  /** Gets the events. @default silentLog */
   readonly log?: Log | undefined;
-  /** Receives all metrics, besides `/metrics`. */
+  /** Receives all metrics, besides `/metrics`. @default undefined */
   readonly metrics?: Metrics | undefined;
-  /** Records a span for each choice. By default none; trace headers of clients pass unchanged then. */
+  /** Records a span for each choice. Trace headers of clients pass unchanged then. @default undefined */
   readonly tracer?: Tracer | undefined;
-  /** Creates the routing strategy of each role, which the picker closes. By default, the setting `routing` names it. */
+  /** Creates the routing strategy of each role, which the picker closes. @default the setting `routing` names it */
   readonly createRouting?: ((role: Role) => Routing) | undefined;
-  /** Creates a source of instances, besides the settings' lists. By default, the setting `discovery` names it. */
+  /** Creates a source of instances, besides the settings' lists. @default the setting `discovery` names it */
   readonly createDiscovery?: (() => Discovery) | undefined;
 }
 

@@ -25,11 +25,11 @@ export interface FleetOptions {
   readonly random: Random;
   /** Gets what changes: instances, their health and their pairs. */
   readonly log: Log;
-  /** Creates the routing strategy of each role. By default, the setting `routing` names it. */
+  /** Creates the routing strategy of each role. @default the setting `routing` names it */
   readonly createRouting?: ((role: Role) => Routing) | undefined;
-  /** Creates a source of instances, besides the settings' lists. By default, the setting `discovery` names it. */
+  /** Creates a source of instances, besides the settings' lists. @default the setting `discovery` names it */
   readonly createDiscovery?: (() => Discovery) | undefined;
-  /** Requests name their prefill instances, so these are neither followed nor checked, and the fleet can serve without. Default: false. */
+  /** Requests name their prefill instances, so these are neither followed nor checked, and the fleet can serve without. @default false */
   readonly namesPrefillers?: boolean | undefined;
 }
 
