@@ -1,4 +1,5 @@
 import type { IncomingHttpHeaders } from "node:http";
+import { YieldingQueue } from "@kv/http";
 import {
   type Ambient,
   type Clock,
@@ -106,6 +107,8 @@ export class Fleet {
   readonly discovery: ObservedDiscovery | undefined;
   /** What prompts cost at the prefill instances. */
   readonly prefillCosts = new PrefillCosts();
+  /** Where long bodies wait to be parsed: together they take at most a quarter of the time. */
+  readonly parses: YieldingQueue;
   /** What autoscalers need. */
   readonly signals: AutoscalingSignals;
   /** All metrics of this process. */
@@ -163,6 +166,7 @@ export class Fleet {
       metrics: metrics === undefined ? this.prometheus : bothMetrics(metrics, this.prometheus),
     };
     this.ambient = ambient;
+    this.parses = new YieldingQueue({ clock });
     this.signals = new AutoscalingSignals({
       ...{ prefillers: prefill, decoders: decode, pairing, clock },
       costs: this.prefillCosts,

@@ -42,7 +42,7 @@ export {
   type GenerationRequest,
   type PromptFields,
   parseGenerationRequest,
-  parseRequestInTurns,
+  parseRequestInSteps,
   REQUEST_ID_LENGTH,
   type RequestBody,
   refuseConnectorMembers,

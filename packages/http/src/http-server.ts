@@ -16,7 +16,14 @@ import {
   writeError,
 } from "./answers/error-response.js";
 import { parseBody } from "./bodies/json-pieces.js";
-import { BodyBudget, type JsonLimits, type ReceivedBody, readJsonBody } from "./bodies/read-body.js";
+import {
+  BodyBudget,
+  type BodyQueues,
+  type JsonLimits,
+  type ReceivedBody,
+  readJsonBody,
+} from "./bodies/read-body.js";
+import { YieldingQueue } from "./bodies/yielding-queue.js";
 import type { Certificate, CertificatePair } from "./certificate.js";
 import { ClientConnections } from "./connections/client-connections.js";
 
@@ -52,17 +59,19 @@ export interface HttpBodyLimits extends JsonLimits {
 export interface HttpServerOptions {
   /** Limits of connections and heads. */
   readonly limits: HttpConnectionLimits;
-  /** Without them, the server reads no body. */
+  /** Without them, the server reads no body. @default undefined */
   readonly bodies?: HttpBodyLimits | undefined;
-  /** Reads bodies of every content type as JSON; without it, others get 415. */
+  /** Reads bodies of every content type as JSON; without it, others get 415. @default undefined */
   readonly anyContentType?: true | undefined;
-  /** For the time that a refused client has to read its answer, and for `close`. */
+  /** For the time that a refused client has to read its answer, for `close`, and for the time that long bodies take. */
   readonly clock: Clock;
-  /** With it, clients speak TLS. */
+  /** Where long bodies wait to be parsed. @default a queue of this server */
+  readonly parses?: YieldingQueue | undefined;
+  /** With it, clients speak TLS. @default undefined */
   readonly certificate?: Certificate | undefined;
   /** Answers a request whose turn it is. What it throws is answered with `answerError`. */
   readonly serve: (turn: Turn) => Promise<void>;
-  /** How each error is answered, those of connections and of the parser included. Default: `errorAnswer`. */
+  /** How each error is answered, those of connections and of the parser included. @default errorAnswer */
   readonly answerError?: ((error: KvError) => ErrorAnswer) | undefined;
 }
 
@@ -88,6 +97,7 @@ export class HttpServer {
   readonly #server: Server;
   readonly #connections: ClientConnections;
   readonly #budget: BodyBudget;
+  readonly #queues: BodyQueues;
   readonly #answerError: (error: KvError) => ErrorAnswer;
 
   constructor(options: HttpServerOptions) {
@@ -98,6 +108,10 @@ export class HttpServer {
       allBytes: bodies?.bodiesLengthBytes ?? 0,
       perClientBytes: bodies?.bodiesPerClientLengthBytes ?? 0,
     });
+    this.#queues = {
+      reads: new YieldingQueue({ clock, stepsPerTurn: 4 }),
+      parses: options.parses ?? new YieldingQueue({ clock }),
+    };
     this.#connections = new ClientConnections({
       all: limits.connections,
       perAddress: limits.connectionsPerAddress,
@@ -163,6 +177,7 @@ export class HttpServer {
       limits: bodies,
       anyContentType,
       budget: this.#budget,
+      queues: this.#queues,
       client,
       onAccepted: expectsContinue ? () => response.writeContinue() : undefined,
     });
@@ -174,7 +189,7 @@ export class HttpServer {
   async withJson<T>(turn: Turn, use: (value: unknown) => T | Promise<T>): Promise<T> {
     const body = await this.readBody(turn);
     try {
-      return await use(await parseBody(body.take()));
+      return await use(await parseBody(body.take(), this.#queues.parses));
     } finally {
       body.share.end();
     }

@@ -12,7 +12,7 @@ export { type Overload, overloaded } from "./answers/overloaded.js";
 export { send, sendJson } from "./answers/send-json.js";
 export { shortened, shownValue } from "./answers/shown-value.js";
 export { ByteCollector } from "./bodies/byte-collector.js";
-export { type LongMember, PARSES, parseJsonPieces } from "./bodies/json-pieces.js";
+export { type LongMember, parseJsonPieces } from "./bodies/json-pieces.js";
 export {
   BodyBudget,
   checkContentLength,
@@ -20,6 +20,7 @@ export {
   type ReceivedBody,
   TOP_LEVEL_MEMBERS,
 } from "./bodies/read-body.js";
+export { YieldingQueue, type YieldingQueueOptions } from "./bodies/yielding-queue.js";
 export {
   Certificate,
   type CertificateFiles,

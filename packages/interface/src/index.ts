@@ -10,4 +10,3 @@ export * from "./side-channel.js";
 export * from "./staging.js";
 export * from "./tracing.js";
 export * from "./transport.js";
-export { Turns } from "./turns.js";

@@ -6,7 +6,7 @@ import {
   type Fleet,
   type GenerationRequest,
   PREFILLER_HEADER,
-  parseRequestInTurns,
+  parseRequestInSteps,
   requestIdOf,
   traceparentOf,
 } from "@kv/fleet/front-end";
@@ -18,7 +18,7 @@ import {
   IncomingBody,
   overloaded,
 } from "@kv/http";
-import { KvError, type Span, type Timer, Turns } from "@kv/interface";
+import { KvError, type Span, type Timer } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
 import { type Choice, type EndpointPicker, endpointOf } from "../pick/endpoint-picker.js";
 import {
@@ -46,9 +46,6 @@ const DESTINATION_NAMESPACE = "envoy.lb";
 const SERVED_KEY = "x-gateway-destination-endpoint-served";
 const SUBSET_NAMESPACE = "envoy.lb.subset_hint";
 const SUBSET_KEY = "x-gateway-destination-endpoint-subset";
-
-/** Pieces of long bodies. */
-const PARSES = new Turns(1);
 
 export interface ProcessedRequestOptions {
   readonly settings: PickerSettings;
@@ -242,7 +239,7 @@ class ProcessedRequest {
   /** The request, with the token ids of its prompt where the routing reads them and an instance renders them. */
   async #parse(endpoint: Endpoint): Promise<GenerationRequest> {
     const { fleet } = this.#options;
-    const request = await parseRequestInTurns(endpoint, this.#body, PARSES);
+    const request = await parseRequestInSteps(endpoint, this.#body, fleet.parses);
     const { prefill, decode } = fleet.pools;
     if (prefill.readsTokenIds() || decode.readsTokenIds()) await fleet.addTokenIds(request, this.#headers);
     return request;

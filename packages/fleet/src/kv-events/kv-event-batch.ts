@@ -14,7 +14,7 @@ export type KvEvent =
 export interface CacheGroup {
   readonly index: number;
   /**
-   * What must be cached before a position from which the rest is computed: all tokens, or so many before it, as in layers with a sliding window and in
+   * What must be cached before a position from which the rest is computed: all tokens, or this number of tokens before it, as in layers with a sliding window and in
    * layers with a state.
    */
   readonly needs: "all" | number;

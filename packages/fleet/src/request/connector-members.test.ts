@@ -1,12 +1,12 @@
-import { parseJsonPieces } from "@kv/http";
-import { Turns } from "@kv/interface";
+import { parseJsonPieces, YieldingQueue } from "@kv/http";
+import { systemClock } from "@kv/interface";
 import { vllmRequests } from "@kv/protocol";
 import fc from "fast-check";
 import { expect, test } from "vitest";
 import {
   type Endpoint,
   parseGenerationRequest,
-  parseRequestInTurns,
+  parseRequestInSteps,
   refuseConnectorMembers,
 } from "./generation-request.js";
 
@@ -72,7 +72,11 @@ test.each(WAYS)(
     const long = `"prompt":"${"a".repeat(300_000)}"`;
     for (const text of [`{${members},${long}}`, `{${long},${members}}`])
       await expect(
-        parseRequestInTurns("/v1/completions", Buffer.from(text), new Turns(1)),
+        parseRequestInSteps(
+          "/v1/completions",
+          Buffer.from(text),
+          new YieldingQueue({ clock: systemClock() }),
+        ),
       ).rejects.toMatchObject({ code: "KV_REQUEST_INVALID", details: { param } });
   },
 );
@@ -92,7 +96,11 @@ test("in a long body, a member is refused that occurs twice in different pieces,
         `{${filler("a")},${first},${filler("b")},${second}}`,
       ])
         await expect(
-          parseRequestInTurns("/v1/completions", Buffer.from(text), new Turns(1)),
+          parseRequestInSteps(
+            "/v1/completions",
+            Buffer.from(text),
+            new YieldingQueue({ clock: systemClock() }),
+          ),
         ).rejects.toMatchObject({ code: "KV_REQUEST_INVALID", details: { param: "kv_transfer_params" } });
 });
 
@@ -109,7 +117,7 @@ test.each([
 ])("%s passes", async (members) => {
   parseGenerationRequest("/v1/responses", Buffer.from(`{${members}}`));
   const long = Buffer.from(`{${members},"x":"${"a".repeat(300_000)}"}`);
-  await parseRequestInTurns("/v1/responses", long, new Turns(1));
+  await parseRequestInSteps("/v1/responses", long, new YieldingQueue({ clock: systemClock() }));
 });
 
 /** What vLLM's decoders of text by diffusion read there. */

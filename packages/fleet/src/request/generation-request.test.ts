@@ -1,11 +1,12 @@
-import { KvError, Turns } from "@kv/interface";
+import { YieldingQueue } from "@kv/http";
+import { KvError, systemClock } from "@kv/interface";
 import { expect, test } from "vitest";
 import {
   bodyLength,
   bodyOf,
   type Endpoint,
   parseGenerationRequest,
-  parseRequestInTurns,
+  parseRequestInSteps,
 } from "./generation-request.js";
 
 const read = (fields: unknown, endpoint: Endpoint = "/v1/completions") =>
@@ -80,15 +81,15 @@ test.each([
 test("a long body is parsed in several turns; its long members are sent as they were written", async () => {
   const ids = Array.from({ length: 200_000 }, (_, at) => at);
   const text = `{"seed":9007199254740993,"prompt":[${ids.join(", ")}],"max_tokens":5}`;
-  const turns = new Turns(1);
+  const queue = new YieldingQueue({ clock: systemClock() });
   let others = 0;
   let ended = false;
   const other = () => {
     others += 1;
-    if (!ended) turns.later(other);
+    if (!ended) queue.push(other);
   };
-  turns.later(other);
-  const request = await parseRequestInTurns("/v1/completions", Buffer.from(text), turns);
+  queue.push(other);
+  const request = await parseRequestInSteps("/v1/completions", Buffer.from(text), queue);
   ended = true;
   expect(others).toBeGreaterThan(text.length / 300_000);
   expect(request.fields).toEqual(JSON.parse(text));
@@ -107,7 +108,9 @@ test.each([
   ['"kv_transfer_params":{},"kv\\u005ftransfer_params":["x"]', "the proxy sets it"],
 ])("refuses a long body with %s", async (member, message) => {
   const body = Buffer.from(`{"prompt":"${"a".repeat(300_000)}",${member}}`);
-  await expect(parseRequestInTurns("/v1/completions", body, new Turns(1))).rejects.toMatchObject({
+  await expect(
+    parseRequestInSteps("/v1/completions", body, new YieldingQueue({ clock: systemClock() })),
+  ).rejects.toMatchObject({
     code: "KV_REQUEST_INVALID",
     message: expect.stringContaining(message) as string,
   });

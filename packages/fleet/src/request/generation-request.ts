@@ -1,6 +1,6 @@
 import type { IncomingHttpHeaders } from "node:http";
-import { type LongMember, parseJsonPieces, shownValue } from "@kv/http";
-import { KvError, type Random, type Turns } from "@kv/interface";
+import { type LongMember, parseJsonPieces, shownValue, type YieldingQueue } from "@kv/http";
+import { KvError, type Random } from "@kv/interface";
 
 /** A path at which clients ask for generated text. The instances serve it under the same path. */
 export type Endpoint = "/v1/completions" | "/v1/chat/completions" | "/v1/responses" | "/v1/messages";
@@ -61,14 +61,14 @@ export function parseGenerationRequest(endpoint: Endpoint, body: Uint8Array): Ge
   return requestOf(endpoint, parsed, { text, long: [] });
 }
 
-/** As `parseGenerationRequest`. A body above 256 KiB is parsed in pieces, each in a turn of its own. It must have passed a `JsonScan`. */
-export async function parseRequestInTurns(
+/** As `parseGenerationRequest`. A body above 256 KiB is parsed in steps of `parses`. It must have passed a `JsonScan`. */
+export async function parseRequestInSteps(
   endpoint: Endpoint,
   body: Uint8Array,
-  turns: Turns,
+  parses: YieldingQueue,
 ): Promise<GenerationRequest> {
   if (body.length <= LONG_BODY_BYTES) return parseGenerationRequest(endpoint, body);
-  const pieces = await turns.run(parseJsonPieces(body)).catch(() => {
+  const pieces = await parses.run(parseJsonPieces(body)).catch(() => {
     throw notJson();
   });
   return requestOf(endpoint, pieces.value, pieces);

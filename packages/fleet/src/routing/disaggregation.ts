@@ -15,7 +15,7 @@ export interface DisaggregationInputs {
 }
 
 /**
- * Why a request has two legs, or one. Two: `long-suffix`, `unknown-length`, `decode-busy` (few tokens, but the decode instance computes so many prompts that its answers come late).
+ * Why a request has two legs, or one. Two: `long-suffix`, `unknown-length`, `decode-busy` (few tokens, but the decode instance computes other prompts, and its answers come late).
  * One, at a decode instance: `short-suffix` (few tokens to compute), `prefix-cached` (nearly the whole prompt is cached there), `prefill-busy` (waiting for a prefill instance would take longer than computing
  * delays this request and those in flight at the decode instance).
  */

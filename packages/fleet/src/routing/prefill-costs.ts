@@ -32,7 +32,7 @@ export class PrefillCosts {
     return this.#fit.slope;
   }
 
-  /** How long a leg takes that computes so many tokens and waits for no other, in milliseconds; undefined before the first measurement. */
+  /** The time of a leg that computes `computedTokens` and waits for no other leg, in milliseconds; undefined before the first measurement. */
   legMs(computedTokens: number): number | undefined {
     return this.#fit.at(computedTokens);
   }

@@ -93,11 +93,11 @@ export function leastLoad(): Routing {
   };
 }
 
-/** A list that was not used in so many uses is forgotten. */
+/** A list is forgotten after this many uses of other lists. */
 const FORGOTTEN_AFTER = 1000;
-/** Lists that are kept in order at most. */
+/** The most lists that are kept in order. */
 const MAX_ORDERS = 16;
-/** Of many holders of a prefix, at most so many are looked at. */
+/** The most holders of a prefix that one choice compares. */
 const LOOKED_AT = 64;
 
 /** Instances that may hold something. */

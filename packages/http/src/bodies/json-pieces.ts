@@ -1,10 +1,9 @@
-import { KvError, Turns } from "@kv/interface";
+import { KvError } from "@kv/interface";
+import type { YieldingQueue } from "./yielding-queue.js";
 
-/** A body of at most this many bytes is read and parsed at once; a larger one in turns with the others. */
+/** A body of at most this many bytes is read and parsed at once; a longer one in steps, between those of other bodies. */
 export const AT_ONCE_BYTES = 64 * 1024;
-/** Parses of bodies, and the pieces of them. */
-export const PARSES = new Turns(1);
-/** Bytes that are parsed at once. JSON.parse takes about a millisecond for so many. */
+/** Bytes that are parsed at once: about a millisecond of JSON.parse. */
 const PIECE_BYTES = 256 * 1024;
 /** A member of the outermost object that is longer than this is found by its position. */
 const LONG_MEMBER_BYTES = 4 * 1024;
@@ -327,10 +326,10 @@ function isBlank(bytes: Uint8Array, from: number, end: number): boolean {
 }
 
 /** The value of a body. Errors: `KV_REQUEST_INVALID`. */
-export async function parseBody(bytes: Uint8Array): Promise<unknown> {
+export async function parseBody(bytes: Uint8Array, parses: YieldingQueue): Promise<unknown> {
   const pieces = parseJsonPieces(bytes);
   try {
-    if (bytes.length > AT_ONCE_BYTES) return (await PARSES.run(pieces)).value;
+    if (bytes.length > AT_ONCE_BYTES) return (await parses.run(pieces)).value;
     let step = pieces.next();
     while (step.done !== true) step = pieces.next();
     return step.value.value;

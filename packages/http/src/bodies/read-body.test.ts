@@ -1,17 +1,21 @@
 import type { IncomingMessage } from "node:http";
 import { PassThrough } from "node:stream";
 import { setImmediate as nextTurn } from "node:timers/promises";
+import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import { BodyBudget, readJsonBody } from "./read-body.js";
+import { YieldingQueue } from "./yielding-queue.js";
 
 const LIMITS = { bodyLengthBytes: 2 ** 20, bodyDepth: 10, bodyMembers: 10, bodyValues: 10 };
 
 test("the rest of a body that is refused while it waits for its turn stays unread", async () => {
+  const queue = new YieldingQueue({ clock: manualClock() });
   const budget = new BodyBudget({ allBytes: 150_000, perClientBytes: 150_000 });
   const request = Object.assign(new PassThrough(), { headers: { "content-type": "application/json" } });
   const body = readJsonBody(request as unknown as IncomingMessage, {
     limits: LIMITS,
     budget,
+    queues: { reads: queue, parses: queue },
     client: "one",
   });
   const refused = expect(body).rejects.toMatchObject({ code: "KV_PROXY_OVERLOADED" });

@@ -1,12 +1,10 @@
 import type { IncomingMessage } from "node:http";
-import { KvError, Turns } from "@kv/interface";
+import { KvError } from "@kv/interface";
 import { overloaded } from "../answers/overloaded.js";
 import { shortened } from "../answers/shown-value.js";
 import { ByteCollector } from "./byte-collector.js";
-import { AT_ONCE_BYTES, PARSES } from "./json-pieces.js";
-
-/** Node reads pieces of at most 64 KiB. */
-const PIECES = new Turns(4);
+import { AT_ONCE_BYTES } from "./json-pieces.js";
+import type { YieldingQueue } from "./yielding-queue.js";
 
 /** Limits of a JSON text, so that its parse takes little time and its values little memory. */
 export interface JsonLimits {
@@ -23,11 +21,20 @@ export interface BodyLimits extends JsonLimits {
   readonly bodyLengthBytes: number;
 }
 
+/** Where long bodies wait. */
+export interface BodyQueues {
+  /** For their next bytes: Node reads at most 64 KiB at once. */
+  readonly reads: YieldingQueue;
+  /** To be parsed. */
+  readonly parses: YieldingQueue;
+}
+
 export interface ReadBodyOptions {
   readonly limits: BodyLimits;
   /** Takes every content type. */
   readonly anyContentType?: true | undefined;
   readonly budget: BodyBudget;
+  readonly queues: BodyQueues;
   /** The client, as limits per client count it. */
   readonly client: string;
   /** Called when the head is accepted, before the body is read. */
@@ -88,7 +95,7 @@ export function checkContentLength(contentLength: string | undefined, { bodyLeng
  */
 export function readJsonBody(
   request: IncomingMessage,
-  { limits, anyContentType, budget, client, onAccepted }: ReadBodyOptions,
+  { limits, anyContentType, budget, queues, client, onAccepted }: ReadBodyOptions,
 ): Promise<ReceivedBody> {
   const type = request.headers["content-type"];
   return new Promise((resolve, reject) => {
@@ -112,7 +119,7 @@ export function readJsonBody(
         if (body.lengthBytes > AT_ONCE_BYTES) {
           request.pause();
           // The rest of a refused body stays unread.
-          PIECES.later(() => {
+          queues.reads.push(() => {
             if (!refused) request.resume();
           });
         }
@@ -123,7 +130,7 @@ export function readJsonBody(
     request.once("end", () => {
       complete = true;
       body.share.arrived();
-      if (body.lengthBytes > AT_ONCE_BYTES) PARSES.later(() => resolve(body));
+      if (body.lengthBytes > AT_ONCE_BYTES) queues.parses.push(() => resolve(body));
       else resolve(body);
     });
     request.once("error", (cause) => {

@@ -55,7 +55,7 @@ function piecesOf(copy: StagedCopy): Piece[] {
   }));
 }
 
-/** The pieces tile so many bytes from `begin` on, with no gap and no overlap. */
+/** The pieces cover `lengthBytes` bytes from `begin` on, with no gap and no overlap. */
 function coverOnce(
   pieces: readonly Piece[],
   side: "device" | "wire",

@@ -5,7 +5,7 @@ import {
   Deadline,
   type Endpoint,
   forwardedHeaders,
-  parseRequestInTurns,
+  parseRequestInSteps,
   requestIdOf,
   traceparentOf,
 } from "@kv/fleet/front-end";
@@ -14,7 +14,6 @@ import {
   errorEvent,
   errorForClient,
   MemberList,
-  PARSES,
   type ReceivedBody,
   type RequestSlot,
   type RequestsInFlight,
@@ -105,7 +104,7 @@ export class GenerationRoute {
       requestId = requestIdOf(headers, random);
       slot = inFlight.admit(name);
       const prefillers = namedPrefillers?.of(headers, requestId);
-      const request = await parseRequestInTurns(endpoint, body.take(), PARSES);
+      const request = await parseRequestInSteps(endpoint, body.take(), this.#options.legs.fleet.parses);
       span = tracer?.start("kv_proxy.request", {
         kind: "server",
         parent: traceparentOf(headers),
@@ -173,7 +172,7 @@ export class GenerationRoute {
       return this.#stream(client, await legs.single(client, "prompt-only"));
     const split = splitRequest(request, settings.limits.parts);
     const begun = split.next();
-    const parts = begun.done === true ? begun.value : await PARSES.run(split);
+    const parts = begun.done === true ? begun.value : await fleet.parses.run(split);
     const [part] = parts;
     if (parts.length > 1 || part === undefined) {
       const lengthBytes = parts.reduce((sum, { request }) => sum + bodyLength(request), 0);

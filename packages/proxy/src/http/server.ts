@@ -75,6 +75,7 @@ export class ClientServer {
       bodies: limits,
       certificate,
       clock: fleet.ambient.clock,
+      parses: fleet.parses,
       serve: (turn) => this.#serve(turn),
       answerError: (error) => {
         this.#countRefusal(error);

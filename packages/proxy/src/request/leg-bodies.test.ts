@@ -2,10 +2,11 @@ import { readFileSync } from "node:fs";
 import {
   type GenerationRequest,
   parseGenerationRequest,
-  parseRequestInTurns,
+  parseRequestInSteps,
   type RequestBody,
 } from "@kv/fleet/front-end";
-import { Turns } from "@kv/interface";
+import { YieldingQueue } from "@kv/http";
+import { systemClock } from "@kv/interface";
 import { expect, test } from "vitest";
 import { rawMember } from "./json-members.js";
 import { decodeBody, KV_REQUEST_PULL, prefillBody, singleInstanceBody, splitRequest } from "./leg-bodies.js";
@@ -95,10 +96,10 @@ test("the legs of a long body are those of a short one, and its long members are
   const member = `"documents":["${"x".repeat(300_000)}"]`;
   const text = `{"stream_options":${JSON.stringify({ a: "y".repeat(9000) })},"n":1,${member},"max_tokens":7}`;
   const sync = { ...request('{"n":1,"max_tokens":7}') };
-  const long = await parseRequestInTurns(
+  const long = await parseRequestInSteps(
     "/v1/completions",
     Buffer.from(text.replace("{", '{"stream":true,')),
-    new Turns(1),
+    new YieldingQueue({ clock: systemClock() }),
   );
   for (const leg of [
     (given: typeof sync) => prefillBody(given, KV_REQUEST_PULL, "id"),
@@ -119,13 +120,21 @@ test("the legs of a long body are those of a short one, and its long members are
 test("parts of a long body have their own prompt, and the other long members", async () => {
   const prompts = ["a".repeat(200_000), "b".repeat(200_000)];
   const text = JSON.stringify({ prompt: prompts, stop: ["x".repeat(5000)] });
-  const given = await parseRequestInTurns("/v1/completions", Buffer.from(text), new Turns(1));
+  const given = await parseRequestInSteps(
+    "/v1/completions",
+    Buffer.from(text),
+    new YieldingQueue({ clock: systemClock() }),
+  );
   const parts = allParts(given);
   expect(parts.map((part) => JSON.parse(textOf(singleInstanceBody(part.request))))).toEqual(
     prompts.map((prompt) => ({ prompt, stop: ["x".repeat(5000)] })),
   );
   const seed = Buffer.from(JSON.stringify({ prompt: prompts, n: 2, seed: "5".repeat(5000) }));
-  const seeded = await parseRequestInTurns("/v1/completions", seed, new Turns(1));
+  const seeded = await parseRequestInSteps(
+    "/v1/completions",
+    seed,
+    new YieldingQueue({ clock: systemClock() }),
+  );
   expect(() => allParts(seeded)).toThrow("must be an integer");
 });
 
@@ -136,7 +145,11 @@ test("a long list of prompts is split in pieces, as it was written", async () =>
     [`[${"123,".repeat(20_000)}9007199254740993]`, "[1]", "[]", "[ 2 , 3 ]"],
   ]) {
     const body = Buffer.from(`{"stop":["${"x".repeat(300_000)}"],"prompt": [${written.join(" , ")} ]}`);
-    const given = await parseRequestInTurns("/v1/completions", body, new Turns(1));
+    const given = await parseRequestInSteps(
+      "/v1/completions",
+      body,
+      new YieldingQueue({ clock: systemClock() }),
+    );
     const split = splitRequest(given, 8, 1000);
     let pieces = 0;
     let step = split.next();

@@ -10,7 +10,7 @@ export class IdleConnections {
   readonly #peers = new Map<string, Map<ZmqConnection, Timer>>();
   #closed = false;
 
-  /** Keeps so many connections of each peer at most. */
+  /** Keeps at most `perPeer` connections of each peer. */
   constructor(clock: Clock, perPeer: number) {
     this.#clock = clock;
     this.#perPeer = perPeer;

@@ -1,14 +1,14 @@
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, it } from "vitest";
-import { Turns } from "./turns.js";
+import { YieldingQueue } from "./yielding-queue.js";
 
 const turn = () => new Promise<void>((resolve) => setImmediate(resolve));
 
-it("runs so many parts in one turn of the event loop, in order, and lets others run between the turns", async () => {
-  const turns = new Turns(2, manualClock());
+it("runs stepsPerTurn steps in one turn of the event loop, in order, and lets others run between the turns", async () => {
+  const queue = new YieldingQueue({ clock: manualClock(), stepsPerTurn: 2 });
   const ran: number[] = [];
   const seen: number[][] = [];
-  for (let part = 0; part < 5; part += 1) turns.later(() => ran.push(part));
+  for (let step = 0; step < 5; step += 1) queue.push(() => ran.push(step));
   expect(ran).toEqual([]);
   for (let at = 0; at < 3; at += 1) {
     await turn();
@@ -21,12 +21,12 @@ it("runs so many parts in one turn of the event loop, in order, and lets others 
   ]);
 });
 
-it("runs what a part adds in a later turn", async () => {
-  const turns = new Turns(8, manualClock());
+it("runs a step that another step pushes in a later turn", async () => {
+  const queue = new YieldingQueue({ clock: manualClock(), stepsPerTurn: 8 });
   const ran: string[] = [];
-  turns.later(() => {
+  queue.push(() => {
     ran.push("first");
-    turns.later(() => ran.push("added"));
+    queue.push(() => ran.push("added"));
   });
   await turn();
   expect(ran).toEqual(["first"]);
@@ -34,16 +34,16 @@ it("runs what a part adds in a later turn", async () => {
   expect(ran).toEqual(["first", "added"]);
 });
 
-it("rests three times as long as a part took, with the promise that it resolved", async () => {
+it("yields three times as long as a step took, with the callbacks of the promise that it resolved", async () => {
   const clock = manualClock();
-  const turns = new Turns(1, clock);
+  const queue = new YieldingQueue({ clock: clock });
   const ran: number[] = [];
-  for (const part of [1, 2]) {
-    turns.later(() => {
+  for (const step of [1, 2]) {
+    queue.push(() => {
       clock.advance(4);
       void Promise.resolve().then(() => {
         clock.advance(6);
-        ran.push(part);
+        ran.push(step);
       });
     });
   }
@@ -56,8 +56,8 @@ it("rests three times as long as a part took, with the promise that it resolved"
   clock.advance(1);
   await turn();
   expect(ran).toEqual([1, 2]);
-  // What comes during the rest waits, too.
-  turns.later(() => ran.push(3));
+  // A step that is pushed while the queue yields waits, too.
+  queue.push(() => ran.push(3));
   await turn();
   expect(ran).toEqual([1, 2]);
   clock.advance(30);

@@ -1,0 +1,77 @@
+import type { Clock } from "@kv/interface";
+
+/** After work that took `n` ms, the queue leaves the event loop to others for 3 · `n` ms. */
+const IDLE_PER_BUSY = 3;
+/** A process that was stopped during a step goes on soon. */
+const MAX_IDLE_MS = 1000;
+
+/** Options of a `YieldingQueue`. */
+export interface YieldingQueueOptions {
+  /** Measures the steps, and waits between them. */
+  readonly clock: Clock;
+  /**
+   * Steps that run in one turn of the event loop.
+   * @default 1
+   */
+  readonly stepsPerTurn?: number | undefined;
+}
+
+/**
+ * Runs long work in steps, in order, and yields to the event loop between them, so that other requests are served meanwhile. The steps take at most a quarter
+ * of the time, with the promise callbacks that they cause.
+ */
+export class YieldingQueue {
+  readonly #clock: Clock;
+  readonly #stepsPerTurn: number;
+  readonly #waiting: (() => void)[] = [];
+  #isBusy = false;
+
+  constructor({ clock, stepsPerTurn = 1 }: YieldingQueueOptions) {
+    this.#clock = clock;
+    this.#stepsPerTurn = stepsPerTurn;
+  }
+
+  /** Runs `step` in a later turn of the event loop. */
+  push(step: () => void): void {
+    this.#waiting.push(step);
+    if (!this.#isBusy) this.#runTurn();
+  }
+
+  /** Runs `work` up to its end, each `next()` as a step of its own. Resolves with what it returns, and rejects with what it throws. */
+  run<T>(work: Iterator<unknown, T>): Promise<T> {
+    return new Promise((resolve, reject) => {
+      const step = () => {
+        try {
+          const { done, value } = work.next();
+          if (done === true) resolve(value);
+          else this.push(step);
+        } catch (error) {
+          reject(error);
+        }
+      };
+      this.push(step);
+    });
+  }
+
+  #runTurn(): void {
+    this.#isBusy = true;
+    let startedMs = 0;
+    setImmediate(() => {
+      startedMs = this.#clock.now();
+      for (const step of this.#waiting.splice(0, this.#stepsPerTurn)) step();
+    });
+    // Node runs both immediates in one turn, and between them the callbacks of the promises that the steps resolved.
+    setImmediate(() => this.#yield(this.#clock.now() - startedMs));
+  }
+
+  #yield(busyMs: number): void {
+    const idleMs = Math.min(MAX_IDLE_MS, Math.floor(IDLE_PER_BUSY * busyMs));
+    if (idleMs > 0) this.#clock.setTimer(() => this.#goOn(), idleMs, { ref: true });
+    else this.#goOn();
+  }
+
+  #goOn(): void {
+    this.#isBusy = false;
+    if (this.#waiting.length > 0) this.#runTurn();
+  }
+}
