@@ -54,6 +54,8 @@ test("a late subscriber fetches the batches before it, and its index is complete
   await server.publish([removed(9)]);
   const late = follow(server);
   await late.reached(3);
+  // The last batch comes before the end of the replay.
+  await late.following();
   expect(late.matched(7, 8, 9)).toBe(4);
   expect(late.status()).toMatchObject({ complete: true, missed_batches: 0, blocks: 2, reason: null });
 });
