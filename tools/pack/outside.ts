@@ -55,9 +55,12 @@ export async function pnpmProject(project: OutsideProject): Promise<void> {
   const { folder, dependencies } = project;
   const workspace = dirname(folder);
   const overrides = tarballsOf(project, project.tarballs.keys());
-  await writeJson(join(workspace, "package.json"), { name: "workspace", private: true, pnpm: { overrides } });
-  await writeFile(join(workspace, "pnpm-workspace.yaml"), `packages: [${basename(folder)}]\n`);
-  await writeFile(join(workspace, ".npmrc"), "hoist=false\n");
+  await writeJson(join(workspace, "package.json"), { name: "workspace", private: true });
+  await writeJson(join(workspace, "pnpm-workspace.yaml"), {
+    packages: [basename(folder)],
+    hoist: false,
+    overrides,
+  });
   await writeJson(
     join(folder, "package.json"),
     member(project, { ...dependencies, ...tarballsOf(project, Object.keys(dependencies)) }),

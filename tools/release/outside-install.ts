@@ -33,15 +33,15 @@ export async function installInto(specifiers: readonly string[], options: Instal
     private: true,
     type: "module",
     overrides,
-    pnpm: { overrides },
   };
   await writeFile(join(folder, "package.json"), JSON.stringify(project));
   await writeFile(join(folder, ".npmrc"), await readFile(registry.npmrc));
   if (manager === "npm") {
     await run("npm", ["install", "--no-audit", "--no-fund", ...specifiers], { cwd: folder });
   } else {
-    // It is a workspace of its own, whatever is above it.
-    await writeFile(join(folder, "pnpm-workspace.yaml"), "packages: [.]\n");
+    // It is a workspace of its own, whatever is above it. YAML reads JSON.
+    const workspace = { packages: ["."], overrides, engineStrict: true };
+    await writeFile(join(folder, "pnpm-workspace.yaml"), JSON.stringify(workspace));
     await pnpm(["add", "--workspace-root", ...specifiers], folder);
   }
 }
