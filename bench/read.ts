@@ -1,34 +1,13 @@
-import { monitorEventLoopDelay, performance } from "node:perf_hooks";
+import { performance } from "node:perf_hooks";
 import { nixlTransport } from "@kv/nixl";
+import { loopDelay, pause } from "./nixl/event-loop.js";
+import { inOrder, shuffled } from "./nixl/fixture.js";
 import { nodeTarget, pythonNixl } from "./python-peer.js";
 import type { Row } from "./report.js";
 import { pairRatio, spread } from "./report.js";
 
 const LENGTH_BYTES = 512 * 2 ** 20;
 const ROUNDS = 9;
-
-function shuffled(count: number, seed: number): Int32Array {
-  const ids = Int32Array.from({ length: count }, (_, i) => i);
-  let state = seed;
-  for (let i = count - 1; i > 0; i -= 1) {
-    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
-    const j = state % (i + 1);
-    [ids[i], ids[j]] = [ids[j] ?? 0, ids[i] ?? 0];
-  }
-  return ids;
-}
-
-const pause = (ms: number) => new Promise((resolve) => setTimeout(resolve, ms));
-
-/** Event-loop delay in ms while `work` runs: p99 and maximum. */
-async function loopDelay(work: () => Promise<unknown>): Promise<{ p99: number; max: number }> {
-  const histogram = monitorEventLoopDelay({ resolution: 1 });
-  histogram.enable();
-  await work();
-  histogram.disable();
-  // The histogram measures the time between ticks of 1 ms: the tick itself is not a delay.
-  return { p99: histogram.percentile(99) / 1e6 - 1, max: histogram.max / 1e6 - 1 };
-}
 
 /** READs of 512 MiB from another process by Node and Python in turn, with the same target; and the delay of the event loop meanwhile. */
 export async function read(): Promise<readonly Row[]> {
@@ -54,8 +33,7 @@ export async function read(): Promise<readonly Row[]> {
       const local = await agent.prepareLocal(table(memory.address));
       const remote = await agent.prepareRemote(remoteName, table(address));
       for (const order of ["scattered", "contiguous"] as const) {
-        const localIds =
-          order === "scattered" ? shuffled(count, 1) : Int32Array.from({ length: count }, (_, i) => i);
+        const localIds = order === "scattered" ? shuffled(count, 1) : inOrder(count);
         const remoteIds = order === "scattered" ? shuffled(count, 2) : localIds;
         const ours: number[] = [];
         const theirs: number[] = [];

@@ -8,10 +8,10 @@ import { type BenchFixture, LENGTH_BYTES, lists, ROUNDS, shuffled } from "./fixt
 const BLOCK = 65_536;
 const HEARTBEATS = 20;
 const GAP_MS = 10;
-const pause = (ms: number) => new Promise((resolve) => setTimeout(resolve, ms));
+export const pause = (ms: number) => new Promise((resolve) => setTimeout(resolve, ms));
 
 /** Event-loop delay in ms during `work`. The histogram measures from one tick of 1 ms to the next, so the tick itself is subtracted. */
-async function loopDelay(work: () => Promise<unknown>): Promise<{ p99: number; max: number }> {
+export async function loopDelay(work: () => Promise<unknown>): Promise<{ p99: number; max: number }> {
   const histogram = monitorEventLoopDelay({ resolution: 1 });
   histogram.enable();
   await work();

@@ -1,5 +1,5 @@
 import { createServer, request as httpRequest } from "node:http";
-import { type AddressInfo, createServer as createTcpServer } from "node:net";
+import { createServer as createTcpServer } from "node:net";
 import type { ProxyOptions } from "@kv/proxy";
 import { startSideChannel } from "@kv/testing/http/side-channel";
 import { expect, test } from "vitest";
@@ -7,6 +7,7 @@ import { BOUNDARY_CASES, type BoundaryCase, comparable, REFUSALS, salted, words 
 import { connectorMembersSuite } from "./connector-members-suite.js";
 import { abortWhileDecoding, abortWhilePrefilling } from "./proxy-fault-suite.js";
 import { ask, type OpenProxy, type ProxyPair } from "./proxy-pair.js";
+import { listening } from "./toy-proxy.js";
 
 const HEADER = "x-prefiller-host-port";
 
@@ -170,13 +171,5 @@ async function startNamingRelay(target: string, prefiller: string) {
     });
     received.pipe(sent);
   });
-  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-  return {
-    url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
-    async close() {
-      const closed = new Promise((resolve) => server.close(resolve));
-      server.closeAllConnections();
-      await closed;
-    },
-  };
+  return listening(server);
 }

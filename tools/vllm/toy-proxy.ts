@@ -1,4 +1,4 @@
-import { createServer } from "node:http";
+import { createServer, type Server } from "node:http";
 import type { AddressInfo } from "node:net";
 
 /**
@@ -52,6 +52,11 @@ export async function startToyProxy(prefillUrl: string, decodeUrl: string) {
       response.end(String(error));
     }
   });
+  return listening(server);
+}
+
+/** Listens on a free port of this host, and resolves with the URL. */
+export async function listening(server: Server) {
   await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
   return {
     url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
