@@ -1,33 +1,25 @@
-// npm run mutate: mutates the mapping, the descriptors and the receive pass one place at a time. A test must fail for each mutant.
-const MUTATED = [
-  "packages/topology/src/*.ts",
-  "packages/plan/src/engine/{align-regions,attention-pieces,dcp-replicas,descriptor-tables,engine-plan,group-plans,joint-groups,region-heads,segments,source-plans,transfer-form}.ts",
-  "packages/plan/src/request/{dcp-blocks,pair-blocks,request-plan,request-read,runs}.ts",
-  "packages/plan/src/receive/*.ts",
-  "packages/plan/src/kinds/*.ts",
-];
-
-const ownTests = (process.env["KV_MUTATE_TESTS"] ?? "") !== "";
+// The configuration of Stryker, which scripts/mutate.mjs starts: it changes the code one place at a time, and a test must fail for each change.
+const { KV_MUTATE_FILES = "[]", KV_MUTATE_TESTS = "", KV_MUTATE_REPORT } = process.env;
 
 export default {
-  mutate: [...MUTATED, "!**/*.test.ts", "!**/index.ts"],
+  mutate: [...JSON.parse(KV_MUTATE_FILES), "!**/*.test.ts", "!**/index.ts"],
   testRunner: "vitest",
-  plugins: ["@stryker-mutator/vitest-runner"],
-  // The tests beside a file are taken as related, also where they import it through the index, which Stryker does not resolve.
-  vitest: { configFile: "vitest.mutate.config.ts", related: !ownTests },
+  plugins: ["@stryker-mutator/vitest-runner", "./scripts/mutation-sample.mjs"],
+  ignorers: ["sample"],
+  // Tests that are named are taken as related, also where they import a file through the index, which Stryker does not resolve.
+  vitest: { configFile: "vitest.mutate.config.ts", related: KV_MUTATE_TESTS === "" },
   coverageAnalysis: "perTest",
   // Texts and details of errors are not mutated.
   mutator: { excludedMutations: ["StringLiteral", "ObjectLiteral"] },
   reporters: ["clear-text", "progress-append-only", "json"],
-  clearTextReporter: { allowColor: false, reportTests: false, logTests: false },
-  jsonReporter: { fileName: "build/mutation.json" },
+  clearTextReporter: { allowColor: false, reportTests: false, logTests: false, reportMutants: false },
+  jsonReporter: { fileName: KV_MUTATE_REPORT },
   tempDirName: "build/stryker",
   inPlace: false,
-  concurrency: 2,
   // A mutant of code that runs when a module is loaded (constants) would need the whole suite.
   ignoreStatic: true,
   // Long enough that a busy machine is not mistaken for an endless loop. The tests beside a file take a second.
-  timeoutMS: ownTests ? 20_000 : 90_000,
+  timeoutMS: KV_MUTATE_TESTS === "" ? 90_000 : 10_000,
   timeoutFactor: 2,
   ignorePatterns: ["native", "apps", "docs", "packages/*/dist", "build", ".turbo"],
   disableTypeChecks: false,

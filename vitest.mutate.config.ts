@@ -25,7 +25,8 @@ class UnitsFirst extends BaseSequencer {
 // The tests that judge a mutated mapping or plan, for `npm run mutate`. Properties draw a tenth of their cases: there are thousands of mutants, and a
 // few cases detect one.
 export default mergeConfig(
-  { ...shared, test: { ...shared.test, projects: undefined, include: [] } },
+  // Without the global set-up, which builds the programs: no test here starts one.
+  { ...shared, test: { ...shared.test, projects: undefined, globalSetup: [], include: [] } },
   defineConfig({
     test: {
       include: scope === undefined && own.length > 0 ? own : ALL,

@@ -1,26 +1,138 @@
-// npm run mutate [-- --mutate FILE,FILE]: Stryker over the mapping and the plan (stryker.config.mjs), file by file: docs/design/mutation.md.
-// A file with tests beside it is judged by those tests alone. KV_MUTATE_SCOPE=plan adds all tests that move bytes, KV_MUTATE_SCOPE=proofs also the proofs.
+// npm run mutate [-- --only AREA,… | --mutate FILE,…] [--raise]: mutation tests (Stryker), docs/design/mutation.md. Without --mutate, a sample of the mutants of
+// each area, whose score may not be below scripts/mutation-floors.json; --raise writes a better score there.
 import { spawn } from "node:child_process";
-import { existsSync } from "node:fs";
-import { join } from "node:path";
+import { existsSync, readFileSync, writeFileSync } from "node:fs";
+import { join, relative } from "node:path";
+import { parseArgs } from "node:util";
 import { root } from "./setup.mjs";
 
-const args = process.argv.slice(2);
+/** Tests of whole requests between P and D, in memory: a second or two for each file. */
+const REQUESTS = "packages/{pull,push}/test/{scenarios,traces}.test.ts";
+/**
+ * What is mutated, by which tests it is judged, and one of how many statements is in the sample. Left out: texts, metrics, settings, and staging, whose tests
+ * are those of @kv/neuron.
+ */
+const AREAS = {
+  topology: {
+    files: "packages/topology/src/*.ts",
+    tests: ["packages/topology/{src,test}/**/*.test.ts"],
+    sample: 2,
+  },
+  plan: {
+    files: "packages/plan/src/{engine,kinds,receive,request}/*.ts",
+    tests: ["packages/plan/src/{engine,kinds,receive,request}/*.test.ts"],
+    sample: 24,
+  },
+  connector: {
+    files: "packages/connector/src/{handshake,peers,scheduler,worker}/*.ts",
+    tests: ["packages/connector/src/**/*.test.ts", REQUESTS],
+    sample: 8,
+  },
+  pull: {
+    files: "packages/pull/src/*.ts",
+    tests: ["packages/pull/src/*.test.ts", "packages/pull/test/{scenarios,traces}.test.ts"],
+    sample: 2,
+  },
+  push: {
+    files: "packages/push/src/**/*.ts",
+    tests: [
+      "packages/push/src/**/*.test.ts",
+      "packages/push/test/{counterparts/*,golden,layerwise,scenarios,traces}.test.ts",
+    ],
+    sample: 6,
+  },
+  routing: {
+    files: "packages/fleet/src/routing/*.ts",
+    tests: ["packages/fleet/src/{instances,kv-events,routing}/*.test.ts"],
+    sample: 2,
+  },
+};
+const FLOORS = join(root, "scripts/mutation-floors.json");
+/** What counts as found. A mutant that ends in an endless loop is. */
+const FOUND = new Set(["Killed", "Timeout"]);
+const ALIVE = new Set(["Survived", "NoCoverage"]);
 
-spawn(join(root, "node_modules/.bin/stryker"), ["run", "stryker.config.mjs", ...args], {
-  cwd: root,
-  stdio: "inherit",
-  env: { KV_MUTATE_TESTS: ownTests().join(";"), ...process.env },
-}).on("close", (code) => {
-  process.exitCode = code ?? 1;
+const { values } = parseArgs({
+  options: {
+    only: { type: "string", default: Object.keys(AREAS).join() },
+    mutate: { type: "string" },
+    raise: { type: "boolean", default: false },
+    concurrency: { type: "string", default: "2" },
+  },
 });
 
-/** The tests beside the files of --mutate; none where a file has no tests beside it. */
-function ownTests() {
-  const at = args.indexOf("--mutate");
-  const files = at < 0 ? [] : (args[at + 1] ?? "").split(",").map((file) => file.replace(/:.*$/, ""));
-  if (files.length > 0 && files.every((file) => file.startsWith("packages/topology/")))
-    return ["packages/topology/{src,test}/**/*.test.ts"];
+if (values.mutate === undefined) {
+  const floors = JSON.parse(readFileSync(FLOORS, "utf8"));
+  for (const name of values.only.split(",")) {
+    const area = AREAS[name];
+    if (area === undefined) throw new Error(`no area ${name}: ${Object.keys(AREAS).join(", ")}`);
+    const floor = floors[name];
+    const begunMs = Date.now();
+    const code = await stryker([area.files], { tests: area.tests, sample: area.sample, report: name });
+    const { score, found, alive } = code === 0 ? scoreOf(name) : { score: 0, found: 0, alive: [] };
+    const minutes = ((Date.now() - begunMs) / 60_000).toFixed(1);
+    console.log(
+      `${name}: ${score} % (${found} of ${found + alive.length} mutants) in ${minutes} min, floor ${floor} %`,
+    );
+    if (code !== 0 || score < floor) {
+      process.exitCode = 1;
+      console.log(`${name} is below its floor. A test must fail for each of these:\n${alive.join("\n")}`);
+    } else if (values.raise && score > floor) {
+      floors[name] = score;
+      writeFileSync(FLOORS, `${JSON.stringify(floors, undefined, 2)}\n`);
+    }
+  }
+} else {
+  const files = values.mutate.split(",").map((file) => file.replace(/:.*$/, ""));
+  process.exitCode = await stryker(values.mutate.split(","), {
+    tests: ownTests(files),
+    sample: 1,
+    report: "files",
+  });
+  if (process.exitCode === 0) console.log(scoreOf("files").alive.join("\n"));
+}
+
+/** Runs Stryker, and resolves with its exit code. Its report is `build/mutation-REPORT.json`. */
+function stryker(mutated, { tests, sample, report }) {
+  const args = ["run", "stryker.config.mjs", "--concurrency", values.concurrency];
+  const child = spawn(join(root, "node_modules/.bin/stryker"), args, {
+    cwd: root,
+    stdio: "inherit",
+    env: {
+      KV_MUTATE_FILES: JSON.stringify(mutated),
+      KV_MUTATE_TESTS: tests.join(";"),
+      ...process.env,
+      KV_MUTATE_SAMPLE: String(sample),
+      KV_MUTATE_REPORT: `build/mutation-${report}.json`,
+    },
+  });
+  return new Promise((resolve) => child.on("close", (code) => resolve(code ?? 1)));
+}
+
+/** The tests of some files: those of their area, where it is one. With KV_MUTATE_SCOPE: none, and vitest.mutate.config.ts has the tests. */
+function ownTests(files) {
+  if (process.env.KV_MUTATE_SCOPE !== undefined) return [];
+  const area = Object.values(AREAS).find((each) =>
+    files.every((file) => file.startsWith(each.files.replace(/[{*].*$/, ""))),
+  );
+  if (area !== undefined) return area.tests;
   const tests = files.map((file) => file.replace(/\.ts$/, ".test.ts"));
   return tests.every((file) => existsSync(join(root, file))) ? tests : [];
+}
+
+/** What a report says of its area, rounded down to a tenth of a percent. */
+function scoreOf(report) {
+  const { files } = JSON.parse(readFileSync(join(root, `build/mutation-${report}.json`), "utf8"));
+  let found = 0;
+  const alive = [];
+  for (const [file, { mutants }] of Object.entries(files)) {
+    for (const { status, location, mutatorName, replacement } of mutants) {
+      if (FOUND.has(status)) found += 1;
+      if (!ALIVE.has(status)) continue;
+      const { line, column } = location.start;
+      const change = `${mutatorName} to ${String(replacement).replace(/\s+/g, " ").slice(0, 80)}`;
+      alive.push(`${relative(root, join(root, file))}:${line}:${column} ${status}: ${change}`);
+    }
+  }
+  return { score: Math.floor((1000 * found) / (found + alive.length)) / 10, found, alive };
 }
