@@ -7,6 +7,7 @@ import { dirname, join, relative } from "node:path";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { build } from "esbuild";
+import { withSettingComments } from "./settings-comments.mjs";
 
 const root = fileURLToPath(new URL("..", import.meta.url));
 const packages = ["packages", "apps"].flatMap((place) =>
@@ -56,6 +57,13 @@ function removeFiles(folder, isOld) {
   }
 }
 
+/** Declarations with settings, and the JSON schema that describes these. `kv-proxy` has all settings of `@kv/fleet`. */
+const SETTINGS = [
+  ["proxy/src/config/settings.d.ts", "proxy"],
+  ["epp/src/config/settings.d.ts", "epp"],
+  ["fleet/src/settings/fleet-settings.d.ts", "proxy"],
+];
+
 /** Writes the declarations of all packages: one program, a file for each source. */
 function declarations() {
   const folder = mkdtempSync(join(tmpdir(), "kv-declarations-"));
@@ -69,6 +77,14 @@ function declarations() {
     const source = join(root, "packages", name, "src", ...rest).replace(/\.d\.ts\.map$/, ".ts");
     const map = { ...JSON.parse(readFileSync(join(folder, path), "utf8")) };
     writeFileSync(join(folder, path), JSON.stringify({ ...map, sources: [relative(dirname(file), source)] }));
+  }
+  for (const [path, name] of SETTINGS) {
+    const file = join(folder, path);
+    const map = JSON.parse(readFileSync(`${file}.map`, "utf8"));
+    const schema = JSON.parse(readFileSync(join(root, "packages", name, "schema/config.json"), "utf8"));
+    const { text, mappings } = withSettingComments(readFileSync(file, "utf8"), map.mappings, schema);
+    writeFileSync(file, text);
+    writeFileSync(`${file}.map`, JSON.stringify({ ...map, mappings }));
   }
   for (const name of readdirSync(folder)) {
     const dist = join(root, "packages", name, "dist");

@@ -68,7 +68,7 @@ export const LONG = [
   ],
   [
     "tools/repository/doc-comments.test.ts",
-    "20 s of the type checker; `npm run lint:docs` is the same check",
+    "30 s of the type checker; `npm run lint:docs` is the same check",
   ],
   ["tools/repository/listening.test.ts", "starts every program to see on which addresses it listens"],
   ["tools/faults", "fault runs over the addon; npm test has those over the memory transport"],

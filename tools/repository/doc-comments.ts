@@ -1,7 +1,8 @@
-import { existsSync, readdirSync, readFileSync } from "node:fs";
-import { join, relative } from "node:path";
+import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import ts from "typescript";
+import { findDefaults } from "./option-defaults.js";
+import { membersOf, placeOf, publicProgram } from "./public-program.js";
 import { root } from "./source-files.js";
 
 /** A public name without a doc comment. */
@@ -26,13 +27,10 @@ export interface DocReport {
  * comment. The entries are those of `exports` in each package.json, taken from `src` in place of `dist`. A member of a class that
  * implements an interface inherits the interface's comment. A name that one package exports again from another counts where it is declared.
  */
-export function findUndocumented(base: string): DocReport {
-  const packages = readdirSync(join(base, "packages")).filter((name) => entriesOf(base, name).length > 0);
-  const { config } = ts.readConfigFile(join(base, "tsconfig.json"), ts.sys.readFile) as { config: object };
-  const files = packages.flatMap((name) => entriesOf(base, name));
-  const { options } = ts.parseJsonConfigFileContent({ ...config, include: [], files }, ts.sys, base);
-  const program = ts.createProgram(files, options);
-  const checker = program.getTypeChecker();
+export function findUndocumented(
+  base: string,
+  { packages, checker, exportsOf } = publicProgram(base),
+): DocReport {
   const undocumented: Undocumented[] = [];
   const total = { exports: 0, members: 0 };
 
@@ -56,60 +54,10 @@ export function findUndocumented(base: string): DocReport {
         look(branches, `${path}.${member}`, "members");
       }
     };
-    for (const entry of entriesOf(base, name)) {
-      const file = program.getSourceFile(entry);
-      const module = file === undefined ? undefined : checker.getSymbolAtLocation(file);
-      if (module === undefined) throw new Error(`${relative(base, entry)} exports nothing`);
-      for (const each of checker.getExportsOfModule(module))
-        look(
-          [each.flags & ts.SymbolFlags.Alias ? checker.getAliasedSymbol(each) : each],
-          each.name,
-          "exports",
-        );
-    }
+    for (const each of exportsOf(name)) look([each], each.name, "exports");
   }
   undocumented.sort((one, other) => one.place.localeCompare(other.place, "en", { numeric: true }));
   return { undocumented, total };
-}
-
-/** The source files behind `exports` of a published package; none for a private one. */
-function entriesOf(base: string, name: string): string[] {
-  const manifest = join(base, "packages", name, "package.json");
-  if (!existsSync(manifest)) return [];
-  const { private: isPrivate, exports = {} } = JSON.parse(readFileSync(manifest, "utf8")) as {
-    private?: boolean;
-    exports?: Record<string, string | { default: string }>;
-  };
-  if (isPrivate === true) return [];
-  return Object.values(exports).flatMap((entry) => {
-    const built = /^\.\/dist\/(.+)\.js$/.exec(typeof entry === "string" ? entry : entry.default)?.[1];
-    if (built === undefined) return [];
-    const source = join(base, "packages", name, "src", built);
-    return existsSync(`${source}.ts`) ? `${source}.ts` : join(source, "index.ts");
-  });
-}
-
-/** The members that the declarations of an interface, object type, class or enum name themselves; not those that they inherit. */
-function membersOf(symbol: ts.Symbol, checker: ts.TypeChecker): ts.Symbol[] {
-  return (symbol.declarations ?? []).flatMap(memberNodes).flatMap((node) => {
-    if (node.name === undefined || ts.isPrivateIdentifier(node.name)) return [];
-    if (
-      ts.canHaveModifiers(node) &&
-      node.modifiers?.some(({ kind }) => kind === ts.SyntaxKind.PrivateKeyword)
-    )
-      return [];
-    return checker.getSymbolAtLocation(node.name) ?? [];
-  });
-}
-
-function memberNodes(node: ts.Node): readonly (ts.TypeElement | ts.ClassElement | ts.EnumMember)[] {
-  if (ts.isInterfaceDeclaration(node) || ts.isClassDeclaration(node) || ts.isEnumDeclaration(node))
-    return [...node.members];
-  if (ts.isTypeAliasDeclaration(node)) return memberNodes(node.type);
-  if (ts.isTypeLiteralNode(node)) return [...node.members];
-  if (ts.isUnionTypeNode(node) || ts.isIntersectionTypeNode(node)) return node.types.flatMap(memberNodes);
-  if (ts.isParenthesizedTypeNode(node)) return memberNodes(node.type);
-  return [];
 }
 
 function declarationIn(folder: string, symbol: ts.Symbol): ts.Declaration | undefined {
@@ -120,18 +68,15 @@ function isDocumented(symbol: ts.Symbol, checker: ts.TypeChecker): boolean {
   return ts.displayPartsToString(symbol.getDocumentationComment(checker)).trim() !== "";
 }
 
-function placeOf(base: string, node: ts.Node | undefined): string {
-  if (node === undefined) return "";
-  const file = node.getSourceFile();
-  return `${relative(base, file.fileName)}:${file.getLineAndCharacterOfPosition(node.getStart()).line + 1}`;
-}
-
 // npm run lint:docs [-- PACKAGE…]: lists every missing comment.
 if (process.argv[1] === fileURLToPath(import.meta.url)) {
   const wanted = process.argv.slice(2);
-  const { undocumented } = findUndocumented(root);
+  const program = publicProgram(root);
+  const { undocumented } = findUndocumented(root, program);
   const listed = undocumented.filter((each) => wanted.length === 0 || wanted.includes(each.package));
   for (const { place, name } of listed) console.log(`${place}  ${name}`);
   console.log(`${listed.length} without a doc comment`);
-  process.exitCode = listed.length === 0 ? 0 : 1;
+  const { findings } = findDefaults(root, program);
+  for (const finding of findings) console.log(finding);
+  process.exitCode = listed.length + findings.length === 0 ? 0 : 1;
 }

@@ -11,15 +11,15 @@ export interface PlatformSuiteOptions {
   readonly name: string;
   /** Creates the platform. */
   readonly create: () => Platform;
-  /** Settings that work on this platform. Default: `{}`. */
+  /** Settings that work on this platform. @default {} */
   readonly settings?: PlatformEngineSettings | undefined;
-  /** Settings that `check` must reject, each on its own. Default: none. */
+  /** Settings that `check` must reject, each on its own. @default none */
   readonly refusedSettings?: readonly PlatformEngineSettings[] | undefined;
-  /** Config of a model, and its longest sequence in tokens. Default: `max_position_embeddings` of 2048. */
+  /** Config of a model, and its longest sequence in tokens. @default `max_position_embeddings` of 2048 */
   readonly model?:
     | { readonly config: Readonly<Record<string, unknown>>; readonly maxModelLen: number }
     | undefined;
-  /** Creates what the staging tests need. Absent: staging is not tested. */
+  /** Creates what the staging tests need. Absent: staging is not tested. @default undefined */
   readonly staging?: (() => Promise<StagingFixture>) | undefined;
 }
 

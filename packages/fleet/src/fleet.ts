@@ -35,19 +35,19 @@ import { forwardedHeaders, Upstream } from "./upstream/upstream.js";
 
 /** What a program may pass to a front end, besides its settings. */
 export interface FrontEndOptions {
-  /** By default the system's clock. */
+  /** Source of time. @default systemClock() */
   readonly clock?: Clock | undefined;
-  /** Randomness for ids and routing; by default the system's. */
+  /** Randomness for ids and routing. @default systemRandom() */
   readonly random?: Random | undefined;
-  /** By default nothing is logged. */
+  /** Gets the events. @default silentLog */
   readonly log?: Log | undefined;
-  /** Receives all metrics, besides the route `/metrics`. */
+  /** Receives all metrics, besides the route `/metrics`. @default undefined */
   readonly metrics?: Metrics | undefined;
-  /** Records the spans of requests. By default none; trace headers of clients pass unchanged then. */
+  /** Records the spans of requests. Without it, trace headers of clients pass unchanged. @default undefined */
   readonly tracer?: Tracer | undefined;
-  /** Creates the routing strategy of each role, which the front end closes. By default, the setting `routing` names it. */
+  /** Creates the routing strategy of each role, which the front end closes. @default the setting `routing` names it */
   readonly createRouting?: ((role: Role) => Routing) | undefined;
-  /** Creates a source of instances, besides the settings' lists. By default, the setting `discovery` names it. */
+  /** Creates a source of instances, besides the settings' lists. @default the setting `discovery` names it */
   readonly createDiscovery?: (() => Discovery) | undefined;
 }
 
@@ -55,7 +55,7 @@ export interface FrontEndOptions {
 export interface FleetOptions extends FrontEndOptions {
   /** The settings, with their defaults. */
   readonly settings: FleetSettings;
-  /** Requests name their prefill instances, so these are neither followed nor checked, and the fleet can serve without. Default: false. */
+  /** Requests name their prefill instances, so these are neither followed nor checked, and the fleet can serve without. @default false */
   readonly namesPrefillers?: boolean | undefined;
 }
 

@@ -52,17 +52,17 @@ export interface HttpBodyLimits extends JsonLimits {
 export interface HttpServerOptions {
   /** Limits of connections and heads. */
   readonly limits: HttpConnectionLimits;
-  /** Without them, the server reads no body. */
+  /** Without them, the server reads no body. @default undefined */
   readonly bodies?: HttpBodyLimits | undefined;
-  /** Reads bodies of every content type as JSON; without it, others get 415. */
+  /** Reads bodies of every content type as JSON; without it, others get 415. @default undefined */
   readonly anyContentType?: true | undefined;
   /** For the time that a refused client has to read its answer, and for `close`. */
   readonly clock: Clock;
-  /** With it, clients speak TLS. */
+  /** With it, clients speak TLS. @default undefined */
   readonly certificate?: Certificate | undefined;
   /** Answers a request whose turn it is. What it throws is answered with `answerError`. */
   readonly serve: (turn: Turn) => Promise<void>;
-  /** How each error is answered, those of connections and of the parser included. Default: `errorAnswer`. */
+  /** How each error is answered, those of connections and of the parser included. @default errorAnswer */
   readonly answerError?: ((error: KvError) => ErrorAnswer) | undefined;
 }
 

@@ -67,15 +67,15 @@ export interface Ambient {
 
 /** `Ambient` as options. `ambient` replaces absent and undefined members with defaults. */
 export interface AmbientOptions {
-  /** Default: `systemClock()`. */
+  /** Source of time. @default systemClock() */
   readonly clock?: Clock | undefined;
-  /** Default: `systemRandom()`. */
+  /** Source of randomness. @default systemRandom() */
   readonly random?: Random | undefined;
-  /** Default: `silentLog`. */
+  /** Sink for log events. @default silentLog */
   readonly log?: Log | undefined;
-  /** Default: `noMetrics`. */
+  /** Sink for metrics. @default noMetrics */
   readonly metrics?: Metrics | undefined;
-  /** Default: undefined, no spans. */
+  /** Records spans. @default undefined */
   readonly tracer?: Tracer | undefined;
 }
 

@@ -33,7 +33,7 @@ export interface ConnectorRequest {
   readonly promptTokenIds?: ArrayLike<number> | undefined;
   /**
    * Everything besides the tokens that decides the prompt's KV, in the engine's own form: what its block hash covers, such as the LoRA adapter, the
-   * cache salt and the hashes of images. Equal at P and D for the same prompt. Default: nothing besides the tokens.
+   * cache salt and the hashes of images. Equal at P and D for the same prompt. @default nothing besides the tokens
    */
   readonly contentKey?: string | undefined;
   /** Parameters that came with the request; undefined when there were none. */
@@ -50,7 +50,7 @@ export interface MatchedTokens {
   readonly async: boolean;
   /**
    * True: the connector has no room for the request now. The engine allocates nothing and calls `matchedTokens` again in a later step (vLLM:
-   * `get_num_new_matched_tokens` returns `None`). Default: false.
+   * `get_num_new_matched_tokens` returns `None`). @default false
    */
   readonly wait?: boolean | undefined;
 }
@@ -96,7 +96,7 @@ export interface FailedReceive {
   readonly blockIds?: readonly number[] | undefined;
   /**
    * True: a peer that cannot be reached may still write to the request's blocks. The request fails under either `LoadFailurePolicy`;
-   * `requestFinished` returns `keepBlocks`, and a later output reports the request as received once more. Default: false.
+   * `requestFinished` returns `keepBlocks`, and a later output reports the request as received once more. @default false
    */
   readonly blocksAtRisk?: boolean | undefined;
 }
@@ -119,8 +119,8 @@ export interface WorkerOutput {
    */
   readonly finishedReceiving: readonly string[];
   /**
-   * Those of `finishedReceiving` whose KV nobody compared with their prompt, because P is a vLLM. Their blocks serve these requests alone: the
-   * engine enters no block of them in its prefix cache, nor what it computes after them. Default: none.
+   * Those of `finishedReceiving` whose KV nobody compared with their prompt, because P is a vLLM. Their blocks serve these requests alone: the engine
+   * enters no block of them in its prefix cache, nor what it computes after them. @default none
    */
   readonly unverifiedReceiving?: readonly string[] | undefined;
   /** Requests whose KV did not arrive. */

@@ -44,9 +44,9 @@ export interface DescriptorRuns {
    */
   readonly runs: Int32Array;
   /**
-   * Rows of `DESCRIPTOR_OFFSET` numbers, `[localOffset, remoteOffset]`. All runs move once for each row, with the offsets added to their
-   * indices. The block ids of a request are the same in every region of a KV cache, so this table has one row for each region, and `runs` one
-   * row for each run of blocks. Default: one row of zeros.
+   * Rows of `DESCRIPTOR_OFFSET` numbers, `[localOffset, remoteOffset]`. All runs move once for each row, with the offsets added to their indices. The
+   * block ids of a request are the same in every region of a KV cache, so this table has one row for each region, and `runs` one row for each run of
+   * blocks. @default one row of zeros
    */
   readonly offsets?: Int32Array | undefined;
   /** Absent: a request has either pairs or runs. */

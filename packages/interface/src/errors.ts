@@ -83,11 +83,11 @@ export type KvErrorCode = (typeof KV_ERROR_CODES)[number];
 
 /** Options of the constructor of `KvError`. */
 export interface KvErrorOptions {
-  /** Remedy: a command, a setting, or a value that works. */
+  /** Remedy: a command, a setting, or a value that works. @default undefined */
   hint?: string | undefined;
-  /** Values for programs, such as the two that disagree. Plain data only; logs and `--json` print it. */
+  /** Values for programs, such as the two that disagree. Plain data only; logs and `--json` print it. @default undefined */
   details?: Readonly<Record<string, unknown>> | undefined;
-  /** The error that caused this one. */
+  /** The error that caused this one. @default undefined */
   cause?: unknown;
 }
 

@@ -25,13 +25,13 @@ export interface KvCacheGroup {
   readonly kind: KvCacheKind;
   /** Names of the layers. */
   readonly layerNames: readonly string[];
-  /** Tokens in a logical block of this group. Default: `KvCacheConfig.blockSize`. */
+  /** Tokens in a logical block of this group. @default KvCacheConfig.blockSize */
   readonly blockSize?: number | undefined;
-  /** KV heads of the whole model in this group's layers. Default: `KvCacheConfig.numKvHeads`. */
+  /** KV heads of the whole model in this group's layers. @default KvCacheConfig.numKvHeads */
   readonly numKvHeads?: number | undefined;
   /** Length of the sliding window in tokens: only blocks that hold some of the last tokens are transferred. Absent for other kinds. */
   readonly slidingWindowTokens?: number | undefined;
-  /** State groups: blocks at the end of a request's list that are scratch space for speculative decoding. Default: 0. */
+  /** State groups: blocks at the end of a request's list that are scratch space for speculative decoding. @default 0 */
   readonly speculativeBlocks?: number | undefined;
 }
 
@@ -53,11 +53,11 @@ export interface KvCacheRegion {
   readonly groupId: number;
   /** Memory type under which the region is registered. */
   readonly memoryType: MemoryType;
-  /** For a shared region (`groupId` -1): the groups that share it. Default: all groups. */
+  /** For a shared region (`groupId` -1): the groups that share it. @default all groups */
   readonly groupIds?: readonly number[] | undefined;
-  /** KV heads of the whole model in this region, where they differ from its group's, as for a draft model. Default: the group's. */
+  /** KV heads of the whole model in this region, where they differ from its group's, as for a draft model. @default the group's */
   readonly numKvHeads?: number | undefined;
-  /** Whether every rank holds the same content. Default: the rule of the group's kind. */
+  /** Whether every rank holds the same content. @default the rule of the group's kind */
   readonly replicated?: boolean | undefined;
   /**
    * Bytes of K and V of one head and token, where `headSize` and the type of the cache do not give them, as for V of another size than K. A block of another
@@ -105,12 +105,12 @@ export interface KvCacheConfig {
   /** Sizes of the states. Present for models with state-space layers only. */
   readonly stateSpace?: KvStateSpace | undefined;
   /**
-   * Tokens at the end of a prompt that only the decode engine may compute, where the cache has more than its states to tell them (vLLM 0.33: `_prefill_backoff`,
-   * for the bounded replay of sliding windows and for multi-token prediction of several modules). Requests whose prefill engine has computed them are refused, and
-   * a prefill engine on a connector of this project refuses all. Default: 1 for a cache with states, else 0.
+   * Tokens at the end of a prompt that only the decode engine may compute, where the cache has more than its states to tell them (vLLM 0.33:
+   * `_prefill_backoff`, for the bounded replay of sliding windows and for multi-token prediction of several modules). Requests whose prefill engine
+   * has computed them are refused, and a prefill engine on a connector of this project refuses all. A cache with states has at least 1. @default 0
    */
   readonly prefillBackoffTokens?: number | undefined;
-  /** Whether the engine reuses blocks of earlier prompts. Default: true. Only state-space models use it: they cannot do so with every peer. */
+  /** Whether the engine reuses blocks of earlier prompts. Only state-space models use it: they cannot do so with every peer. @default true */
   readonly prefixCaching?: boolean | undefined;
 }
 

@@ -15,7 +15,7 @@ export interface StagingOptions {
    * copies in progress use host memory, up to a bound that the platform sets. Block 0 is never saved or loaded.
    */
   readonly poolBlocks: number;
-  /** Clock for the platform's timers. Default: the system clock. */
+  /** Clock for the platform's timers. @default systemClock() */
   readonly clock?: Clock | undefined;
 }
 

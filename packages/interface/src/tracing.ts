@@ -4,13 +4,13 @@ export type SpanAttributes = Readonly<Record<string, string | number | boolean |
 /** Options of `Tracer.start`. */
 export interface SpanOptions {
   /**
-   * W3C `traceparent` of the parent, from this process or from another one. Untrusted: a malformed value, like an absent one, begins a new
-   * trace.
+   * W3C `traceparent` of the parent, from this process or from another one. Untrusted: a malformed value, like an absent one, begins a new trace.
+   * @default undefined
    */
   readonly parent?: string | undefined;
-  /** `server`: answers a request of another process. `client`: waits for another process. Default: `internal`. */
+  /** `server`: answers a request of another process. `client`: waits for another process. @default "internal" */
   readonly kind?: "internal" | "server" | "client" | undefined;
-  /** Attributes that are known at the start. */
+  /** Attributes that are known at the start. @default undefined */
   readonly attributes?: SpanAttributes | undefined;
 }
 

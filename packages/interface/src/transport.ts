@@ -63,9 +63,9 @@ export interface Transport {
 
 /** Options of `Transport.createAgent`. */
 export interface AgentOptions {
-  /** Name of the agent, unique among its peers: 1 to 255 printable ASCII characters. Default: a UUID, as vLLM uses. */
+  /** Name of the agent, unique among its peers: 1 to 255 printable ASCII characters. @default a UUID, as vLLM uses */
   name?: string | undefined;
-  /** Backends to create, in order of preference. Default: the transport's own choice. */
+  /** Backends to create, in order of preference. @default the transport's own choice */
   backends?: readonly BackendSpec[] | undefined;
 }
 
@@ -158,7 +158,7 @@ export interface TransferOrder {
   readonly notification?: Uint8Array | undefined;
   /** Aborting it rejects `done` with `KV_TRANSFER_ABORTED`. The memory stays in use until `released` resolves. */
   readonly signal?: AbortSignal | undefined;
-  /** Rejects `done` with `KV_TRANSFER_TIMEOUT` after this many milliseconds. Default: no deadline. */
+  /** Rejects `done` with `KV_TRANSFER_TIMEOUT` after this many milliseconds. @default no deadline */
   readonly timeoutMs?: number | undefined;
 }
 

@@ -18,7 +18,7 @@ export interface ReportOptions {
   readonly repack: boolean;
   /** `--masked`: the engine masks tokens beyond a request's last. */
   readonly masked: boolean;
-  /** `--form`: the form where blocks must be put in another order. Default: the one with fewer descriptors. */
+  /** `--form`: the form where blocks must be put in another order. @default the one with fewer descriptors */
   readonly form?: "permute" | "direct" | undefined;
   /** `--json`: print the report as JSON. One form at most may be given. */
   readonly json: boolean;
@@ -32,7 +32,7 @@ export interface ReportOptions {
   readonly kvbench: boolean;
   /** `--plans`: print the plans of all decode ranks as JSON, one a line. */
   readonly plans: boolean;
-  /** `--out`: the file to write to instead of the terminal. */
+  /** `--out`: the file to write to instead of the terminal. @default undefined */
   readonly out?: string | undefined;
 }
 

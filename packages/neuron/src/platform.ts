@@ -14,7 +14,7 @@ import { createNeuronStaging } from "./staging/staging.js";
 export interface NeuronPlatformOptions {
   /**
    * EC2 instance type or family, such as "trn1.32xlarge", "trn1n" or "trn2". On trn1 and trn1n settings beyond their limits throw; on others they
-   * warn. Default: "trn1".
+   * warn. @default "trn1"
    */
   readonly family?: string | undefined;
 }

@@ -30,24 +30,24 @@ import { formatValue, requireObject } from "./validate.js";
 
 /** Options of `nixlTransport`. */
 export interface NixlTransportOptions extends AmbientOptions {
-  /** Path of `libnixl_capi.so`. It comes before every other place in which the library is looked for. */
+  /** Path of `libnixl_capi.so`. It comes before every other place in which the library is looked for. @default undefined */
   readonly library?: string | undefined;
-  /** Backends of agents that name none, in order of preference. They come before `NIXL_BACKEND` and the default, UCX. */
+  /** Backends of agents that name none, in order of preference. @default `NIXL_BACKEND`, else UCX */
   readonly backends?: readonly (BackendSpec | string)[] | undefined;
   /**
    * Loads a peer's metadata in another process first, once for the same bytes: NIXL crashes on some damaged metadata, which only a seal or a
-   * signature rules out. Costs one process for each combination of backends, started with its first agent. False by default.
+   * signature rules out. Costs one process for each combination of backends, started with its first agent. @default false
    */
   readonly checkMetadata?: boolean | undefined;
-  /** Variables for NIXL, UCX and libfabric, such as `UCX_TLS`. They are set in the environment of the process before NIXL loads. */
+  /** Variables for NIXL, UCX and libfabric, such as `UCX_TLS`. They are set in the environment of the process before NIXL loads. @default undefined */
   readonly env?: Readonly<Record<string, string>> | undefined;
 }
 
 /** Options of `NixlTransport.createAgent`. */
 export interface NixlCreateAgentOptions extends AgentOptions {
   /**
-   * NIXL measures each request, and the results of transfers have `nixl`. False by default. `NIXL_TELEMETRY_ENABLE` in the environment comes first: "n"
-   * switches it off, and NIXL logs a warning. With `NIXL_TELEMETRY_EXPORTER` NIXL also exports its counters.
+   * NIXL measures each request, and the results of transfers have `nixl`. `NIXL_TELEMETRY_ENABLE` in the environment comes first: "n" switches it
+   * off, and NIXL logs a warning. With `NIXL_TELEMETRY_EXPORTER` NIXL also exports its counters. @default false
    */
   readonly captureTelemetry?: boolean | undefined;
 }

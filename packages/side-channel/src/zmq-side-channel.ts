@@ -15,13 +15,13 @@ import { openZmqListener } from "./listener/listener.js";
 
 /** Options of `zmqSideChannel`. `SideChannelLimits` are those of its listeners. */
 export interface ZmqSideChannelOptions extends AmbientOptions, Partial<SideChannelLimits> {
-  /** Frames of a reply, with its delimiter. A listener that sends more is unreachable. Default 16. */
+  /** Frames of a reply, with its delimiter. A listener that sends more is unreachable. @default 16 */
   readonly maxReplyFrames?: number;
-  /** Bytes of a reply, all frames together. A listener that sends more is unreachable. Default 64 MiB. */
+  /** Bytes of a reply, all frames together. A listener that sends more is unreachable. @default 64 * 1024 * 1024 */
   readonly maxReplyBytes?: number;
-  /** Encrypts all connections with these keys, as `withEncryption` does. Default: none, as vLLM. */
+  /** Encrypts all connections with these keys, as `withEncryption` does. @default undefined */
   readonly handshakeKeys?: HandshakeKeys | undefined;
-  /** Whether connections are kept for ten seconds after a request, for the next one to the same address. Default true. */
+  /** Whether connections are kept for ten seconds after a request, for the next one to the same address. @default true */
   readonly keepsConnections?: boolean;
 }
 

@@ -10,9 +10,9 @@ export interface EnginePair {
   readonly tpSize: number;
   /** Tensor-parallel size of the remote engine. */
   readonly remoteTpSize: number;
-  /** Local ranks that share a sequence by decode context parallelism (DCP). Default 1. */
+  /** Local ranks that share a sequence by decode context parallelism (DCP). @default 1 */
   readonly dcpSize?: number | undefined;
-  /** Remote ranks that share a sequence. Default 1. */
+  /** Remote ranks that share a sequence. @default 1 */
   readonly remoteDcpSize?: number | undefined;
 }
 

@@ -11,7 +11,7 @@ export interface TpMappingOptions extends EnginePair {
   readonly isMla: boolean;
   /** Kind of each KV cache group. */
   readonly groups: readonly KvCacheKind[];
-  /** KV heads of caches that are split by head although the target is MLA (a GQA draft). The mapping is then that of these caches. */
+  /** KV heads of caches that are split by head although the target is MLA (a GQA draft). The mapping is then that of these caches. @default undefined */
   readonly headShardedKvHeads?: number | undefined;
 }
 

@@ -16,13 +16,13 @@ import { fabricOf, type MemoryNetwork, memoryNetwork } from "./network/network.j
 
 /** Options of `memoryTransport`. */
 export interface MemoryTransportOptions extends AmbientOptions {
-  /** Network of its agents. Default: a network of its own, so that only agents of this transport reach each other. */
+  /** Network of its agents. @default a network of its own, so that only agents of this transport reach each other */
   readonly network?: MemoryNetwork | undefined;
-  /** Simulated process of the transport. Default: "localhost". After the process was killed, create a new transport. */
+  /** Simulated process of the transport. After the process was killed, create a new transport. @default "localhost" */
   readonly host?: string | MemoryHost | undefined;
-  /** Memory types of `allocate`. `VRAM` is simulated: it has `gather` and `scatter`, but no `bytes`. Default: `["DRAM"]`. */
+  /** Memory types of `allocate`. `VRAM` is simulated: it has `gather` and `scatter`, but no `bytes`. @default ["DRAM"] */
   readonly memoryTypes?: readonly MemoryType[] | undefined;
-  /** Names of backends that agents may request, the default one first. Default: `["MEMORY"]`. */
+  /** Names of backends that agents may request, the default one first. @default ["MEMORY"] */
   readonly backendNames?: readonly string[] | undefined;
 }
 

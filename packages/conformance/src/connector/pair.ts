@@ -12,11 +12,11 @@ export interface ConnectorSuiteOptions {
   readonly name: string;
   /** Creates a new prefill and a new decode engine. */
   readonly createPair: () => Promise<ConnectorPair>;
-  /** Limit of engine steps for anything that a test waits for. Default: 20,000. */
+  /** Limit of engine steps for anything that a test waits for. @default 20_000 */
   readonly maxRounds?: number | undefined;
   /**
    * Changes to the `kv_transfer_params` of the prefill side. Each one makes them invalid: `matchedTokens` must throw `KV_REQUEST_INVALID` with the
-   * change's first key in the message. Default: changes to the parameters of vLLM's NixlConnector.
+   * change's first key in the message. @default changes to the parameters of vLLM's NixlConnector
    */
   readonly badParameters?: readonly KvTransferParams[] | undefined;
 }

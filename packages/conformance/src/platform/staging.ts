@@ -7,7 +7,7 @@ export interface StagingFixture {
   readonly transport: Transport;
   /** Caches of at least 8 blocks in device memory. The tests reach them by `gather` and `scatter` only. */
   readonly caches: KvCaches;
-  /** Names of the regions that peers see. Default: those of the device's regions. */
+  /** Names of the regions that peers see. @default those of the device's regions */
   readonly wireNames?: readonly string[] | undefined;
   /** Closes transport and memory, after the staging is closed. */
   close(): Promise<void>;

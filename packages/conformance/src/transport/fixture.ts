@@ -16,22 +16,22 @@ export interface TransportSuiteOptions {
   readonly name: string;
   /** Creates a new transport. The suite closes it. */
   readonly create: () => Promise<Transport>;
-  /** Lets some virtual time pass. Absent: the transport runs in real time. */
+  /** Lets some virtual time pass. Absent: the transport runs in real time. @default undefined */
   readonly progress?: (() => Promise<void>) | undefined;
-  /** True: no transfer ends within 0.001 ms, as virtual time can guarantee. Then a test can require a timeout, not only accept one. Default: false. */
+  /** True: no transfer ends within 0.001 ms, as virtual time can guarantee. Then a test can require a timeout, not only accept one. @default false */
   readonly transfersTakeTime?: boolean | undefined;
-  /** Options of every agent that the suite creates, such as its backends. */
+  /** Options of every agent that the suite creates, such as its backends. @default undefined */
   readonly agentOptions?: Omit<AgentOptions, "name"> | undefined;
-  /** Bytes of a big transfer. Default: 32 MiB. */
+  /** Bytes of a big transfer. @default 32 * 1024 * 1024 */
   readonly bigLengthBytes?: number | undefined;
   /**
    * True: `addRemote` must reject metadata with any byte changed, and any prefix of it. False: the suite only passes bytes that are no metadata at
-   * all, because NIXL's own loader can crash the process on damaged metadata. Default: false.
+   * all, because NIXL's own loader can crash the process on damaged metadata. @default false
    */
   readonly detectsDamagedMetadata?: boolean | undefined;
   /**
-   * Creates a second transport whose agents the first one reaches, and `kill`, which simulates the death of its process. Absent: the death of a peer is
-   * not tested. It is not tested either where `capabilities.reportsPeerDeath` is false.
+   * Creates a second transport whose agents the first one reaches, and `kill`, which simulates the death of its process. Absent: the death of a peer
+   * is not tested. It is not tested either where `capabilities.reportsPeerDeath` is false. @default undefined
    */
   readonly createMortal?: (() => Promise<{ transport: Transport; kill(): Promise<void> }>) | undefined;
 }

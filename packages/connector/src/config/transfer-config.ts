@@ -7,9 +7,9 @@ import { kvTransferConfigSchema, UNUSED_DEFAULTS } from "./transfer-config-schem
 
 /** Options of `readTransferConfig`. */
 export interface TransferConfigSources {
-  /** Environment variables, usually `process.env`. Default: none. */
+  /** Environment variables, usually `process.env`. @default none */
   readonly env?: Environment;
-  /** Gets warnings about settings that have no effect. Default: none are logged. */
+  /** Gets warnings about settings that have no effect. @default none are logged */
   readonly log?: Log;
   /** Keys of `kv_connector_extra_config` that a third-party connector reads. They cause no warning. */
   readonly extraKeys?: readonly string[];

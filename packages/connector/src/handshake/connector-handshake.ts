@@ -59,7 +59,7 @@ export interface ConnectorHandshakeOptions {
   readonly local: RankGeometry;
   /** Part of the compatibility hash: a pull engine and a push engine are incompatible. */
   readonly transferMode: "pull" | "push";
-  /** Extension messages that this side understands. */
+  /** Extension messages that this side understands. @default undefined */
   readonly features?: readonly string[] | undefined;
   /** Times how often the key file is looked at. */
   readonly clock: Clock;

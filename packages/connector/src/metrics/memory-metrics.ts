@@ -12,9 +12,9 @@ export interface MemoryMetrics extends Metrics {
 
 /** Options of `memoryMetrics`. */
 export interface MemoryMetricsOptions {
-  /** Upper bounds of histogram buckets by metric name, ascending. Default: vLLM's bounds for vLLM's metrics, bounds in seconds for others. */
+  /** Upper bounds of histogram buckets by metric name, ascending. @default vLLM's bounds for vLLM's metrics, bounds in seconds for others */
   readonly buckets?: Readonly<Record<string, readonly number[]>>;
-  /** Labels that are added to every series, such as `{ engine: "0" }`. */
+  /** Labels that are added to every series, such as `{ engine: "0" }`. @default undefined */
   readonly labels?: Readonly<Record<string, string>>;
 }
 

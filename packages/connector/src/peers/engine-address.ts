@@ -12,7 +12,7 @@ export interface EngineAddress {
   readonly dcpSize: number;
   /** Pipeline-parallel size. */
   readonly ppSize: number;
-  /** How often the engine has registered its KV cache. When it is higher than at the last handshake, D repeats the handshake. Default 0. */
+  /** How often the engine has registered its KV cache. When it is higher than at the last handshake, D repeats the handshake. @default 0 */
   readonly registrationGeneration?: number | undefined;
 }
 

@@ -147,7 +147,7 @@ export interface HeartbeatSenderOptions {
   readonly notifications: Pick<NotificationSender, "sendHeartbeat">;
   /** Tracks the sending, so that the worker can wait for it when it closes. */
   readonly tasks: Pick<TaskTracker, "track">;
-  /** Called after each heartbeat to an engine. `isDelivered`: the transport accepted it for all ranks. */
+  /** Called after each heartbeat to an engine. `isDelivered`: the transport accepted it for all ranks. @default undefined */
   readonly onSent?: ((engine: EngineAddress, isDelivered: boolean) => void) | undefined;
 }
 

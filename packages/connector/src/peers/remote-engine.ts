@@ -173,9 +173,9 @@ export async function openEngine<Engine extends OpenEngine>(
 
 /** How D uses the P's of its requests. */
 export interface PrefillPlanOptions {
-  /** Supports engines that group the layers differently, with joint groups. Default false: the plan refuses them. */
+  /** Supports engines that group the layers differently, with joint groups; else the plan refuses them. @default false */
   readonly joinsGroups?: boolean | undefined;
-  /** False where the other side moves the bytes and this side only notifies. Default true. */
+  /** False where the other side moves the bytes and this side only notifies. @default true */
   readonly preparesLists?: boolean | undefined;
 }
 

@@ -4,7 +4,7 @@ import { cpuPlatform } from "./cpu-platform.js";
 
 /** Options of `cudaPlatform`. */
 export interface CudaPlatformOptions {
-  /** Returns the names of the host's GPUs. Default: the names of the driver's files in `/dev`. */
+  /** Returns the names of the host's GPUs. @default the names of the driver's files in `/dev` */
   readonly gpus?: () => readonly string[];
 }
 

@@ -25,9 +25,9 @@ export interface ConnectorRegistry {
 
 /** Options of `connectorRegistry`. */
 export interface ConnectorRegistryOptions {
-  /** Base directory for packages and relative paths of `kv_connector_module_path`. Default: the working directory. */
+  /** Base directory for packages and relative paths of `kv_connector_module_path`. @default the working directory */
   readonly directory?: string | undefined;
-  /** Imports a module path. Default: `import` from `directory`. */
+  /** Imports a module path. @default `import` from `directory` */
   readonly importModule?: ((specifier: string) => Promise<unknown>) | undefined;
 }
 

@@ -21,7 +21,7 @@ export interface Generation {
 export interface GenerationsOptions {
   /** Clock for the time that ended ids are remembered. */
   readonly clock: Clock;
-  /** How long an ended id is remembered; notifications under way arrive within it. Default 600,000 ms. */
+  /** How long an ended id is remembered; notifications under way arrive within it. @default 600_000 */
   readonly rememberMs?: number | undefined;
 }
 

@@ -53,11 +53,11 @@ export interface PrefillSchedulerOptions {
   readonly ppSize: number;
   /** vLLM 0.33: 30,000. */
   readonly leaseMs: number;
-  /** `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`: the lease of a request whose D sends no heartbeats. Default `leaseMs`. */
+  /** `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`: the lease of a request whose D sends no heartbeats. @default leaseMs */
   readonly unattendedLeaseMs?: number | undefined;
   /**
-   * Layerwise push: workers write a request's layers while it runs. They get the prompt's blocks at admission, and the blocks are kept until
-   * they report the request, however it ends. Default false.
+   * Layerwise push: workers write a request's layers while it runs. They get the prompt's blocks at admission, and the blocks are kept until they
+   * report the request, however it ends. @default false
    */
   readonly isLayerwise?: boolean | undefined;
   /** Identifies this process, so that a D can tell a restarted P with the same engine id. */

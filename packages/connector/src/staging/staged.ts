@@ -9,7 +9,7 @@ export interface StagedOptions {
   readonly platform: Platform;
   /** Blocks of each rank's pool, including block 0, which is never allocated. `stagingPoolBlocks` computes the number from bytes. */
   readonly poolBlocks: number;
-  /** Called after the copies of a request between pool and device. */
+  /** Called after the copies of a request between pool and device. @default undefined */
   readonly onCopied?: (copied: StagingCopied) => void;
 }
 

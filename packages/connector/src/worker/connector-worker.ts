@@ -56,7 +56,7 @@ export interface ConnectorWorkerOptions<Orders> {
   readonly transferMode: "pull" | "push";
   /** The transfer operation that this connector uses. The transport must support it. */
   readonly operation: "read" | "write";
-  /** Extension messages that this worker understands, sent in the handshake. */
+  /** Extension messages that this worker understands, sent in the handshake. @default undefined */
   readonly features?: readonly string[] | undefined;
   /** Narrows the metadata of a step. Errors: `KV_INTERNAL` for another connector's. */
   orders(step: StepMetadata): Orders;
@@ -263,7 +263,7 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
 export interface ReceiveFailedOptions {
   /** Local blocks whose bytes must not be used. Empty where the cache has several KV cache groups: block ids without a group would be ambiguous. */
   readonly invalidBlockIds: readonly number[];
-  /** A peer may still write to the request's blocks; `blocksSafe` follows. Default false. */
+  /** A peer may still write to the request's blocks; `blocksSafe` follows. @default false */
   readonly blocksAtRisk?: boolean | undefined;
 }
 

@@ -20,7 +20,7 @@ export interface LeasesOptions {
   readonly clock: Clock;
   /** How long a heartbeat extends a lease from its arrival, in ms. vLLM 0.33: two thirds of the lease. */
   readonly extensionMs: number;
-  /** Gets a span for each lease, with an event for each extension. */
+  /** Gets a span for each lease, with an event for each extension. @default undefined */
   readonly tracer?: Tracer | undefined;
   /** Called from a timer for each lease that has ended. `close` does not call it. */
   onExpired(id: string): void;

@@ -41,7 +41,7 @@ export interface PendingReceivesOptions {
   readonly log: Log;
   /** Gets the outcome of each receive. */
   readonly output: WorkerOutputQueue;
-  /** Gets a span for each receive. */
+  /** Gets a span for each receive. @default undefined */
   readonly tracer?: Tracer | undefined;
   /** Tracks the running receives. */
   readonly tasks: TaskTracker;

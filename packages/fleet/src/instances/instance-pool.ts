@@ -23,9 +23,9 @@ export interface InstancePoolOptions extends PooledInstanceOptions {
   readonly routing: Routing;
   /** Draws which requests instances take after their ejection. */
   readonly random: Random;
-  /** Called with each instance that is added. */
+  /** Called with each instance that is added. @default undefined */
   readonly added?: ((instance: PooledInstance) => void) | undefined;
-  /** Knows which instances fit those of the other role. Without it all do. */
+  /** Knows which instances fit those of the other role. Without it all do. @default undefined */
   readonly pairing?: Pairing | undefined;
 }
 

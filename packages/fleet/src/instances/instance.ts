@@ -23,11 +23,11 @@ export function instanceName({ url, dataParallelRank }: InstanceId): string {
 export interface InstanceKv {
   /** vLLM's `engine_id`. */
   readonly engineId?: string | undefined;
-  /** Host of the engine's side channel; by default the host of the instance's URL. */
+  /** Host of the engine's side channel. @default the host of the instance's URL */
   readonly host?: string | undefined;
-  /** Port of the engine's side channel; by default 5600 (`VLLM_NIXL_SIDE_CHANNEL_PORT`). */
+  /** Port of the engine's side channel. @default 5600 */
   readonly port?: number | undefined;
-  /** Tensor-parallel size of the engine; by default 1. */
+  /** Tensor-parallel size of the engine. @default 1 */
   readonly tpSize?: number | undefined;
 }
 

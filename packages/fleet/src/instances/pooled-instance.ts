@@ -26,11 +26,11 @@ export interface PooledInstanceOptions {
   readonly clock: Clock;
   /** How long instances are left out. */
   readonly times: InstanceTimes;
-  /** Learns from visits and health checks that an engine may have been restarted. */
+  /** Learns from visits and health checks that an engine may have been restarted. @default undefined */
   readonly pairing?: Pick<Pairing, "failed" | "alive"> | undefined;
-  /** Called when it takes requests that it did not take before, or takes them no more, other than by the end of a time. */
+  /** Called when it takes requests that it did not take before, or takes them no more, other than by the end of a time. @default undefined */
   readonly changed?: (() => void) | undefined;
-  /** Called after each change of its `inFlight`. */
+  /** Called after each change of its `inFlight`. @default undefined */
   readonly loadChanged?: ((instance: PooledInstance) => void) | undefined;
 }
 

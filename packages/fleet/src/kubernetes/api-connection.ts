@@ -6,7 +6,7 @@ import { KvError } from "@kv/interface";
 export interface KubernetesAccess {
   /** Path of a kubeconfig file. */
   readonly kubeconfig?: string | undefined;
-  /** A context of that file. By default its current one. */
+  /** A context of that file. @default its current one */
   readonly context?: string | undefined;
 }
 

@@ -13,27 +13,27 @@ import { Reflector, type ReflectorOptions } from "./reflector.js";
 
 /** Options of `kubernetesDiscovery`. Either `podSelector` or `services` is given. */
 export interface KubernetesDiscoveryOptions extends KubernetesAccess {
-  /** Default: that of the context, or of the pod. */
+  /** The namespace. @default that of the context, or of the pod */
   readonly namespace?: string | undefined;
-  /** Follows the pods with these labels, such as `app=vllm`. Their roles are by `roleLabel`. */
+  /** Follows the pods with these labels, such as `app=vllm`. Their roles are by `roleLabel`. @default undefined */
   readonly podSelector?: string | undefined;
-  /** Follows the EndpointSlices of one service for each role. Their pods need no role label. */
+  /** Follows the EndpointSlices of one service for each role. Their pods need no role label. @default undefined */
   readonly services?: Readonly<Record<Role, string>> | undefined;
-  /** Port of the HTTP server: a number, or a port's name; one for both roles or one each. Default: `http`. */
+  /** Port of the HTTP server: a number, or a port's name; one for both roles or one each. @default "http" */
   readonly port?: PortName | Readonly<Record<Role, PortName>> | undefined;
-  /** Port of the side channel, for pairing and push. Without it, it is learned from answers. */
+  /** Port of the side channel, for pairing and push. Without it, it is learned from answers. @default undefined */
   readonly sideChannelPort?: PortName | undefined;
-  /** Default: `llm-d.ai/role`, with llm-d's values (`prefill`, `decode`, `both`, `prefill-decode`, …). */
+  /** The label with a pod's role, in llm-d's values: `prefill`, `decode`, `both`, `prefill-decode`, … @default "llm-d.ai/role" */
   readonly roleLabel?: string | undefined;
-  /** Pods with the same value fit one another: a hint for pairing without side channels. With `services`, a label of the service. */
+  /** Pods with the same value fit one another: a hint for pairing without side channels. With `services`, a label of the service. @default undefined */
   readonly revisionLabel?: string | undefined;
-  /** The label with the number of data-parallel ranks; each rank is an instance. */
+  /** The label with the number of data-parallel ranks; each rank is an instance. @default undefined */
   readonly dataParallelLabel?: string | undefined;
-  /** The address family to take where a pod has both. Default: the pod's first address; of services IPv4. */
+  /** The address family to take where a pod has both. @default the pod's first address; of services IPv4 */
   readonly ipFamily?: 4 | 6 | undefined;
-  /** By default the system's clock. */
+  /** Source of time. @default systemClock() */
   readonly clock?: Clock | undefined;
-  /** By default the system's randomness. */
+  /** Spreads the attempts to connect again. @default systemRandom() */
   readonly random?: Random | undefined;
 }
 

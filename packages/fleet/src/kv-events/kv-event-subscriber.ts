@@ -13,7 +13,7 @@ export interface KvEventSubscriberOptions {
   readonly log: Log;
   /** Times connections, replays and questions. */
   readonly clock: Clock;
-  /** Asks instances where they publish. Without it, only instances whose configuration names the endpoint are followed. */
+  /** Asks instances where they publish. Without it, only instances whose configuration names the endpoint are followed. @default undefined */
   readonly get?: InstanceGet | undefined;
 }
 

@@ -22,7 +22,7 @@ export interface PairToPlan {
   readonly numKvHeads: number;
   /** Kind of each KV cache group. */
   readonly groups: readonly KvCacheKind[];
-  /** Type of the cache as vLLM names it, where it is known. Default: one whose blocks can be split by head. */
+  /** Type of the cache as vLLM names it, where it is known. @default one whose blocks can be split by head */
   readonly cacheDtype?: string | undefined;
 }
 

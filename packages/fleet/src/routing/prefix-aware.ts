@@ -24,13 +24,13 @@ export interface CachedPrefixes {
 
 /** Options of `prefixAware`. */
 export interface PrefixAwareOptions {
-  /** The prefixes that instances report. Without it, and for text prompts, the strategy remembers the instances that got each prefix. */
+  /** The prefixes that instances report. Without it, and for text prompts, the strategy remembers the instances that got each prefix. @default undefined */
   readonly cached?: CachedPrefixes | undefined;
-  /** How many more requests in flight than the least loaded instance an instance may have and still be chosen for its cache; default 8. */
+  /** How many more requests in flight than the least loaded instance an instance may have and still be chosen for its cache. @default 8 */
   readonly maxImbalance?: number | undefined;
-  /** Characters of a prompt that make one step of a remembered prefix; default 256. */
+  /** Characters of a prompt that make one step of a remembered prefix. @default 256 */
   readonly chunkLength?: number | undefined;
-  /** Remembered prefixes, of which the least recently used are dropped; default 50,000. */
+  /** Remembered prefixes, of which the least recently used are dropped. @default 50_000 */
   readonly maxPrefixes?: number | undefined;
 }
 

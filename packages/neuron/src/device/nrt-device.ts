@@ -4,9 +4,9 @@ import { checkRuns, checkSource, type NeuronDevice, notAddressable } from "./dev
 
 /** Options of `nrtDevice`. */
 export interface NrtDeviceOptions {
-  /** Path of `libnrt.so`, or its name for the loader. Default: `KV_NRT_LIBRARY`, else `libnrt.so.1`, else the path of AWS's packages. */
+  /** Path of `libnrt.so`, or its name for the loader. @default `KV_NRT_LIBRARY`, else `libnrt.so.1`, else the path of AWS's packages */
   readonly libraryPath?: string | undefined;
-  /** Logical Neuron core on which tensors are allocated. Default: 0. */
+  /** Logical Neuron core on which tensors are allocated. @default 0 */
   readonly logicalCore?: number | undefined;
 }
 

@@ -3,13 +3,13 @@ import { checkRuns, checkSource, type NeuronDevice, notAddressable } from "./dev
 
 /** Options of `simulatedDevice`. */
 export interface SimulatedDeviceOptions {
-  /** Source of time. Default: the system clock. */
+  /** Source of time. @default systemClock() */
   readonly clock?: Clock | undefined;
-  /** Bandwidth of each direction. Default: infinity. */
+  /** Bandwidth of each direction. @default Infinity */
   readonly bytesPerMs?: number | undefined;
-  /** Time before the first byte of a copy. Default: 0. */
+  /** Time before the first byte of a copy. @default 0 */
   readonly latencyMs?: number | undefined;
-  /** Called before each copy. An error that it throws fails the copy. */
+  /** Called before each copy. An error that it throws fails the copy. @default undefined */
   readonly beforeCopy?: ((direction: "read" | "write", lengthBytes: number) => void) | undefined;
 }
 

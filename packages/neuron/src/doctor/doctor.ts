@@ -8,9 +8,9 @@ import type { Check, DoctorReport } from "./report.js";
 
 /** Options of `doctor`. */
 export interface DoctorOptions extends Partial<DoctorSurroundings> {
-  /** Whether to initialise the runtime, in a process of its own, which takes the cores meanwhile. Default: true. */
+  /** Whether to initialise the runtime, in a process of its own, which takes the cores meanwhile. @default true */
   readonly tryRuntime?: boolean | undefined;
-  /** Limit for one step of a probe, such as `nrt_init`. Default: 60,000. */
+  /** Limit for one step of a probe, such as `nrt_init`. @default 60_000 */
   readonly timeoutMs?: number | undefined;
 }
 

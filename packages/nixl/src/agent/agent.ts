@@ -76,7 +76,7 @@ export interface NixlAgentOptions {
 
 /** Options of `NixlAgent.localMetadata`. */
 export interface LocalMetadataOptions {
-  /** Describe the memory of these registrations only; of none for an empty list. Default: all registered memory. */
+  /** Describe the memory of these registrations only; of none for an empty list. @default all registered memory */
   readonly registrations?: readonly Registration[] | undefined;
 }
 

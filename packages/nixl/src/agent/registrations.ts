@@ -7,7 +7,7 @@ import type { AgentCalls } from "./agent-calls.js";
 
 /** Options of `NixlAgent.register`. */
 export interface RegisterOptions {
-  /** Names of backends of the agent, to register with these only. Default: all that support the memory. */
+  /** Names of backends of the agent, to register with these only. @default all that support the memory */
   readonly backends?: readonly string[] | undefined;
 }
 

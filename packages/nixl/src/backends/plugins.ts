@@ -26,9 +26,9 @@ export interface PluginDescription {
 export interface DescribePluginsOptions {
   /** Path of `libnixl_capi.so`. Its plugins lie beside it, or in `NIXL_PLUGIN_DIR`. */
   readonly libraryPath: string;
-  /** The variables to read; `process.env` by default. */
+  /** The variables to read. @default process.env */
   readonly environment?: Environment | undefined;
-  /** Describe only these backends; all by default. */
+  /** Describe only these backends. @default all */
   readonly names?: readonly string[] | undefined;
 }
 

@@ -15,17 +15,17 @@ import type { Check, DoctorReport } from "./report.js";
 
 /** Options of `doctor`. */
 export interface DoctorOptions {
-  /** Path of `libnixl_capi.so`; found as by `nixlTransport` by default. */
+  /** Path of `libnixl_capi.so`. @default found as by `nixlTransport` */
   readonly library?: string | undefined;
-  /** Backends to check; selected as by `nixlTransport` by default. */
+  /** Backends to check. @default selected as by `nixlTransport` */
   readonly backends?: readonly string[] | undefined;
-  /** Move bytes between two processes; true by default. */
+  /** Move bytes between two processes. @default true */
   readonly pair?: boolean | undefined;
-  /** The longest that one probe may take; 60 s by default. Each probe runs in a process of its own. */
+  /** The longest that one probe may take. Each probe runs in a process of its own. @default 60_000 */
   readonly timeoutMs?: number | undefined;
-  /** The variables that apply; `process.env` by default. */
+  /** The variables that apply. @default process.env */
   readonly environment?: Environment | undefined;
-  /** The machine to check; this one by default. For tests. */
+  /** The machine to check. For tests. @default this one */
   readonly host?: Host | undefined;
 }
 

@@ -11,22 +11,22 @@ import { type Cuda, DEFAULT_VERSION, type Wheel, wheelFor } from "./wheels.js";
 
 /** Options of `installNixl`. */
 export interface InstallOptions {
-  /** Version of NIXL; 1.5.0 by default. Only versions whose wheels are pinned in this package can be installed. */
+  /** Version of NIXL. Only versions whose wheels are pinned in this package can be installed. @default "1.5.0" */
   readonly version?: string | undefined;
-  /** Major version of CUDA that the wheel is built for; 12 by default. The wheel works without CUDA as well. */
+  /** Major version of CUDA that the wheel is built for. The wheel works without CUDA as well. @default 12 */
   readonly cuda?: Cuda | undefined;
   /**
-   * Path of the wheel, when this machine has no package index. Its SHA-256 must be the one that is pinned for `version` and `cuda`. By default
-   * pip downloads the wheel.
+   * Path of the wheel, when this machine has no package index. Its SHA-256 must be the one that is pinned for `version` and `cuda`.
+   * @default pip downloads the wheel
    */
   readonly wheel?: string | undefined;
-  /** Libraries from outside the wheel that a plugin needs: `libfabric` for LIBFABRIC. None by default. */
+  /** Libraries from outside the wheel that a plugin needs: `libfabric` for LIBFABRIC. @default none */
   readonly with?: readonly PluginDependency[] | undefined;
-  /** Replace an existing installation, such as when a file is damaged. False by default. */
+  /** Replace an existing installation, such as when a file is damaged. @default false */
   readonly force?: boolean | undefined;
-  /** Gets one line for each step. */
+  /** Gets one line for each step. @default undefined */
   readonly onProgress?: ((line: string) => void) | undefined;
-  /** The variables that apply to pip and to the cache; `process.env` by default. */
+  /** The variables that apply to pip and to the cache. @default process.env */
   readonly environment?: Environment | undefined;
 }
 

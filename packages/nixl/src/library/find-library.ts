@@ -21,9 +21,9 @@ const PYTHON_TIMEOUT_MS = 5000;
 
 /** Where to look for NIXL. */
 export interface FindLibraryOptions {
-  /** Path of the library. When it is given, no other place is tried. */
+  /** Path of the library. When it is given, no other place is tried. @default undefined */
   readonly library?: string | undefined;
-  /** The variables to read; `process.env` by default. */
+  /** The variables to read. @default process.env */
   readonly environment?: Environment | undefined;
 }
 

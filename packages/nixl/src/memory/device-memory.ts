@@ -11,9 +11,9 @@ export interface DeviceMemoryOptions {
   /** The device's ordinal as this process counts its devices: under `CUDA_VISIBLE_DEVICES=3` that device is 0. */
   readonly deviceId: number;
   /**
-   * `"cuda"`, the default: `register` asks the CUDA driver of this process whether the whole range is memory of that device, and rejects with
-   * `KV_MEMORY_INVALID` otherwise. `"none"`: memory of another runtime (ROCm, Neuron), which is not checked. NIXL may end the process when
-   * such an address belongs to no device.
+   * `"cuda"`: `register` asks the CUDA driver of this process whether the whole range is memory of that device, and rejects with `KV_MEMORY_INVALID`
+   * otherwise. `"none"`: memory of another runtime (ROCm, Neuron), which is not checked. NIXL may end the process when such an address belongs to no
+   * device. @default "cuda"
    */
   readonly check?: "cuda" | "none" | undefined;
 }

@@ -36,7 +36,7 @@ export interface EtcdEvent {
 
 /** Certificates for `https:` endpoints, as PEM. */
 export interface EtcdTls {
-  /** The authorities that sign etcd's certificate. Default: those of Node. */
+  /** The authorities that sign etcd's certificate. @default those of Node */
   readonly ca?: string | undefined;
   /** This client's certificate, where etcd asks for one. */
   readonly cert?: string | undefined;

@@ -13,24 +13,24 @@ import type { MetadataAgent } from "./socket-metadata.js";
 
 /** Options of `etcdMetadata`. */
 export interface EtcdMetadataOptions extends AmbientOptions {
-  /** URLs of etcd, in order of preference. Default: `NIXL_ETCD_ENDPOINTS`, separated by commas. */
+  /** URLs of etcd, in order of preference. @default `NIXL_ETCD_ENDPOINTS`, separated by commas */
   readonly endpoints?: readonly string[] | undefined;
-  /** Certificates for `https:` endpoints. */
+  /** Certificates for `https:` endpoints. @default undefined */
   readonly tls?: EtcdTls | undefined;
-  /** Prefix of all keys. Default: `NIXL_ETCD_NAMESPACE`, else NIXL's own, `/nixl/agents/`. */
+  /** Prefix of all keys. @default `NIXL_ETCD_NAMESPACE`, else NIXL's own, `/nixl/agents/` */
   readonly namespace?: string | undefined;
-  /** How long the keys of an agent stay after its process has died: 2 to 3600 s. Default: 10. */
+  /** How long the keys of an agent stay after its process has died: 2 to 3600 s. @default 10 */
   readonly leaseSeconds?: number | undefined;
   /**
-   * Called when the keys of a fetched peer have gone: it has closed, or has died. The agent has forgotten it by then; `inUse` is true when prepared lists
-   * keep it known, so close them and call `removeRemote`.
+   * Called when the keys of a fetched peer have gone: it has closed, or has died. The agent has forgotten it by then; `inUse` is true when prepared
+   * lists keep it known, so close them and call `removeRemote`. @default undefined
    */
   readonly onGone?: ((name: string, inUse: boolean) => void) | undefined;
 }
 
 /** Options of `EtcdMetadata.fetch`. */
 export interface EtcdFetchOptions {
-  /** How long to wait for a peer that has not published yet. Default: 5000. */
+  /** How long to wait for a peer that has not published yet. @default 5_000 */
   readonly timeoutMs?: number | undefined;
 }
 

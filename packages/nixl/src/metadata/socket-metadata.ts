@@ -19,13 +19,13 @@ export type MetadataAgent = Pick<Agent, "name" | "addRemote" | "removeRemote"> &
 
 /** Options of `listenForMetadata`. */
 export interface MetadataListenerOptions extends AmbientOptions {
-  /** Address to listen on. Default: 127.0.0.1. */
+  /** Address to listen on. @default "127.0.0.1" */
   readonly host?: string | undefined;
-  /** Port; 0, the default, for any free one. */
+  /** Port; 0 for any free one. @default 0 */
   readonly port?: number | undefined;
-  /** Called when a peer has sent its metadata and is known, or has withdrawn it and is forgotten. */
+  /** Called when a peer has sent its metadata and is known, or has withdrawn it and is forgotten. @default undefined */
   readonly onPeer?: ((name: string, change: "added" | "removed") => void) | undefined;
-  /** Other limits than `METADATA_LISTENER_LIMITS`. */
+  /** Other limits than `METADATA_LISTENER_LIMITS`. @default undefined */
   readonly limits?: Partial<Record<keyof typeof METADATA_LISTENER_LIMITS, number>> | undefined;
 }
 
@@ -61,7 +61,7 @@ export interface MetadataAddress {
 
 /** Options of a message to a listener. */
 export interface MetadataExchangeOptions {
-  /** How long to wait for the listener. Default: 5000. */
+  /** How long to wait for the listener. @default 5_000 */
   readonly timeoutMs?: number | undefined;
 }
 

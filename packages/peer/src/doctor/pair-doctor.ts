@@ -18,27 +18,27 @@ import { clockChecks, versionChecks } from "./version-checks.js";
 export interface PairDoctorOptions {
   /** The prefill server. */
   readonly prefill: Target;
-  /** The decode server. Default: only the prefill server is checked. */
+  /** The decode server. @default only the prefill server is checked */
   readonly decode?: Target | undefined;
   /** Carries the handshakes. The caller closes it. */
   readonly sideChannel: SideChannel;
-  /** Reads the servers' memory. Default: their memory is not read. */
+  /** Reads the servers' memory. @default their memory is not read */
   readonly bytes?: MemoryCheckOptions | undefined;
-  /** TP size of the prefill server. Default: as it announces, else 1. */
+  /** TP size of the prefill server. @default as it announces, else 1 */
   readonly prefillTp?: number | undefined;
-  /** TP size of the decode server. Default: as it announces, else 1. */
+  /** TP size of the decode server. @default as it announces, else 1 */
   readonly decodeTp?: number | undefined;
-  /** Side channels of servers that do not announce theirs. Default: port 5600 of the target's host. */
+  /** Side channels of servers that do not announce theirs. @default port 5600 of the target's host */
   readonly sideChannels?: Readonly<Partial<Record<Role, SideChannelAddress | undefined>>> | undefined;
-  /** Whether each server gets a prompt of two tokens; without one it does not announce its side channel. Default: true. */
+  /** Whether each server gets a prompt of two tokens; without one it does not announce its side channel. @default true */
   readonly ask?: boolean | undefined;
-  /** Known factors of the compatibility hash, by vLLM's names. */
+  /** Known factors of the compatibility hash, by vLLM's names. @default undefined */
   readonly factors?: Readonly<Record<string, unknown>> | undefined;
-  /** `kv_lease_duration` of the prefill server, in ms, which it does not announce. Default: vLLM's, 30000. */
+  /** `kv_lease_duration` of the prefill server, in ms, which it does not announce. @default 30_000 */
   readonly leaseMs?: number | undefined;
-  /** Limit of one handshake, in ms. Default: 5000. */
+  /** Limit of one handshake, in ms. @default 5_000 */
   readonly timeoutMs?: number | undefined;
-  /** Limit of one HTTP request that does not compute, in ms. Default: 5000. */
+  /** Limit of one HTTP request that does not compute, in ms. @default 5_000 */
   readonly httpTimeoutMs?: number | undefined;
 }
 

@@ -7,9 +7,9 @@ export const UNWRITTEN_BYTE = 0xa5;
 
 /** Options of `openHeadlessDecode`. */
 export interface HeadlessDecodeOptions extends HeadlessEngineOptions {
-  /** Receives the KV. Default: `pullConnector`; `pushConnector` for a P that pushes. */
+  /** Receives the KV. `pushConnector` for a P that pushes. @default pullConnector */
   readonly connector?: ConnectorModule | undefined;
-  /** The compatibility hash that the engine announces in place of its own; a P that pushes compares it with its own. */
+  /** The compatibility hash that the engine announces in place of its own; a P that pushes compares it with its own. @default undefined */
   readonly announcedHash?: string | undefined;
 }
 

@@ -33,9 +33,9 @@ export interface HeadlessPrefillOptions extends AmbientOptions {
   readonly leaseMs: number;
   /** Logical blocks of the cache, the null block included. */
   readonly numBlocks: number;
-  /** Serve a prompt that was not recorded with the KV of a recorded one of at least its length. For load tests; answers are meaningless. */
+  /** Serve a prompt that was not recorded with the KV of a recorded one of at least its length. For load tests; answers are meaningless. @default undefined */
   readonly anyPrompt?: boolean | undefined;
-  /** Default: the connector of the recorded server, pull or push. */
+  /** Sends the KV. @default the connector of the recorded server, pull or push */
   readonly connector?: ConnectorModule | undefined;
 }
 

@@ -22,13 +22,13 @@ export interface PrefillServerOptions {
   readonly model: string;
   /** The answer of `/version`. */
   readonly vllmVersion: string;
-  /** The metrics of the connector in Prometheus' text format, such as `memoryMetrics().render`. Default: none. */
+  /** The metrics of the connector in Prometheus' text format, such as `memoryMetrics().render`. @default none */
   readonly metrics?: (() => string) | undefined;
-  /** Source of the request ids' suffixes. Default: the system's. */
+  /** Source of the request ids' suffixes. @default systemRandom() */
   readonly random?: Random | undefined;
-  /** Default: the system's. */
+  /** Source of time. @default systemClock() */
   readonly clock?: Clock | undefined;
-  /** Other limits than `PREFILL_LIMITS`. */
+  /** Other limits than `PREFILL_LIMITS`. @default undefined */
   readonly limits?: Partial<PrefillLimits> | undefined;
 }
 

@@ -8,17 +8,17 @@ export type Prompt = readonly number[] | string;
 
 /** Options of a request that computes. */
 export interface CallOptions {
-  /** Aborts the request. */
+  /** Aborts the request. @default undefined */
   readonly signal?: AbortSignal | undefined;
-  /** Sent as `X-Request-Id`; the server generates an id when absent. */
+  /** Sent as `X-Request-Id`; the server generates an id when absent. @default undefined */
   readonly requestId?: string | undefined;
 }
 
 /** Options of an `EngineServer`. */
 export interface EngineServerOptions {
-  /** Limit of a request that computes, in ms. Default: 300000. */
+  /** Limit of a request that computes, in ms. @default 300_000 */
   readonly computeTimeoutMs?: number | undefined;
-  /** Limit of every other request, in ms. Default: 5000. */
+  /** Limit of every other request, in ms. @default 5_000 */
   readonly timeoutMs?: number | undefined;
 }
 

@@ -57,9 +57,9 @@ export interface LoadLimits {
   readonly maxFailed: number;
   /** Blocks that P still holds, separately for notified requests and at the end. */
   readonly maxLeakedBlocks: number;
-  /** The 99th percentile of the time to receive KV, in ms. Default: no limit. */
+  /** The 99th percentile of the time to receive KV, in ms. @default no limit */
   readonly maxPullP99Ms?: number | undefined;
-  /** Whether a server whose metrics do not show its blocks passes. Default: false. */
+  /** Whether a server whose metrics do not show its blocks passes. @default false */
   readonly allowUnknownLeaks?: boolean | undefined;
 }
 

@@ -26,29 +26,29 @@ export interface LoadOptions extends AmbientOptions {
   readonly promptTokens: readonly number[];
   /** Requests at the same time. */
   readonly concurrency: number;
-  /** Requests started per second. Default: as many as `concurrency` permits. */
+  /** Requests started per second. @default as many as `concurrency` permits */
   readonly ratePerSecond?: number | undefined;
-  /** Ends the load after this time, in ms. */
+  /** Ends the load after this time, in ms. @default undefined */
   readonly durationMs?: number | undefined;
-  /** Ends the load after this number of requests. Default: 20, or no limit with `durationMs`. */
+  /** Ends the load after this number of requests. @default 20, or no limit with `durationMs` */
   readonly requests?: number | undefined;
-  /** Share of requests that are aborted during their READ, 0 to 1. Default: 0. */
+  /** Share of requests that are aborted during their READ, 0 to 1. @default 0 */
   readonly abortShare?: number | undefined;
-  /** Share of requests whose READ P is not notified of, 0 to 1. Default: 0. */
+  /** Share of requests whose READ P is not notified of, 0 to 1. @default 0 */
   readonly noNotifyShare?: number | undefined;
   /** The server's `kv_lease_duration` in ms: after it, blocks of unnotified requests must be free. */
   readonly leaseMs: number;
-  /** How long the server may take to free the blocks of notified requests, in ms. Default: 20000. */
+  /** How long the server may take to free the blocks of notified requests, in ms. @default 20_000 */
   readonly freeWithinMs?: number | undefined;
-  /** Added to the lease for the server's own timers, in ms. Default: 10000. */
+  /** Added to the lease for the server's own timers, in ms. @default 10_000 */
   readonly leaseMarginMs?: number | undefined;
-  /** Where a P that pushes reaches this side. Default: 127.0.0.1. */
+  /** Where a P that pushes reaches this side. @default "127.0.0.1" */
   readonly sideChannelHost?: string | undefined;
-  /** Default: 0, a free port. */
+  /** The port there; 0 for any free one. @default 0 */
   readonly sideChannelPort?: number | undefined;
-  /** Ends the load; the result covers the requests until then. */
+  /** Ends the load; the result covers the requests until then. @default undefined */
   readonly signal?: AbortSignal | undefined;
-  /** Called after each request with the number of finished ones. */
+  /** Called after each request with the number of finished ones. @default undefined */
   readonly progress?: ((done: number) => void) | undefined;
 }
 

@@ -20,9 +20,9 @@ export interface Difference {
 
 /** Options of `diffRecordings`. */
 export interface DiffOptions {
-  /** The largest difference between two values of KV that counts as equal. Default: 0. */
+  /** The largest difference between two values of KV that counts as equal. @default 0 */
   readonly tolerance?: number | undefined;
-  /** The type of the values in KV. Default: bytes are compared. */
+  /** The type of the values in KV. @default bytes are compared */
   readonly valueType?: "float32" | "float16" | "bfloat16" | undefined;
 }
 

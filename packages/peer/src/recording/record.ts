@@ -26,7 +26,7 @@ export interface RecordOptions {
   readonly folder: string;
   /** The prefill server. */
   readonly prefill: EngineServer;
-  /** Continues from the same KV after it was recorded; its tokens are recorded too. */
+  /** Continues from the same KV after it was recorded; its tokens are recorded too. @default undefined */
   readonly decode?: EngineServer | undefined;
   /** Moves the blocks. The caller closes it. */
   readonly transport: Transport;
@@ -34,13 +34,13 @@ export interface RecordOptions {
   readonly sideChannel: SideChannel;
   /** The prompts, as token ids. */
   readonly prompts: readonly (readonly number[])[];
-  /** Tokens that the decode server generates per prompt. Default: 16. */
+  /** Tokens that the decode server generates per prompt. @default 16 */
   readonly outputTokens?: number | undefined;
-  /** Where a P that pushes reaches this side. Default: 127.0.0.1. */
+  /** Where a P that pushes reaches this side. @default "127.0.0.1" */
   readonly sideChannelHost?: string | undefined;
-  /** Default: 0, a free port. */
+  /** The port there; 0 for any free one. @default 0 */
   readonly sideChannelPort?: number | undefined;
-  /** Source of ids. Default: the system's. */
+  /** Source of ids. @default systemRandom() */
   readonly random?: Random | undefined;
 }
 

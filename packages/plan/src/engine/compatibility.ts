@@ -22,11 +22,11 @@ export interface CompatibilityOptions extends ModelGeometry {
   readonly local: RankGeometry;
   /** A remote rank. */
   readonly remote: RankGeometry;
-  /** Conversions that the local engine can do after a receive (vLLM: `enable_permute_local_kv` for "hnd-to-nhd"). Default: none. */
+  /** Conversions that the local engine can do after a receive (vLLM: `enable_permute_local_kv` for "hnd-to-nhd"). @default none */
   readonly conversions?: readonly ReceiveConversion[] | undefined;
-  /** Groups with block tables of their own share memory; conversions then do not apply. Default: true for more than one group. */
+  /** Groups with block tables of their own share memory; conversions then do not apply. @default true for more than one group */
   readonly hybridCache?: boolean | undefined;
-  /** The local engine caches prefixes. Matters for state-space models only. Default: true. */
+  /** The local engine caches prefixes. Matters for state-space models only. @default true */
   readonly prefixCaching?: boolean | undefined;
 }
 

@@ -79,7 +79,7 @@ export interface GroupPlan {
   readonly remotePerLogical: number;
   /** Indices of the segments that hold the group's blocks. */
   readonly segments: readonly number[];
-  /** KV heads in a local kernel block, where the group shares regions with a group of more heads. Default: `headsOfRegion`. */
+  /** KV heads in a local kernel block, where the group shares regions with a group of more heads. @default headsOfRegion */
   readonly sharedHeads?: number | undefined;
 }
 

@@ -26,15 +26,15 @@ export interface BuildPlanOptions extends ModelGeometry {
   readonly local: RankGeometry;
   /** The ranks of `handshakeTargetRanks` of each pipeline stage, in any order. */
   readonly remotes: readonly RankGeometry[];
-  /** Conversions that the local engine can do after a receive. A pair that needs another one is refused. Default: none. */
+  /** Conversions that the local engine can do after a receive. A pair that needs another one is refused. @default none */
   readonly conversions?: readonly ReceiveConversion[] | undefined;
-  /** The local engine masks tokens beyond a request's last, so nothing is zeroed after a receive. Default: false. */
+  /** The local engine masks tokens beyond a request's last, so nothing is zeroed after a receive. @default false */
   readonly masksUncovered?: boolean | undefined;
-  /** The form where blocks must be put in another order. Default: the possible form with fewer descriptors. */
+  /** The form where blocks must be put in another order. @default the possible form with fewer descriptors */
   readonly form?: "permute" | "direct" | undefined;
-  /** The receive pass can access the local cache. Give false for device memory without staging. Default: true. */
+  /** The receive pass can access the local cache. Give false for device memory without staging. @default true */
   readonly canPass?: boolean | undefined;
-  /** As `CompatibilityOptions.prefixCaching`. */
+  /** As `CompatibilityOptions.prefixCaching`. @default true */
   readonly prefixCaching?: boolean | undefined;
 }
 

@@ -19,7 +19,7 @@ export interface RegionGeometry {
   readonly groupId: number;
   /** Memory that holds the region. */
   readonly memoryType: MemoryType;
-  /** For a shared region (-1): the groups that share it. Default: all groups. */
+  /** For a shared region (-1): the groups that share it. @default all groups */
   readonly groupIds?: readonly number[] | undefined;
   /** KV heads of the whole model in this region, where they differ from the model's: a draft model, or layers with fewer heads. */
   readonly numKvHeads?: number | undefined;
@@ -28,11 +28,11 @@ export interface RegionGeometry {
    * packed: it is only moved whole.
    */
   readonly cellBytes?: number | undefined;
-  /** Every rank holds the same bytes, and one rank is read: MLA's latents, an indexer's keys. Default: by the kind of its group. */
+  /** Every rank holds the same bytes, and one rank is read: MLA's latents, an indexer's keys. @default by the kind of its group */
   readonly replicated?: boolean | undefined;
-  /** Names of the caches that lie in the region. Default: `name`. Regions of pipeline stages are matched by them. */
+  /** Names of the caches that lie in the region. Regions of pipeline stages are matched by them. @default name */
   readonly members?: readonly string[] | undefined;
-  /** NUMA node or device number of the region. Default: the rank's `deviceId`. */
+  /** NUMA node or device number of the region. @default the rank's `deviceId` */
   readonly deviceId?: number | undefined;
 }
 
@@ -60,7 +60,7 @@ export interface RankGeometry {
   readonly tpRank: number;
   /** Tensor-parallel size of the engine. */
   readonly tpSize: number;
-  /** Ranks that share a sequence by decode context parallelism. Default 1. */
+  /** Ranks that share a sequence by decode context parallelism. @default 1 */
   readonly dcpSize?: number | undefined;
   /** Tokens in a kernel block (vLLM: `block_size` of the handshake metadata). */
   readonly kernelBlockSize: number;
@@ -74,15 +74,15 @@ export interface RankGeometry {
   readonly deviceId: number;
   /** All regions of the rank. */
   readonly regions: readonly RegionGeometry[];
-  /** Pipeline stage; the regions are those of the stage's layers. Default 0. */
+  /** Pipeline stage; the regions are those of the stage's layers. @default 0 */
   readonly ppRank?: number | undefined;
-  /** Pipeline stages of the engine. Default 1. */
+  /** Pipeline stages of the engine. @default 1 */
   readonly ppSize?: number | undefined;
   /** Sizes of a state-space layer's block. Required where a group is of a state-space kind. */
   readonly stateSpace?: StateSpaceGeometry | undefined;
   /** Pages within the rows of a region that packs several layers, by cache name (vLLM: `packed_member_layouts`). */
   readonly packedMembers?: Readonly<Record<string, PackedMember>> | undefined;
-  /** Tokens in a logical block of each group, where groups differ. Default: `kernelBlockSize * physicalBlocksPerLogical`. */
+  /** Tokens in a logical block of each group, where groups differ. @default kernelBlockSize * physicalBlocksPerLogical */
   readonly groupBlockTokens?: readonly number[] | undefined;
 }
 
@@ -92,11 +92,11 @@ export interface ModelGeometry {
   readonly numKvHeads: number;
   /** Kind of each KV cache group, in the order of the block ids of a request. */
   readonly groups: readonly KvCacheKind[];
-  /** KV heads of each group, where groups differ. Default: `numKvHeads` for all. */
+  /** KV heads of each group, where groups differ. @default `numKvHeads` for all */
   readonly groupKvHeads?: readonly number[] | undefined;
   /**
-   * Type of the cache, as vLLM names it (`--kv-cache-dtype`). Blocks of a type that does not keep heads and tokens apart, such as "nvfp4", are only moved
-   * whole, and so are those of an unknown type. Default: "auto", the type of the model's elements.
+   * Type of the cache, as vLLM names it (`--kv-cache-dtype`). Blocks of a type that does not keep heads and tokens apart, such as "nvfp4", are only
+   * moved whole, and so are those of an unknown type. "auto" is the type of the model's elements. @default "auto"
    */
   readonly cacheDtype?: string | undefined;
 }

@@ -17,7 +17,7 @@ import { proveTables } from "./table-proof.js";
 export interface ProofRequest {
   /** The blocks of the request. */
   readonly blocks: RequestBlocks;
-  /** The request plan to prove. Default: the result of `planRequest`. */
+  /** The request plan to prove. @default the result of `planRequest` */
   readonly plan?: RequestPlan | undefined;
 }
 
@@ -27,21 +27,22 @@ export interface ProveOptions {
   readonly remotes: readonly RankGeometry[];
   /** KV heads of the whole model. Ignored for MLA. */
   readonly numKvHeads: number;
-  /** KV heads of each group, where groups differ. Default: `numKvHeads`. */
+  /** KV heads of each group, where groups differ. @default numKvHeads */
   readonly groupKvHeads?: readonly number[] | undefined;
   /**
-   * The copies between a device and the registered memory, on either side: the proof then goes from device to device. All ranks of an engine have the same.
+   * The copies between a device and the registered memory, on either side: the proof then goes from device to device. All ranks of an engine have the
+   * same. @default undefined
    */
   readonly staging?:
     | { readonly local?: StagingLayout | undefined; readonly remote?: StagingLayout | undefined }
     | undefined;
-  /** Requests to prove. Default: `sampleRequests`. */
+  /** Requests to prove. @default sampleRequests */
   readonly requests?: readonly ProofRequest[] | undefined;
 }
 
 /** Options of `proveEnginePlans`. */
 export interface ProveEngineOptions extends Omit<ProveOptions, "requests"> {
-  /** Requests to prove, each with its request plans by local rank. Default: `sampleRequests`, and the results of `planRequest`. */
+  /** Requests to prove, each with its request plans by local rank. @default `sampleRequests`, and the results of `planRequest` */
   readonly requests?:
     | readonly { readonly blocks: RequestBlocks; readonly plans?: readonly RequestPlan[] | undefined }[]
     | undefined;

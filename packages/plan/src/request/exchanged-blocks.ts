@@ -43,8 +43,8 @@ export function exchangedBlocks(
 export interface ExchangeOptions {
   /** Tokens of the request. */
   readonly numTokens: number;
-  /** Per group: blocks at the begin to leave out, such as those of a prefix hit. Default: none. */
+  /** Per group: blocks at the begin to leave out, such as those of a prefix hit. @default none */
   readonly computedBlocks?: readonly number[] | undefined;
-  /** Ranks that share the sequence by decode context parallelism. Default 1. */
+  /** Ranks that share the sequence by decode context parallelism. @default 1 */
   readonly dcpSize?: number | undefined;
 }

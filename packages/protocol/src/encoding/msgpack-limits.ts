@@ -9,7 +9,7 @@ export interface MsgpackLimits {
   readonly maxDepth: number;
   /** Elements of one list, or entries of one map. */
   readonly maxItems: number;
-  /** Values in the whole message, keys included: one byte of it can announce a list of many. Default 2,000,000. */
+  /** Values in the whole message, keys included: one byte of it can announce a list of many. @default 2_000_000 */
   readonly maxValues?: number | undefined;
 }
 

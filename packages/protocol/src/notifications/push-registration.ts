@@ -52,7 +52,7 @@ export function encodePushRegistration(registration: PushRegistration): Readonly
 
 /** Options of `decodePushRegistration`. */
 export interface DecodePushRegistrationOptions {
-  /** Accepts an empty `local_block_ids`, with which `@kv` peers withdraw a registration. Default false. */
+  /** Accepts an empty `local_block_ids`, with which `@kv` peers withdraw a registration. @default false */
   readonly mayBeEmpty?: boolean | undefined;
 }
 

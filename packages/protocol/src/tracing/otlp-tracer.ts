@@ -15,7 +15,7 @@ import {
 export interface OtlpTracerOptions extends Pick<AmbientOptions, "clock" | "random"> {
   /** `service.name` of the resource, such as "kv-proxy". */
   readonly service: string;
-  /** `service.instance.id`, such as "prefill-0"; tells processes of one service apart. */
+  /** `service.instance.id`, such as "prefill-0"; tells processes of one service apart. @default undefined */
   readonly instance?: string | undefined;
   /**
    * Gets ended spans as one line of OTLP JSON (`ExportTraceServiceRequest`, OpenTelemetry protocol 1.x), without a line break. Must not throw

@@ -14,7 +14,7 @@ export interface ZmqConnectionOptions extends Omit<ZmtpSessionOptions, "mechanis
   readonly host: string;
   /** TCP port. */
   readonly port: number;
-  /** The keys of CURVE. Undefined: NULL. */
+  /** The keys of CURVE. Undefined: NULL. @default undefined */
   readonly curve?: CurveKeySource;
 }
 

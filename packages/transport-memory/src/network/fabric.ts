@@ -9,20 +9,20 @@ import { NotificationChannels } from "./notification-channels.js";
 
 /** Options of `memoryNetwork`. */
 export interface MemoryNetworkOptions extends AmbientOptions {
-  /** Latency and bandwidth. Default: everything happens at once. */
+  /** Latency and bandwidth. @default everything happens at once */
   readonly latency?: MemoryLatency | undefined;
-  /** Fault rules. Default: none. */
+  /** Fault rules. @default none */
   readonly faults?: readonly FaultRule[] | undefined;
   /**
-   * Whether transfers with a peer that dies fail with `KV_PEER_DISCONNECTED`. When false, only the caller's deadline ends them, and notifications
-   * to a dead peer are lost. Default: true.
+   * Whether transfers with a peer that dies fail with `KV_PEER_DISCONNECTED`. When false, only the caller's deadline ends them, and notifications to
+   * a dead peer are lost. @default true
    */
   readonly reportsPeerDeath?: boolean | undefined;
 }
 
 /** Options for a process that `host` or `restart` starts. */
 export interface HostNamedOptions {
-  /** Milliseconds by which the process's clock is ahead of the network's. Default: that of the process before it, or 0. */
+  /** Milliseconds by which the process's clock is ahead of the network's. @default that of the process before it, or 0 */
   readonly skewMs?: number | undefined;
 }
 

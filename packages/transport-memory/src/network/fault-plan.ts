@@ -43,25 +43,25 @@ export interface FaultSubject {
 export interface FaultRule {
   /** The fault. */
   readonly fault: FaultKind;
-  /** Operations that the rule matches. Default: all that the fault applies to. */
+  /** Operations that the rule matches. @default all that the fault applies to */
   readonly operation?: FaultOperation | readonly FaultOperation[] | undefined;
-  /** Name of the host or agent that starts the operation. Default: any. */
+  /** Name of the host or agent that starts the operation. @default any */
   readonly from?: string | undefined;
-  /** Name of the host or agent at the other end. Default: any. */
+  /** Name of the host or agent at the other end. @default any */
   readonly to?: string | undefined;
-  /** Further condition. Default: none. */
+  /** Further condition. @default none */
   readonly where?: ((subject: FaultSubject) => boolean) | undefined;
-  /** Inject for the n-th matching operation only, counted from 1. Default: for every one. */
+  /** Inject for the n-th matching operation only, counted from 1. @default for every one */
   readonly nth?: number | undefined;
-  /** Probability for each matching operation. Default: 1. */
+  /** Probability for each matching operation. @default 1 */
   readonly probability?: number | undefined;
-  /** Largest number of faults that the rule injects. Default: no limit. */
+  /** Largest number of faults that the rule injects. @default no limit */
   readonly times?: number | undefined;
-  /** Milliseconds for `delay` and `reorder`. Default: 10. */
+  /** Milliseconds for `delay` and `reorder`. @default 10 */
   readonly delayMs?: number | undefined;
-  /** Milliseconds for `disconnect`. Default: until `reconnect`. */
+  /** Milliseconds for `disconnect`. @default until `reconnect` */
   readonly forMs?: number | undefined;
-  /** Code for `fail` of a transfer. Default: `KV_TRANSFER_FAILED`. */
+  /** Code for `fail` of a transfer. @default "KV_TRANSFER_FAILED" */
   readonly code?: KvErrorCode | undefined;
 }
 

@@ -15,7 +15,7 @@ import { fabricOf, type MemoryNetwork } from "./network.js";
 export interface MemorySideChannelOptions {
   /** Network of the hosts. */
   readonly network: MemoryNetwork;
-  /** Simulated process of the side channel. Default: "localhost". */
+  /** Simulated process of the side channel. @default "localhost" */
   readonly host?: string | MemoryHost | undefined;
 }
 

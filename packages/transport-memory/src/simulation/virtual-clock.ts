@@ -4,11 +4,11 @@ import { timerQueue } from "./timer-queue.js";
 
 /** Options of `virtualClock`. */
 export interface VirtualClockOptions {
-  /** First value of `now()`. Default: 0. */
+  /** First value of `now()`. @default 0 */
   startMs?: number | undefined;
   /**
-   * Waits until everything that is ready has run, before time moves on. Default: one macrotask, which drains all promise work. Pass a function that
-   * waits longer where the code under test yields by macrotasks or native work.
+   * Waits until everything that is ready has run, before time moves on. Pass a function that waits longer where the code under test yields by
+   * macrotasks or native work. @default one macrotask, which drains all promise work
    */
   turn?: (() => Promise<void>) | undefined;
 }

@@ -21,15 +21,15 @@ import { readUcxLanes } from "./ucx-lanes.js";
 
 /** How the servers' memory is read. */
 export interface MemoryCheckOptions {
-  /** Bytes to read at most from each server. Default: 64 MiB. */
+  /** Bytes to read at most from each server. @default 64 * 1024 * 1024 */
   readonly limitBytes?: number | undefined;
-  /** Write block 0 of each region of the prefill server back as it was read; vLLM gives this block to no request. Default: false. */
+  /** Write block 0 of each region of the prefill server back as it was read; vLLM gives this block to no request. @default false */
   readonly write?: boolean | undefined;
-  /** NIXL backends in order of preference. Default: the transport's. */
+  /** NIXL backends in order of preference. @default the transport's */
   readonly backends?: readonly string[] | undefined;
-  /** Limit of the process that reads the memory of one server, in ms. Default: 60000. */
+  /** Limit of the process that reads the memory of one server, in ms. @default 60_000 */
   readonly timeoutMs?: number | undefined;
-  /** Read over this transport in this process. Default: over NIXL in a child process, which may crash on damaged metadata. */
+  /** Read over this transport in this process. @default over NIXL in a child process, which may crash on damaged metadata */
   readonly transport?: Transport | undefined;
 }
 
