@@ -69,6 +69,8 @@ export const NOTIFICATION = 3;
 
 /** Event: `value` notifications that state `from` as their sender were dropped, because too many waited. Without `from`: of several senders. */
 export const DROPPED = 4;
+/** Event: `value` connections of peers were refused, in all of the process, because no file descriptor was free for them. */
+export const REFUSED = 5;
 
 /** An event of the native thread; `kind` is one of the constants above. */
 export type NativeEvent = [

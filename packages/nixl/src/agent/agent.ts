@@ -22,6 +22,7 @@ import {
   type NativeEvent,
   type NativeQueryAnswers,
   NOTIFICATION,
+  REFUSED,
   RELEASED,
   SETTLED,
 } from "../addon/native.js";
@@ -360,7 +361,18 @@ export class NixlAgent implements Agent, AsyncDisposable {
       else if (kind === NOTIFICATION) {
         this.#notifications.push({ from: from ?? "", payload: value as Uint8Array });
       } else if (kind === DROPPED) this.#dropped.add(from, value as number);
+      else if (kind === REFUSED) this.#reportRefused(value as number);
     }
+  }
+
+  #reportRefused(count: number): void {
+    const { log, metrics } = this.#options.ambient;
+    metrics.count("kv_nixl_connections_refused", count);
+    log.error("nixl-connections-refused", {
+      count,
+      why: "this process has no file descriptor left for a connection of a peer, which has to try again",
+      hint: "raise the limit: ulimit -n, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container",
+    });
   }
 
   async #close(timeoutMs: number): Promise<void> {
