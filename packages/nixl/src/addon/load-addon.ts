@@ -18,7 +18,7 @@ export function addonPath(): string | undefined {
 
 /**
  * Loads the addon on first use: the file that `KV_NIXL_ADDON` names, else the platform package, else the repository's own build. Throws
- * `KV_ADDON_NOT_FOUND` with every place that was tried and why it failed. To import `@kv/nixl` loads nothing.
+ * `KV_ADDON_NOT_FOUND` with every place that was tried and why it failed, and `KV_TRANSPORT_UNAVAILABLE` for a lack of descriptors. To import `@kv/nixl` loads nothing.
  */
 export function loadAddon(): NativeAddon {
   if (loaded !== undefined) return loaded;
@@ -42,6 +42,13 @@ export function loadAddon(): NativeAddon {
     } catch (error) {
       attempts.push(`${place}: ${error instanceof Error ? error.message.split("\n")[0] : String(error)}`);
     }
+  }
+  if (attempts.some((attempt) => /EMFILE|ENFILE|Too many open files/i.test(attempt))) {
+    throw new KvError(
+      "KV_TRANSPORT_UNAVAILABLE",
+      `the addon of @kv/nixl cannot be opened: this process has no free file descriptor; tried ${attempts.join("; ")}`,
+      { hint: "raise the limit (ulimit -n), or close files and sockets", details: { attempts } },
+    );
   }
   // A package manager leaves out the platform packages on a machine that they do not run on.
   const problem = cLibraryProblem(process.platform, glibcVersion());

@@ -26,6 +26,8 @@ export interface NativeAddon {
   prepareEnvironment(variables: [name: string, value: string][]): [name: string, value: string][] | undefined;
   /** Where the bytes are in this process, also those of a `SharedArrayBuffer`. */
   addressOf(bytes: Uint8Array): number;
+  /** Throws `KV_TRANSPORT_UNAVAILABLE` when the process has fewer than `needed` free file descriptors for `what`. */
+  requireDescriptors(needed: number, what: string): void;
   /** Whether NIXL is loaded, so that further variables have no effect on it. */
   isLoaded(): boolean;
   /** Stops all agents of the process and waits for their threads; for the exit of the process. */
