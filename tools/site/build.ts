@@ -26,7 +26,10 @@ const SIDEBAR = [
   },
   {
     text: "Operate",
-    items: [{ text: "Choose a front end", link: "/operate/choose-a-front-end" }],
+    items: [
+      { text: "Choose a front end", link: "/operate/choose-a-front-end" },
+      { text: "What NIXL does to its process", link: "/operate/host-process" },
+    ],
   },
   {
     text: "Recipes",

@@ -1,3 +1,4 @@
+import { types } from "node:util";
 import {
   type Agent,
   type AgentTelemetry,
@@ -224,7 +225,7 @@ export class NixlAgent implements Agent, AsyncDisposable {
 
   /** Loads a peer's metadata and returns the peer's name. Rejects with `KV_AGENT_METADATA_INVALID` or `KV_AGENT_CLOSED`. */
   readonly addRemote = async (metadata: Uint8Array): Promise<string> => {
-    if (!(metadata instanceof Uint8Array)) {
+    if (!types.isUint8Array(metadata)) {
       throw new KvError(
         "KV_AGENT_METADATA_INVALID",
         `metadata is ${formatValue(metadata)}, not a Uint8Array`,

@@ -1,3 +1,4 @@
+import { types } from "node:util";
 import {
   type Clock,
   KvError,
@@ -218,7 +219,7 @@ function requireValid(request: TransferOrder): void {
   if (signal !== undefined && !isSignal(signal)) {
     throw invalid(`signal is ${formatValue(signal)}, not an AbortSignal`);
   }
-  if (notification !== undefined && !(notification instanceof Uint8Array)) {
+  if (notification !== undefined && !types.isUint8Array(notification)) {
     throw invalid("the notification is not a Uint8Array");
   }
 }

@@ -2,7 +2,7 @@ import { join } from "node:path";
 import { KvError } from "@kv/interface";
 import type { Environment } from "../environment.js";
 import { cLibraryProblem, glibcVersion } from "../library/c-library.js";
-import { cacheFolder, exists, makeInCache } from "../library/cache-folder.js";
+import { exists, makeInCache, requireCacheFolder } from "../library/cache-folder.js";
 import { LIBRARY_FILE } from "../library/find-library.js";
 import { downloadCommand, downloadWheel, readVerified, type VerifiedWheel } from "./download-wheel.js";
 import { installLibfabric } from "./install-libfabric.js";
@@ -70,7 +70,7 @@ async function installWheel(options: InstallOptions): Promise<Installed> {
   const { onProgress = () => {} } = options;
   requireGlibcLinux();
   const wheel = wheelFor(version, cuda, process.arch);
-  const cache = cacheFolder(environment);
+  const cache = requireCacheFolder(environment);
   const folder = join(cache, wheel.folder);
   const library = join(folder, wheel.folders[0] ?? "", LIBRARY_FILE);
   // A folder gets its name only when it is complete.
