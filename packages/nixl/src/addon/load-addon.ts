@@ -10,10 +10,10 @@ const repositoryBuild = (): string[] => {
   const root = /^(.*\/)packages\/nixl\/(?:src|dist)\/(?:[^/]+\/)*[^/]+$/.exec(fileURLToPath(here))?.[1];
   return root === undefined || root.includes("/node_modules/") ? [] : [`${root}native/build/kv_nixl.node`];
 };
-/** The addons of the platform packages. Each name stands whole in a call, so that tools which trace files (@vercel/nft) find it. */
-const PLATFORMS: Readonly<Record<string, () => string>> = {
-  "linux-x64": () => requireHere.resolve("@kv/nixl-linux-x64-gnu/kv_nixl.node"),
-  "linux-arm64": () => requireHere.resolve("@kv/nixl-linux-arm64-gnu/kv_nixl.node"),
+/** The addons of the platform packages. Each name stands whole in a call, so that tools which trace files find it. */
+const PLATFORMS: Readonly<Record<string, () => unknown>> = {
+  "linux-x64": () => requireHere("@kv/nixl-linux-x64-gnu/kv_nixl.node"),
+  "linux-arm64": () => requireHere("@kv/nixl-linux-arm64-gnu/kv_nixl.node"),
 };
 let loaded: NativeAddon | undefined;
 let loadedFrom: string | undefined;
@@ -38,12 +38,12 @@ export function loadAddon(): NativeAddon {
   let refused: string | undefined;
   for (const place of places) {
     try {
-      const file = place.startsWith("@") ? (PLATFORMS[platform]?.() ?? place) : place;
-      const addon = requireHere(file) as NativeAddon;
+      const packaged = place.startsWith("@") ? PLATFORMS[platform]?.() : undefined;
+      const addon = (packaged ?? requireHere(place)) as NativeAddon;
       // process.exit() does not clean up addons, and NIXL's threads must be stopped when the C library begins to exit.
       if (isMainThread) process.once("exit", () => addon.stopAll());
       loaded = addon;
-      loadedFrom = file;
+      loadedFrom = requireHere.resolve(place);
       return addon;
     } catch (error) {
       const { code = "" } = error as NodeJS.ErrnoException;
