@@ -8,7 +8,7 @@ export const ROUTES = ["ucx-cma", "ucx-tcp", "libfabric-tcp"] as const;
 /** One row of the matrix of deaths. */
 export interface Cell {
   readonly route: (typeof ROUTES)[number];
-  readonly ending: (typeof ENDINGS)[number];
+  readonly ending: (typeof ENDINGS)[number] | "cable";
   readonly phase: (typeof PHASES)[number];
 }
 
@@ -20,9 +20,16 @@ export const ALL_CELLS: readonly Cell[] = ROUTES.flatMap((route) =>
   ENDINGS.flatMap((ending) => PHASES.map((phase) => ({ route, ending, phase }))),
 );
 
+/** Cells in which the cable to the peer is cut. CMA has none: its peers are on one host. */
+export const CABLE_CELLS: readonly Cell[] = (["ucx-tcp", "libfabric-tcp"] as const).flatMap((route) =>
+  PHASES.map((phase) => ({ route, ending: "cable" as const, phase })),
+);
+
 /** The cells whose names begin with one of the words; all for none. */
 export const cellsNamed = (words: readonly string[]): Cell[] =>
-  ALL_CELLS.filter((cell) => words.length === 0 || words.some((word) => nameOf(cell).startsWith(word)));
+  [...ALL_CELLS, ...CABLE_CELLS].filter(
+    (cell) => words.length === 0 || words.some((word) => nameOf(cell).startsWith(word)),
+  );
 
 /** Cells in which every ending meets every phase, every route every ending, and every route every phase. */
 export const PAIRWISE: readonly Cell[] = ENDINGS.flatMap((ending, row) =>
@@ -33,8 +40,16 @@ export const PAIRWISE: readonly Cell[] = ENDINGS.flatMap((ending, row) =>
   })),
 );
 
-/** The settings of a route for `nixlTransport`. A process has one route: UCX reads its variables once. */
-export const settingsOf = (route: Cell["route"]): { backends: string[]; env: Record<string, string> } =>
-  route === "libfabric-tcp"
-    ? { backends: ["LIBFABRIC"], env: {} }
-    : { backends: ["UCX"], env: { UCX_TLS: route === "ucx-cma" ? "cma,sm,self,tcp" : "tcp" } };
+/** The settings of a route for `nixlTransport`. A process has one route: UCX reads its variables once. `device`: the only network device to use. */
+export function settingsOf(
+  route: Cell["route"],
+  device?: string,
+): { backends: string[]; env: Record<string, string> } {
+  if (route === "libfabric-tcp")
+    return { backends: ["LIBFABRIC"], env: device === undefined ? {} : { FI_TCP_IFACE: device } };
+  const transports = { UCX_TLS: route === "ucx-cma" ? "cma,sm,self,tcp" : "tcp" };
+  return {
+    backends: ["UCX"],
+    env: device === undefined ? transports : { ...transports, UCX_NET_DEVICES: device },
+  };
+}

@@ -1,13 +1,15 @@
 // Runs cells of one route, one after another, and writes a line of JSON for each: `{ cell, problems }`. In a process of its own, whose threads and
 // descriptors it can count.
-import { type ChildProcess, fork } from "node:child_process";
+import { type ChildProcess, spawn } from "node:child_process";
 import { readdirSync, readFileSync } from "node:fs";
 import { KvError } from "@kv/interface";
 import { type NixlTransport, nixlTransport } from "@kv/nixl";
+import { Cable } from "./cable.js";
 import { type Cell, nameOf, settingsOf } from "./cells.js";
 import type { PeerReport } from "./dying-peer.js";
 
 interface Options {
+  /** All of one route, and either all or none with a cable that is cut. */
   readonly cells: readonly Cell[];
   readonly peerFile: string;
 }
@@ -37,19 +39,34 @@ const threads = () =>
 
 interface Peer extends PeerReport {
   readonly process: ChildProcess;
+  readonly cable: Cable | undefined;
+}
+/** Where a peer runs: in a worker thread, behind a cable, or here with one network device. */
+interface PeerPlace {
+  readonly inWorker?: boolean;
+  readonly cable?: Cable | undefined;
+  readonly device?: string | undefined;
 }
 
-function startPeer(route: Cell["route"], inWorker: boolean): Promise<Peer> {
-  const options = { ...settingsOf(route), lengthBytes: LENGTH, inWorker };
-  const child = fork(peerFile, [JSON.stringify(options)], { stdio: ["ignore", "ignore", "ignore", "ipc"] });
+function startPeer(route: Cell["route"], { inWorker = false, cable, device }: PeerPlace = {}): Promise<Peer> {
+  const settings = settingsOf(route, cable === undefined ? device : cable.peerDevice);
+  const options = { ...settings, lengthBytes: LENGTH, inWorker };
+  const [command = "", ...args] = [
+    ...(cable?.prefix ?? []),
+    process.execPath,
+    peerFile,
+    JSON.stringify(options),
+  ];
+  const child = spawn(command, args, { stdio: ["ignore", "ignore", "ignore", "ipc"] });
   return new Promise((resolve, reject) => {
-    child.once("message", (report) => resolve({ ...(report as PeerReport), process: child }));
+    child.once("message", (report) => resolve({ ...(report as PeerReport), process: child, cable }));
     child.once("exit", (code) => reject(new Error(`a peer ended with ${code}`)));
   });
 }
 
 /** Ends the peer. Resolves when that is done, or after a second. */
-async function end({ process: child }: Peer, how: Cell["ending"]): Promise<void> {
+async function end({ process: child, cable }: Peer, how: Cell["ending"]): Promise<void> {
+  if (how === "cable") return cable?.cut();
   const ended = new Promise((resolve) => child.once("exit", resolve).once("message", resolve));
   if (how === "kill" || how === "term" || how === "stop")
     child.kill(`SIG${how.toUpperCase()}` as NodeJS.Signals);
@@ -115,7 +132,11 @@ async function run(cell: Cell, transport: NixlTransport, healthy: Peer, bad: Pee
   const healthyDuring = await during;
   if (healthyDuring !== "done" && cell.route !== "libfabric-tcp")
     problems.push(`healthy peer meanwhile: ${healthyDuring}`);
-  const after = await outcome("READ afterwards", move("READ", bad, all.subarray(0, 64)), TRANSFER_MS);
+  const after = await outcome(
+    "READ afterwards",
+    move("READ", bad, all.subarray(0, 64)),
+    TRANSFER_MS + NOTIFY_MS,
+  );
   // CMA copies from a process that is stopped, and from one whose agent has closed but whose memory is there.
   if (after === "done" && cell.route !== "ucx-cma")
     problems.push("a READ of the peer that has ended was done");
@@ -135,22 +156,21 @@ async function run(cell: Cell, transport: NixlTransport, healthy: Peer, bad: Pee
   return problems;
 }
 
-for (const route of new Set(cells.map((cell) => cell.route))) {
-  const transport = nixlTransport(settingsOf(route));
-  const own = cells.filter((cell) => cell.route === route);
-  const [healthy, first] = await Promise.all([
-    startPeer(route, false),
-    own[0] && startPeer(route, own[0].ending === "terminate"),
-  ]);
-  let next: Promise<Peer> | undefined = first && Promise.resolve(first);
+async function runRoute(route: Cell["route"], own: readonly Cell[], cable: Cable | undefined): Promise<void> {
+  const device = cable?.device;
+  const transport = nixlTransport(settingsOf(route, device));
+  const peerOf = (cell: Cell | undefined) =>
+    cell && startPeer(route, { inWorker: cell.ending === "terminate", cable });
+  let next: Promise<Peer> | undefined = peerOf(own[0]);
+  const healthy = await startPeer(route, { device });
   // What stays for as long as the process: the library itself.
   await (await transport.createAgent()).close();
   let firstBytes = 0;
   for (const [index, cell] of own.entries()) {
     const bad = await next;
     if (bad === undefined) break;
-    const following = own[index + 1];
-    next = following && startPeer(route, following.ending === "terminate");
+    // Behind a cable, which is cut, no peer can start meanwhile.
+    next = cable === undefined ? peerOf(own[index + 1]) : undefined;
     const before = descriptors();
     const problems = await run(cell, transport, healthy, bad).catch((error: unknown) => [`failed: ${error}`]);
     for (let waitedMs = 0; threads().length > 0 && waitedMs < 4000; waitedMs += 20) await sleep(20);
@@ -163,8 +183,16 @@ for (const route of new Set(cells.map((cell) => cell.route))) {
     const grown = process.memoryUsage.rss() - firstBytes;
     if (index > 1 && grown > MEMORY_BYTES) problems.push(`${grown >> 20} MiB are left`);
     process.stdout.write(`${JSON.stringify({ cell: nameOf(cell), problems })}\n`);
+    cable?.mend();
+    if (cable !== undefined) next = peerOf(own[index + 1]);
   }
   healthy.process.kill("SIGKILL");
   await transport.close();
+}
+
+const [first] = cells;
+if (first !== undefined) {
+  const cable = first.ending === "cable" ? new Cable(process.pid % 249) : undefined;
+  await runRoute(first.route, cells, cable).finally(() => cable?.remove());
 }
 process.exit(0);

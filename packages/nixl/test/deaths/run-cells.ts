@@ -29,7 +29,11 @@ export async function runCells(
     onResult({ cell: nameOf(died), problems: [`the process ended with ${code}: ${stderr.slice(-500)}`] });
     await runRoute(own.slice(names.length + 1));
   };
-  await Promise.all(ROUTES.map((route) => runRoute(cells.filter((cell) => cell.route === route))));
+  const groups = ROUTES.flatMap((route) => {
+    const own = cells.filter((cell) => cell.route === route);
+    return [own.filter(({ ending }) => ending !== "cable"), own.filter(({ ending }) => ending === "cable")];
+  });
+  await Promise.all(groups.map(runRoute));
 }
 
 function observe(
