@@ -45,7 +45,9 @@ constexpr size_t kOwnOperations = 0;
 constexpr size_t kMessages = 2;
 constexpr size_t kRemoteMemory = 3;
 constexpr size_t kDomainOf = 1;
+constexpr size_t kQueueOf = 2;
 constexpr size_t kEndpointOf = 3;
+constexpr size_t kReadQueue = 1;
 constexpr size_t kSendData = 8;
 constexpr size_t kRead = 1;
 constexpr size_t kReadMessage = 3;
@@ -106,10 +108,18 @@ int open_endpoint(Object* domain, void* info, Object** endpoint, void* context) 
   return 0;
 }
 
+int open_queue(Object* domain, void* attributes, Object** queue, void* context) {
+  const int opened = original<Open>(domain->tables[kOwnOperations], kQueueOf)(domain, attributes, queue, context);
+  if (opened == 0) bound<kOwnOperations, kReadQueue, void*, size_t>(*queue);
+  return opened;
+}
+
 int open_domain(Object* fabric, void* info, Object** domain, void* context) {
   const int opened = original<Open>(fabric->tables[kOwnOperations], kDomainOf)(fabric, info, domain, context);
-  if (opened == 0) replace((*domain)->tables[kOwnOperations], kEndpointOf, reinterpret_cast<void*>(open_endpoint));
-  return opened;
+  if (opened != 0) return opened;
+  replace((*domain)->tables[kOwnOperations], kQueueOf, reinterpret_cast<void*>(open_queue));
+  replace((*domain)->tables[kOwnOperations], kEndpointOf, reinterpret_cast<void*>(open_endpoint));
+  return 0;
 }
 
 // `struct fi_fabric_attr`, as far as it is read.

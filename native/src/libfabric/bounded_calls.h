@@ -7,7 +7,7 @@
 namespace kv::nixl {
 
 // While one exists, posts and sends of LIBFABRIC on this thread end although libfabric keeps asking to try again: NIXL 1.5.0 does so for ever, and libfabric
-// asks for it as long as its connection to the peer cannot be made. They fail once the peer's process is gone, or has not let the connection be
+// asks for it as long as its connection to the peer cannot be made. So does NIXL's wait for a new peer's greeting, which reads an empty queue for a minute. They fail once the peer's process is gone, or has not let the connection be
 // made for a time. `peer` outlives it; null leaves the calls alone. For the tcp provider only: EFA
 // asks to try again while its queue is full.
 class BoundedCalls {

@@ -57,10 +57,17 @@ function startPeer(route: Cell["route"], { inWorker = false, cable, device }: Pe
     peerFile,
     JSON.stringify(options),
   ];
-  const child = spawn(command, args, { stdio: ["ignore", "ignore", "ignore", "ipc"] });
+  const child = spawn(command, args, { stdio: ["ignore", "ignore", "pipe", "ipc"] });
+  let errors = "";
+  child.stderr?.on("data", (chunk: Buffer) => {
+    errors = (errors + chunk.toString()).slice(-1000);
+  });
   return new Promise((resolve, reject) => {
     child.once("message", (report) => resolve({ ...(report as PeerReport), process: child, cable }));
-    child.once("exit", (code) => reject(new Error(`a peer ended with ${code}`)));
+    child.once("exit", (code, signal) => {
+      if (!child.killed) process.stderr.write(`a peer ended with ${signal ?? code}: ${errors}\n`);
+      reject(new Error(`a peer ended with ${signal ?? code}: ${errors}`));
+    });
   });
 }
 
@@ -152,7 +159,6 @@ async function run(cell: Cell, transport: NixlTransport, healthy: Peer, bad: Pee
     problems.push("wrong bytes of a healthy peer");
   await outcome("close", agent.close({ timeoutMs: CLOSE_MS }), CLOSE_MS);
   memory.close();
-  bad.process.kill("SIGKILL");
   return problems;
 }
 
@@ -173,6 +179,7 @@ async function runRoute(route: Cell["route"], own: readonly Cell[], cable: Cable
     next = cable === undefined ? peerOf(own[index + 1]) : undefined;
     const before = descriptors();
     const problems = await run(cell, transport, healthy, bad).catch((error: unknown) => [`failed: ${error}`]);
+    bad.process.kill("SIGKILL");
     for (let waitedMs = 0; threads().length > 0 && waitedMs < 4000; waitedMs += 20) await sleep(20);
     if (threads().length > 0) problems.push(`${threads().length} threads of agents are left`);
     // The next peer is being started: its channel is one descriptor, before and after.
