@@ -29,11 +29,13 @@ export async function runCells(
     onResult({ cell: nameOf(died), problems: [`the process ended with ${code}: ${stderr.slice(-500)}`] });
     await runRoute(own.slice(names.length + 1));
   };
-  const groups = ROUTES.flatMap((route) => {
-    const own = cells.filter((cell) => cell.route === route);
-    return [own.filter(({ ending }) => ending !== "cable"), own.filter(({ ending }) => ending === "cable")];
-  });
-  await Promise.all(groups.map(runRoute));
+  const groups = (isCable: boolean) =>
+    ROUTES.map((route) =>
+      cells.filter((cell) => cell.route === route && (cell.ending === "cable") === isCable),
+    );
+  await Promise.all(groups(false).map(runRoute));
+  // One after another, and after the rest: agents use network devices that come and go with the cables.
+  for (const group of groups(true)) await runRoute(group);
 }
 
 function observe(
