@@ -26,7 +26,6 @@ if (id !== undefined) {
     machine: [
       `${cpus().length} × ${cpus()[0]?.model ?? process.arch}`,
       ...(glibc === undefined ? [] : [`glibc ${glibc}`]),
-      `Node ${process.versions.node}`,
     ].join(", "),
   };
   writeFileSync(

@@ -43,7 +43,16 @@ export function runtimeProblems(names: readonly string[] = Object.keys(RUNTIMES)
     try {
       const file = join(folder, "read.mjs");
       writeFileSync(file, PROGRAM);
-      const npm = ["install", "--no-save", "--no-audit", "--no-fund", "--prefix", folder, runtime.npm];
+      const npm = [
+        "install",
+        "--no-save",
+        "--ignore-scripts=false",
+        "--no-audit",
+        "--no-fund",
+        "--prefix",
+        folder,
+        runtime.npm,
+      ];
       const installed = spawnSync("npm", npm, { encoding: "utf8" });
       if (installed.status !== 0) return [`${name} could not be installed: ${installed.stderr}`];
       const [command = "", ...args] = runtime.command;

@@ -10,7 +10,7 @@ export interface TestedRecord {
   readonly date: string;
   /** What was run. */
   readonly command: string;
-  /** Processor, C library and runtime of the machine. */
+  /** Processor and C library of the machine. */
   readonly machine: string;
 }
 
