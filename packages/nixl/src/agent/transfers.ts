@@ -128,6 +128,11 @@ export class Transfers {
     transfer?.succeed(resultOf(value as NativeOutcome));
   }
 
+  /** Rejects every transfer that has no outcome. NIXL may still touch its memory, so `released` does not resolve. */
+  rejectAll(error: KvError): void {
+    for (const transfer of this.#running.values()) transfer.fail(error);
+  }
+
   /** The native thread has released a transfer: NIXL touches its memory no more. */
   onReleased(id: number): void {
     const transfer = this.#running.get(id);
