@@ -1,6 +1,7 @@
 // npm run test:long: the runs that take too long for npm test. The last line counts runs and processes.
 //   npm run test:long -- --requests 200000 --connectors pull,push --exits 200 --property-factor 50 --mutations 1000000 --seed WORD
-//     --addon-requests 5000 --only whole,faults,addon,exits,properties,isolation-property,mutations,stream-cuts,growth,attacks --attacks WORD,WORD --jobs 2
+//     --addon-requests 5000 --only whole,faults,addon,exits,deaths,properties,isolation-property,mutations,stream-cuts,growth,attacks --attacks WORD,WORD --jobs 2
+//     --cells WORD,WORD
 import { spawn } from "node:child_process";
 import { readdirSync } from "node:fs";
 import { availableParallelism } from "node:os";
@@ -16,6 +17,7 @@ const KINDS = [
   "properties",
   "isolation-property",
   "exits",
+  "deaths",
   "mutations",
   "stream-cuts",
   "growth",
@@ -36,6 +38,7 @@ const { values } = parseArgs({
     seed: { type: "string", default: `${Date.now()}` },
     only: { type: "string", default: KINDS.join(",") },
     attacks: { type: "string", default: "" },
+    cells: { type: "string", default: "" },
     jobs: { type: "string", default: `${Math.min(availableParallelism(), 4)}` },
   },
 });
@@ -160,17 +163,26 @@ async function growth() {
   await check("how costs grow, small sizes", {}, process.execPath, args);
 }
 
-/** Counts each process as a run. */
-async function exitsOfProcesses(nixl) {
+/** Processes that end at random places, each of which counts as a run. */
+function exitsOfProcesses(nixl) {
+  return countedRuns(nixl, "exits", ["--count", `${exits}`, "--seed", values.seed, "--jobs", `${jobs}`]);
+}
+
+/** Every end of a peer in every phase over every route, ten times each. `--cells` has the beginnings of their names, to go on where a run was cut off. */
+function deathsOfPeers(nixl) {
+  return countedRuns(nixl, "deaths", values.cells === "" ? [] : ["--cells", values.cells]);
+}
+
+/** Runs a program of tools/long over NIXL, and adds what its last line has counted. */
+async function countedRuns(nixl, kind, args) {
   if (!nixl.ready) {
-    console.log(`${process.env.CI === "true" ? "FAIL" : "SKIPPED"}  exits need NIXL: ${nixl.why}`);
+    console.log(`${process.env.CI === "true" ? "FAIL" : "SKIPPED"}  ${kind} need NIXL: ${nixl.why}`);
     if (process.env.CI === "true") failed += 1;
     return;
   }
-  const args = ["--count", `${exits}`, "--seed", values.seed, "--jobs", `${jobs}`];
   let last = "";
   const code = await new Promise((resolve) => {
-    const child = spawn(process.execPath, ["--import", "tsx", "tools/long/exits.ts", ...args], {
+    const child = spawn(process.execPath, ["--import", "tsx", `tools/long/${kind}.ts`, ...args], {
       cwd: root,
       stdio: ["ignore", "pipe", "inherit"],
     });
@@ -180,14 +192,14 @@ async function exitsOfProcesses(nixl) {
     });
     child.on("close", resolve);
   });
-  const counts = /exits: (\d+) passed, (\d+) failed\n$/.exec(last);
+  const counts = /: (\d+) passed, (\d+) failed\n$/.exec(last);
   if (counts !== null) {
     passed += Number(counts[1]);
     failed += Number(counts[2]);
   }
   if (counts === null || (code !== 0 && counts[2] === "0")) {
     failed += 1;
-    console.log(`FAIL  tools/long/exits.ts ended with ${code}`);
+    console.log(`FAIL  tools/long/${kind}.ts ended with ${code}`);
   }
 }
 
@@ -270,6 +282,7 @@ if (only.includes("mutations")) await damagedBytes();
 if (only.includes("stream-cuts")) await streamCuts();
 if (only.includes("growth")) await growth();
 if (only.includes("exits")) await exitsOfProcesses(nixl);
+if (only.includes("deaths")) await deathsOfPeers(nixl);
 if (only.includes("attacks")) await attacks();
 console.log(`${passed} passed, ${failed} failed`);
 process.exitCode = failed === 0 && passed > 0 ? 0 : 1;

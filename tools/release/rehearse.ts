@@ -7,6 +7,7 @@ import { basename, join, resolve } from "node:path";
 import { parseArgs } from "node:util";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { HOW_TOS, type HowTo, writeFiles } from "../docs/how-to-pages.js";
+import { runtimeProblems } from "../tested/runtimes.js";
 import { auditProblems, scriptProblems } from "./audit.js";
 import { licenseProblems, noticesOf, sbomOf, writeBundledNotices } from "./notices.js";
 import { examineInstalled, installedNames, installInto, installLineOf } from "./outside-install.js";
@@ -225,6 +226,8 @@ try {
   await step("each package alone: npm, pnpm, lowest versions, Node 20 and 24", () =>
     twoAtATime(alone, ([name]) => installAlone(name, registry, [process.execPath, node24])),
   );
+  if (nixlMissing === undefined)
+    await step("@kv/nixl in Node 20, 22 and 24, Bun and Deno", () => report("runtimes", runtimeProblems()));
   await step("what each package installs: SBOM, licenses, notices, audit", () =>
     twoAtATime(alone, ([name]) => examineDependencies(name, registry)),
   );

@@ -26,7 +26,11 @@ const SIDEBAR = [
   },
   {
     text: "Operate",
-    items: [{ text: "Choose a front end", link: "/operate/choose-a-front-end" }],
+    items: [
+      { text: "Choose a front end", link: "/operate/choose-a-front-end" },
+      { text: "Tested where", link: "/tested-where" },
+      { text: "What NIXL does to its process", link: "/operate/host-process" },
+    ],
   },
   {
     text: "Recipes",

@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "library/descriptors.h"
 #include "library/environment.h"
 
 namespace kv::nixl {
@@ -189,6 +190,7 @@ bool AgentThread::poll() {
       [this](size_t senders) { events_.send(Event::dropped({}, static_cast<double>(senders))); });
   backoff_.polled(start, Clock::now(), agent_->reachable());
   ++counters_.polls;
+  if (const uint64_t refused = take_refused_connections(); refused > 0) events_.send(Event::refused(refused));
   return received;
 }
 

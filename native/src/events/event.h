@@ -66,6 +66,7 @@ struct Event {
     released = 2,      // a transfer that did not succeed: NIXL no longer touches its memory
     notification = 3,  // the peer `from` sent `value`; no ticket
     dropped = 4,       // `value` notifications that state `from` as their sender were dropped; no ticket
+    refused = 5,       // `value` connections were refused for lack of file descriptors, by all agents of the process; no ticket
   };
 
   Kind kind = Kind::settled;
@@ -86,6 +87,8 @@ struct Event {
   static Event notification(std::string from, Bytes payload) {
     return {.kind = Kind::notification, .value = std::move(payload), .from = std::move(from)};
   }
+  // Connections of peers were refused for lack of file descriptors.
+  static Event refused(uint64_t count) { return {.kind = Kind::refused, .value = static_cast<double>(count)}; }
   // Notifications of a sender were dropped; an empty name stands for several senders.
   static Event dropped(std::string from, double count) { return {.kind = Kind::dropped, .value = count, .from = std::move(from)}; }
 };

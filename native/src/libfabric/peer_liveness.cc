@@ -114,6 +114,12 @@ bool PeerLiveness::maybe_alive() { return check(false); }
 
 bool PeerLiveness::alive() { return check(true); }
 
+void PeerLiveness::ask_again() {
+  if (died_at_ || connecting_since_) return;
+  reconnects_ = true;
+  if (!open_connection()) mark_dead();
+}
+
 bool PeerLiveness::check(bool wait) {
   if (died_at_) return false;
   if (!connecting_since_) {

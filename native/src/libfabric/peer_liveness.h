@@ -28,10 +28,16 @@ class PeerLiveness {
   // The same, for a call that would not return if the process were dead. When a connection has ended, another one is made: waits for it up to 250 ms
   // from its beginning.
   bool alive();
+  // Makes another connection, since the present one proves nothing: the provider may leave it open when it closes its address.
+  void ask_again();
   // Whether it is alive and has accepted a connection.
   bool connected() { return alive() && !connecting_since_; }
   // When the death was noticed; none while the process is alive.
   const std::optional<std::chrono::steady_clock::time_point>& died_at() const { return died_at_; }
+  // Records that the process, which is alive, did not answer a call in its time.
+  void note_slow() { slow_at_ = std::chrono::steady_clock::now(); }
+  // Whether that was in the last 10 s.
+  bool is_slow() const { return slow_at_ && std::chrono::steady_clock::now() - *slow_at_ < std::chrono::seconds(10); }
   // Time since the death was noticed; zero while the process is alive.
   std::chrono::steady_clock::duration dead_for() const;
 
@@ -52,6 +58,7 @@ class PeerLiveness {
   // An earlier connection has ended.
   bool reconnects_ = false;
   std::optional<std::chrono::steady_clock::time_point> died_at_;
+  std::optional<std::chrono::steady_clock::time_point> slow_at_;
 };
 
 }  // namespace kv::nixl

@@ -38,7 +38,7 @@ std::unique_ptr<PeerLiveness> LibfabricSafeguards::start_watch(const std::string
   const auto connection = connections.find(kBackend);
   if (!watch_peers_ || connection == connections.end()) return nullptr;
   // A known peer that was taken for dead and is added again is watched anew.
-  PeerLiveness* present = find(peer);
+  PeerLiveness* present = watch_of(peer);
   if (same_process && present != nullptr && present->alive()) return nullptr;
   return PeerLiveness::connect_to(connection->second);
 }
@@ -74,19 +74,19 @@ std::optional<Failure> LibfabricSafeguards::peer_limit_reached(const std::string
                  "create a new agent");
 }
 
-PeerLiveness* LibfabricSafeguards::find(const std::string& peer) const {
+PeerLiveness* LibfabricSafeguards::watch_of(const std::string& peer) const {
   if (!watch_peers_) return nullptr;
   const auto found = watched_.find(peer);
   return found == watched_.end() ? nullptr : found->second.get();
 }
 
 bool LibfabricSafeguards::is_dead(const std::string& peer) {
-  PeerLiveness* liveness = find(peer);
+  PeerLiveness* liveness = watch_of(peer);
   return liveness != nullptr && !liveness->alive();
 }
 
 LibfabricSafeguards::Clock::duration LibfabricSafeguards::dead_for(const std::string& peer) const {
-  const PeerLiveness* liveness = find(peer);
+  const PeerLiveness* liveness = watch_of(peer);
   return liveness == nullptr ? Clock::duration::zero() : liveness->dead_for();
 }
 
@@ -119,7 +119,7 @@ bool LibfabricSafeguards::any_death_after(Clock::time_point time) {
 }
 
 bool LibfabricSafeguards::error_may_be_anothers(const std::string& peer) {
-  PeerLiveness* liveness = find(peer);
+  PeerLiveness* liveness = watch_of(peer);
   if (liveness == nullptr) return false;
   poller_.drain_errors();
   note_deaths();

@@ -21,6 +21,7 @@ using Connections = std::map<std::string, std::string>;
 
 // Adds the guarantees that UCX gives and LIBFABRIC over TCP lacks:
 // - A peer's death is not reported: watched with PeerLiveness. Requests to a dead peer are given up after a quarantine.
+// - A call for a peer that ends while it is made never returns: see BoundedCalls.
 // - A WRITE is reported as done before its bytes have landed: confirmed with LandingProbe.
 // - An error is returned by the next call, for any peer: see AmbiguousFailure, and `drain_errors` before calls that cannot be repeated.
 // - Metadata of an unreachable peer, or of too many peers, harms NIXL: refused before NIXL gets it.
@@ -70,6 +71,8 @@ class LibfabricSafeguards {
 
   // Whether the peer's process is known to be dead. Checks it, which is cheap, but may block up to 250 ms when its connection has just ended.
   bool is_dead(const std::string& peer);
+  // The watch of a peer, for BoundedCalls; null for one that is not watched.
+  PeerLiveness* watch_of(const std::string& peer) const;
   // Whether the peer's process was dead at the last check.
   bool known_dead(const std::string& peer) const;
   // Whether the peer has been dead for so long that none of its data can still arrive.
@@ -87,7 +90,6 @@ class LibfabricSafeguards {
   bool error_may_be_anothers(const std::string& peer);
 
  private:
-  PeerLiveness* find(const std::string& peer) const;
   Clock::duration dead_for(const std::string& peer) const;
   void note_deaths();
   void note_death(const PeerLiveness& liveness);

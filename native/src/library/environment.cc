@@ -55,6 +55,8 @@ Variables defaults(const std::string& transports) {
   // UCX copies one piece per turn of its progress by default, so that many processes can be served in between. A slice takes 1 to 3 ms whatever this is,
   // and with 64 pieces per turn blocks of 4 KiB are copied 1.15 times as fast, of 16 KiB 1.08 times.
   if (copies_by_cma(transports)) variables.emplace_back("UCX_CMA_TX_QUOTA", "64");
+  // UCX takes SIGHUP to write its debug log from then on. The signal is the host program's.
+  variables.emplace_back("UCX_DEBUG_SIGNO", "0");
   // UCX logs to stdout by default, which would mix with the program's own output.
   variables.emplace_back("UCX_LOG_FILE", "stderr");
   // Without an InfiniBand device UCX's module for it is useless, and the libraries that it loads crash at exit.

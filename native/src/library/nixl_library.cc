@@ -7,6 +7,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "library/descriptors.h"
 #include "library/exit_guard.h"
 #include "library/failure.h"
 
@@ -34,6 +35,7 @@ const NixlLibrary& NixlLibrary::load(const std::string& path) {
   const std::string wanted = canonical(path);
   const NixlLibrary* library = the_library;
   if (library == nullptr) {
+    keep_descriptors_from_children();
     library = new NixlLibrary(wanted);
     the_library = library;
     install_exit_handler();

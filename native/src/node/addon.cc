@@ -2,9 +2,11 @@
 #include <napi.h>
 
 #include "node/agent_object.h"
+#include "library/descriptors.h"
 #include "library/environment.h"
 #include "library/exit_guard.h"
 #include "library/nixl_library.h"
+#include "node/js_values.h"
 #include "node/memory_object.h"
 
 namespace {
@@ -44,12 +46,21 @@ Napi::Value address_of(const Napi::CallbackInfo& info) {
   return Napi::Number::New(info.Env(), static_cast<double>(reinterpret_cast<uintptr_t>(data)));
 }
 
+// `requireDescriptors(needed, what)`: throws KV_TRANSPORT_UNAVAILABLE when fewer file descriptors are free.
+Napi::Value require_free(const Napi::CallbackInfo& info) {
+  return kv::nixl::with_js_errors(info.Env(), [&] {
+    kv::nixl::require_descriptors(info[0].ToNumber().Uint32Value(), info[1].ToString().Utf8Value().c_str());
+    return info.Env().Undefined();
+  });
+}
+
 Napi::Object initialize(Napi::Env env, Napi::Object exports) {
   exports.Set("Agent", kv::nixl::AgentObject::define(env));
   exports.Set("Memory", kv::nixl::MemoryObject::define(env));
   exports.Set("prepareEnvironment", Napi::Function::New(env, prepare, "prepareEnvironment"));
   exports.Set("addressOf", Napi::Function::New(env, address_of, "addressOf"));
   exports.Set("isLoaded", Napi::Function::New(env, is_loaded, "isLoaded"));
+  exports.Set("requireDescriptors", Napi::Function::New(env, require_free, "requireDescriptors"));
   exports.Set("stopAll", Napi::Function::New(env, stop_all, "stopAll"));
   return exports;
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "libfabric/bounded_calls.h"
 #include "library/failure.h"
 
 namespace kv::nixl {
@@ -58,15 +59,16 @@ std::optional<std::string> Peers::add(PendingPeer& pending) {
     }
     forget(name);
   }
-  load(name, pending.bytes);
+  load(name, pending.bytes, pending.liveness ? pending.liveness.get() : safeguards_.watch_of(name));
   peers_[name].connections = std::move(pending.metadata->connections);
   safeguards_.keep_watch(name, std::move(pending.liveness));
   counters_.remotes = peers_.size();
   return name;
 }
 
-void Peers::load(const std::string& name, const Bytes& metadata) {
+void Peers::load(const std::string& name, const Bytes& metadata, PeerLiveness* liveness) {
   for (int attempts = 1;; ++attempts) {
+    const BoundedCalls bounded(liveness);
     char* raw = nullptr;
     const capi::Status status = nixl_.load_remote_md(agent_, metadata.data(), metadata.size(), &raw);
     free(raw);
@@ -121,6 +123,7 @@ void Peers::notify(const std::string& name, const Bytes& payload) {
   safeguards_.drain_errors();
   // NIXL crashes on a null pointer.
   const void* data = payload.empty() ? static_cast<const void*>("") : payload.data();
+  const BoundedCalls bounded(safeguards_.watch_of(name));
   check(nixl_.gen_notif(agent_, name.c_str(), data, payload.size(), nullptr), "KV_NOTIFICATION_FAILED",
         "NIXL could not send " + std::to_string(payload.size()) + " bytes to \"" + name + "\"");
   ++counters_.notifications_sent;

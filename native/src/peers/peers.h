@@ -77,7 +77,7 @@ class Peers {
   };
 
   void read_pending(PendingPeer& pending);
-  void load(const std::string& name, const Bytes& metadata);
+  void load(const std::string& name, const Bytes& metadata, PeerLiveness* liveness);
   void forget(const std::string& name);
 
   const capi::Functions& nixl_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "agent/nixl_agent.h"
+#include "libfabric/bounded_calls.h"
 #include "library/failure.h"
 #include "library/handle.h"
 
@@ -85,13 +86,14 @@ SlicePoster::Posted SlicePoster::post_next() {
     first_post_ = start;
     making_ = start - began;
   }
+  const BoundedCalls bounded(agent_.safeguards().watch_of(request_.peer()));
   const capi::Status posted = nixl.post_xfer_req(agent_.handle(), request, options.get());
   const auto took = Clock::now() - start;
   posting_ += took;
   if (first && posted >= capi::kSuccess && request_.selection->bytes() >= kTellingBytes) {
     agent_.peers().record_post(request_.peer(), posted == capi::kSuccess || took > kLongPost);
   }
-  return {request, posted};
+  return {request, posted, bounded.gave_up()};
 }
 
 void SlicePoster::add_telemetry(capi::Request request) {

@@ -30,6 +30,8 @@ class SlicePoster {
   struct Posted {
     capi::Request request;
     capi::Status status;
+    // The peer is alive, and did not let a connection be made.
+    bool unanswered;
   };
   // Posts the next slice. Throws KV_TRANSFER_FAILED or KV_NOTIFICATION_FAILED when NIXL refuses to make the request; no request is left then.
   Posted post_next();

@@ -4,6 +4,7 @@
 
 #include "agent/nixl_agent.h"
 #include "events/event_sender.h"
+#include "libfabric/bounded_calls.h"
 
 namespace kv::nixl {
 
@@ -69,9 +70,9 @@ void Transfer::post_slice() {
                     "add the peer and prepare its lists again");
     }
     if (agent_.safeguards().is_dead(request_->peer())) throw peer_gone();
-    const auto [request, status] = poster_.post_next();
+    const auto [request, status, unanswered] = poster_.post_next();
     if (status == capi::kInProgress) requests_.add_in_flight(request);
-    else request_ended(request, status, " failed: ");
+    else request_ended(request, status, " failed: ", unanswered);
   } catch (const Failure& failure) {
     fail(failure);
   }
@@ -87,22 +88,27 @@ bool Transfer::must_confirm_landing() const {
 void Transfer::post_landing_probe() {
   if (request_->remote->dropped || agent_.safeguards().is_dead(request_->peer())) return fail(peer_gone());
   const capi::Request request = agent_.safeguards().make_probe(*request_->remote);
+  const BoundedCalls bounded(agent_.safeguards().watch_of(request_->peer()));
   const capi::Status status =
       request == nullptr ? capi::kBackendError : agent_.nixl().post_xfer_req(agent_.handle(), request, nullptr);
   if (status == capi::kInProgress) return requests_.add_in_flight(request);
-  request_ended(request, status, " was posted, but whether it landed is unknown: ");
+  request_ended(request, status, " was posted, but whether it landed is unknown: ", bounded.gave_up());
   requests_.release_ended();
 }
 
-// Takes over a request that has ended; null if it could not be made. `problem` joins the transfer and the status in an error message.
-void Transfer::request_ended(capi::Request request, capi::Status status, const char* problem) {
+// Takes over a request that has ended; null if it could not be made. `problem` joins the transfer and the status in an error message. `unanswered`: its
+// peer is alive and did not let a connection be made, so the failure is no other peer's, and nothing of the transfer is under way.
+void Transfer::request_ended(capi::Request request, capi::Status status, const char* problem, bool unanswered) {
   if (status == capi::kSuccess) {
     failure_.request_succeeded();
     return return_request(request);
   }
   Failure failure("KV_TRANSFER_FAILED", request_->describe() + problem + describe(status),
                   "the peer may have ended; NIXL's own log on stderr says more");
-  if (failure_.record(request, failure)) {
+  if (unanswered) {
+    failure.message = request_->describe() + " failed: the peer's process is alive, and did not answer in time";
+    failure.hint = "it may be stopped or overloaded; try again later";
+  } else if (failure_.record(request, failure)) {
     state_ = State::resolving_failure;
     return;
   }

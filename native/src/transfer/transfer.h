@@ -58,7 +58,7 @@ class Transfer {
   bool must_confirm_landing() const;
   void post_landing_probe();
   void resolve_failure();
-  void request_ended(capi::Request request, capi::Status status, const char* problem);
+  void request_ended(capi::Request request, capi::Status status, const char* problem, bool unanswered = false);
   void return_request(capi::Request request);
   void discard_request(capi::Request request);
   void release_kept_requests();

@@ -13,6 +13,7 @@ import {
 } from "@kv/interface";
 import { loadAddon } from "./addon/load-addon.js";
 import type { NativeAddon } from "./addon/native.js";
+import { callNative } from "./addon/native-errors.js";
 import { type NixlAgent, startNixlAgent } from "./agent/agent.js";
 import { explainBackendError, explainRefusedPeer } from "./backends/backend-errors.js";
 import { notifies, reportsPeerDeath } from "./backends/backend-traits.js";
@@ -127,6 +128,8 @@ export class NixlTransport implements Transport, AsyncDisposable {
         `captureTelemetry is ${formatValue(captureTelemetry)}, not true or false`,
       );
     }
+    // First of all: every later step would tell a lack of descriptors as a file that is missing or damaged.
+    callNative(() => addon.requireDescriptors(AGENT_DESCRIPTORS, `the agent "${name}"`));
     const { backends, source } = this.#selectBackends(asked);
     await this.#prepareEnvironment(addon);
     const libraryPath = await this.#findLibrary();
@@ -308,6 +311,9 @@ export class NixlTransport implements Transport, AsyncDisposable {
     return checker;
   }
 }
+
+/** File descriptors that must be free for an agent: 13 of UCX with one network device, more for others, for peers, and while libraries are loaded. */
+const AGENT_DESCRIPTORS = 40;
 
 /** How long to wait before variables are set, while an agent is being created. Creating one takes up to 0.7 s. */
 const BUSY_WAIT_MS = 5;

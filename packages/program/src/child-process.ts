@@ -58,8 +58,9 @@ export class ChildProcess {
   #wake: () => void = () => {};
   #hasEnded = false;
 
-  /** Starts the process. */
+  /** Starts the process. Throws `KV_TRANSPORT_UNAVAILABLE` in a single executable application, which would start itself. */
   constructor({ module, args = [], env = process.env, output = "kept" }: ChildOptions) {
+    requireNode(module);
     const to = output === "kept" ? "pipe" : 2;
     this.#process = spawn(process.execPath, [module, ...args], {
       stdio: ["ignore", to, to, "ipc"],
@@ -145,6 +146,16 @@ export class ChildProcess {
     await this.ended;
     clearTimeout(timer);
   }
+}
+
+/** Refuses to run a module with a program that is not Node: a single executable application starts itself, whatever its arguments are. */
+function requireNode(module: string): void {
+  if (process.getBuiltinModule("node:sea")?.isSea() !== true) return;
+  throw new KvError(
+    "KV_TRANSPORT_UNAVAILABLE",
+    `${process.execPath} is a single executable application and cannot run ${module} in another process`,
+    { hint: "run this program with Node, or leave out what needs another process, such as checkMetadata" },
+  );
 }
 
 function errorOf(prefix: string, { code, message, hint }: ChildError): KvError {

@@ -47,7 +47,12 @@ export interface RunOptions extends Omit<ChildOptions, "output"> {
 /** Runs a task in a process of its own, so that a crash or a hang does not affect this one. The module calls `runTask`. Never rejects. */
 export async function runInChild<T>(options: RunOptions): Promise<ChildOutcome<T>> {
   const { timeoutMs, startTimeoutMs = timeoutMs, request } = options;
-  const child = new ChildProcess(options);
+  let child: ChildProcess;
+  try {
+    child = new ChildProcess(options);
+  } catch (error) {
+    return { kind: "crashed", how: (error as Error).message, output: "" };
+  }
   if (request !== undefined) child.send(request);
   let step: string | undefined;
   let answer: Exclude<ChildMessage, { step: string }> | undefined;

@@ -1,13 +1,20 @@
-import { createRequire } from "node:module";
 import { fileURLToPath } from "node:url";
 import { isMainThread } from "node:worker_threads";
 import { KvError } from "@kv/interface";
+import { here, requireHere } from "../here.js";
 import { cLibraryProblem, glibcVersion } from "../library/c-library.js";
 import type { NativeAddon } from "./native.js";
 
-const require = createRequire(import.meta.url);
-/** The root of the repository, seen from this file or from the bundle in `dist`. */
-const REPOSITORY = import.meta.url.endsWith(".ts") ? "../../../../" : "../../../";
+/** The repository's own build, where this file or its bundle lies in the repository. An installed package and a bundle look nowhere else. */
+const repositoryBuild = (): string[] => {
+  const root = /^(.*\/)packages\/nixl\/(?:src|dist)\/(?:[^/]+\/)*[^/]+$/.exec(fileURLToPath(here))?.[1];
+  return root === undefined || root.includes("/node_modules/") ? [] : [`${root}native/build/kv_nixl.node`];
+};
+/** The addons of the platform packages. Each name stands whole in a call, so that tools which trace files find it. */
+const PLATFORMS: Readonly<Record<string, () => unknown>> = {
+  "linux-x64": () => requireHere("@kv/nixl-linux-x64-gnu/kv_nixl.node"),
+  "linux-arm64": () => requireHere("@kv/nixl-linux-arm64-gnu/kv_nixl.node"),
+};
 let loaded: NativeAddon | undefined;
 let loadedFrom: string | undefined;
 
@@ -18,30 +25,48 @@ export function addonPath(): string | undefined {
 
 /**
  * Loads the addon on first use: the file that `KV_NIXL_ADDON` names, else the platform package, else the repository's own build. Throws
- * `KV_ADDON_NOT_FOUND` with every place that was tried and why it failed. To import `@kv/nixl` loads nothing.
+ * `KV_ADDON_NOT_FOUND` with every place that was tried and why it failed, and `KV_TRANSPORT_UNAVAILABLE` for a lack of descriptors. To import `@kv/nixl` loads nothing.
  */
 export function loadAddon(): NativeAddon {
   if (loaded !== undefined) return loaded;
   const platform = `${process.platform}-${process.arch}`;
   // Another build, such as one with sanitizers.
   const named = process.env.KV_NIXL_ADDON ? [process.env.KV_NIXL_ADDON] : [];
-  const usual = [
-    `@kv/nixl-${platform}-gnu/kv_nixl.node`,
-    fileURLToPath(new URL(`${REPOSITORY}native/build/kv_nixl.node`, import.meta.url)),
-  ];
+  const usual = [`@kv/nixl-${platform}-gnu/kv_nixl.node`, ...repositoryBuild()];
   const places = named.length > 0 ? named : usual;
   const attempts: string[] = [];
+  let refused: string | undefined;
   for (const place of places) {
     try {
-      const addon = require(place) as NativeAddon;
+      const packaged = place.startsWith("@") ? PLATFORMS[platform]?.() : undefined;
+      const addon = (packaged ?? requireHere(place)) as NativeAddon;
       // process.exit() does not clean up addons, and NIXL's threads must be stopped when the C library begins to exit.
       if (isMainThread) process.once("exit", () => addon.stopAll());
       loaded = addon;
-      loadedFrom = require.resolve(place);
+      loadedFrom = requireHere.resolve(place);
       return addon;
     } catch (error) {
+      const { code = "" } = error as NodeJS.ErrnoException;
+      if (code === "ERR_DLOPEN_DISABLED" || code === "ERR_ACCESS_DENIED") refused = code;
       attempts.push(`${place}: ${error instanceof Error ? error.message.split("\n")[0] : String(error)}`);
     }
+  }
+  if (attempts.some((attempt) => /EMFILE|ENFILE|Too many open files/i.test(attempt))) {
+    throw new KvError(
+      "KV_TRANSPORT_UNAVAILABLE",
+      `the addon of @kv/nixl cannot be opened: this process has no free file descriptor; tried ${attempts.join("; ")}`,
+      { hint: "raise the limit (ulimit -n), or close files and sockets", details: { attempts } },
+    );
+  }
+  if (refused !== undefined) {
+    throw new KvError(
+      "KV_ADDON_NOT_FOUND",
+      `Node refuses to load the addon of @kv/nixl (${refused}); tried ${attempts.join("; ")}`,
+      {
+        hint: "start Node without --no-addons; with --permission, add --allow-addons, --allow-fs-read=* and --allow-child-process",
+        details: { attempts },
+      },
+    );
   }
   // A package manager leaves out the platform packages on a machine that they do not run on.
   const problem = cLibraryProblem(process.platform, glibcVersion());

@@ -26,6 +26,8 @@ export interface NativeAddon {
   prepareEnvironment(variables: [name: string, value: string][]): [name: string, value: string][] | undefined;
   /** Where the bytes are in this process, also those of a `SharedArrayBuffer`. */
   addressOf(bytes: Uint8Array): number;
+  /** Throws `KV_TRANSPORT_UNAVAILABLE` when the process has fewer than `needed` free file descriptors for `what`. */
+  requireDescriptors(needed: number, what: string): void;
   /** Whether NIXL is loaded, so that further variables have no effect on it. */
   isLoaded(): boolean;
   /** Stops all agents of the process and waits for their threads; for the exit of the process. */
@@ -69,6 +71,8 @@ export const NOTIFICATION = 3;
 
 /** Event: `value` notifications that state `from` as their sender were dropped, because too many waited. Without `from`: of several senders. */
 export const DROPPED = 4;
+/** Event: `value` connections of peers were refused, in all of the process, because no file descriptor was free for them. */
+export const REFUSED = 5;
 
 /** An event of the native thread; `kind` is one of the constants above. */
 export type NativeEvent = [

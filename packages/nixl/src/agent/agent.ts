@@ -1,3 +1,4 @@
+import { types } from "node:util";
 import {
   type Agent,
   type AgentTelemetry,
@@ -11,6 +12,7 @@ import {
   type Notification,
   type PreparedList,
   type Registration,
+  type Timer,
   type TransferOrder,
   type TransferRequest,
 } from "@kv/interface";
@@ -22,6 +24,7 @@ import {
   type NativeEvent,
   type NativeQueryAnswers,
   NOTIFICATION,
+  REFUSED,
   RELEASED,
   SETTLED,
 } from "../addon/native.js";
@@ -81,6 +84,8 @@ export interface LocalMetadataOptions {
 }
 
 const CLOSE_TIMEOUT_MS = 10_000;
+/** The longest that an agent's thread may take to release everything once its time is over. It takes up to 0.2 s. */
+const STUCK_MS = 5000;
 
 /** Starts an agent and its native thread. Resolves when its backends are ready. Rejects with `KV_BACKEND_UNAVAILABLE` or `KV_LIBRARY_INCOMPATIBLE`. */
 export async function startNixlAgent(options: NixlAgentOptions): Promise<NixlAgent> {
@@ -223,7 +228,7 @@ export class NixlAgent implements Agent, AsyncDisposable {
 
   /** Loads a peer's metadata and returns the peer's name. Rejects with `KV_AGENT_METADATA_INVALID` or `KV_AGENT_CLOSED`. */
   readonly addRemote = async (metadata: Uint8Array): Promise<string> => {
-    if (!(metadata instanceof Uint8Array)) {
+    if (!types.isUint8Array(metadata)) {
       throw new KvError(
         "KV_AGENT_METADATA_INVALID",
         `metadata is ${formatValue(metadata)}, not a Uint8Array`,
@@ -334,7 +339,10 @@ export class NixlAgent implements Agent, AsyncDisposable {
     };
   };
 
-  /** Waits for transfers (`timeoutMs`, 10 s by default), then releases everything. Rejects with `KV_AGENT_INVALID` for wrong options. */
+  /**
+   * Waits for transfers (`timeoutMs`, 10 s by default), then releases everything. Resolves 5 s after that at the latest: an agent whose thread is in a call of
+   * NIXL that does not return is given up then, and logged (`nixl-agent-stuck`). Rejects with `KV_AGENT_INVALID` for wrong options.
+   */
   readonly close = async (options: { timeoutMs?: number | undefined } = {}): Promise<void> => {
     requireObject(options, "KV_AGENT_INVALID", "the options of close");
     const { timeoutMs = CLOSE_TIMEOUT_MS } = options;
@@ -360,13 +368,47 @@ export class NixlAgent implements Agent, AsyncDisposable {
       else if (kind === NOTIFICATION) {
         this.#notifications.push({ from: from ?? "", payload: value as Uint8Array });
       } else if (kind === DROPPED) this.#dropped.add(from, value as number);
+      else if (kind === REFUSED) this.#reportRefused(value as number);
     }
   }
 
+  #reportRefused(count: number): void {
+    const { log, metrics } = this.#options.ambient;
+    metrics.count("kv_nixl_connections_refused", count);
+    log.error("nixl-connections-refused", {
+      count,
+      why: "this process has no file descriptor left for a connection of a peer, which has to try again",
+      hint: "raise the limit: ulimit -n, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container",
+    });
+  }
+
+  /** NIXL has not returned from a call, and only NIXL could end it: the call is given up with its thread, and with all that NIXL holds. */
+  #giveUp(timeoutMs: number): void {
+    const error = new KvError(
+      "KV_AGENT_CLOSED",
+      `the agent ${this.name} was closed while a call of NIXL did not return`,
+    );
+    this.#transfers.rejectAll(error);
+    this.#options.ambient.log.error("nixl-agent-stuck", {
+      agent: this.name,
+      why: `its thread is in a call of NIXL and did not end ${timeoutMs + STUCK_MS} ms after close`,
+      hint: "its memory stays allocated, and `released` of its transfers does not resolve; NIXL's log on stderr may say more",
+    });
+  }
+
   async #close(timeoutMs: number): Promise<void> {
+    const closed = this.#pending.call<void>((callId) => this.#native.close(callId, timeoutMs));
+    let timer: Timer | undefined;
+    const stuck = new Promise<void>((resolve) => {
+      timer = this.#options.ambient.clock.setTimer(() => {
+        this.#giveUp(timeoutMs);
+        resolve();
+      }, timeoutMs + STUCK_MS);
+    });
     try {
-      await this.#pending.call<void>((callId) => this.#native.close(callId, timeoutMs));
+      await Promise.race([closed, stuck]);
     } finally {
+      timer?.cancel();
       this.#pending.rejectAll(new KvError("KV_AGENT_CLOSED", `the agent ${this.name} is closed`));
       this.#notifications.close();
       this.#dropped.close();

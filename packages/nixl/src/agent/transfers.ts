@@ -1,3 +1,4 @@
+import { types } from "node:util";
 import {
   type Clock,
   KvError,
@@ -127,6 +128,11 @@ export class Transfers {
     transfer?.succeed(resultOf(value as NativeOutcome));
   }
 
+  /** Rejects every transfer that has no outcome. NIXL may still touch its memory, so `released` does not resolve. */
+  rejectAll(error: KvError): void {
+    for (const transfer of this.#running.values()) transfer.fail(error);
+  }
+
   /** The native thread has released a transfer: NIXL touches its memory no more. */
   onReleased(id: number): void {
     const transfer = this.#running.get(id);
@@ -218,7 +224,7 @@ function requireValid(request: TransferOrder): void {
   if (signal !== undefined && !isSignal(signal)) {
     throw invalid(`signal is ${formatValue(signal)}, not an AbortSignal`);
   }
-  if (notification !== undefined && !(notification instanceof Uint8Array)) {
+  if (notification !== undefined && !types.isUint8Array(notification)) {
     throw invalid("the notification is not a Uint8Array");
   }
 }

@@ -7,6 +7,7 @@ import { reinstallHint } from "../library/reinstall-hint.js";
 import { backendTraits, variablesSet } from "./backend-traits.js";
 import { type FabricDevice, isEfaOnly } from "./efa.js";
 import { describePlugins, type PluginDescription, remedyFor, summaryOf } from "./plugins.js";
+import { ucxObstacles } from "./ucx-obstacles.js";
 
 /** The agent that could not be started. */
 export interface FailedStart {
@@ -53,6 +54,12 @@ export async function explainBackendError(error: unknown, start: FailedStart): P
       `backend ${name}, selected by ${source}, does not load: it lacks ${missing}`,
       plugin.remedy,
     );
+  }
+  const obstacles = backends.some(({ name }) => name === "UCX") ? ucxObstacles() : [];
+  if (obstacles.length > 0) {
+    const reasons = obstacles.map(({ reason }) => reason).join("; ");
+    const fixes = obstacles.map(({ fix }) => fix).join("; ");
+    return explained(`${error.message} (selected by ${source}): ${reasons}`, fixes);
   }
   const set = backends.flatMap(({ name }) => variablesSet(environment, backendTraits(name).restrictedBy));
   if (set.length === 0) return explained(`${error.message} (selected by ${source})`, error.hint);

@@ -105,6 +105,18 @@ describe("limits of a target of benchmarks", () => {
     },
   );
 
+  test("A6: refused requests for memory make no room for more than the limit", async () => {
+    await listen();
+    const session = await open();
+    const ask = (lengthBytes: number, backend = "NONE") =>
+      session.ask(JSON.stringify({ do: "open", lengthBytes, backend }));
+    // The agent cannot be created, so the session may ask again.
+    expect(await ask(1 << 19)).toContain("error");
+    for (let time = 0; time < 4; time++) expect(await ask(1 << 21)).toContain("allocates 1048576 at most");
+    expect(await ask(1 << 21)).not.toContain("other sessions have -");
+    expect(await ask((1 << 20) + 1)).toContain("allocates 1048576 at most");
+  });
+
   test("malformed requests are answered, and other sessions go on", async () => {
     await listen();
     const [first, second] = [await open(), await open()];

@@ -108,7 +108,7 @@ class Room {
     this.maxBytes = maxBytes;
   }
 
-  /** Takes room until the returned function is called. Errors: `KV_REQUEST_INVALID`. */
+  /** Takes room until the returned function is called, which may be called again. Errors: `KV_REQUEST_INVALID`. */
   take(lengthBytes: number): () => void {
     if (this.#takenBytes + lengthBytes > this.maxBytes) {
       const others = this.#takenBytes === 0 ? "" : `, of which other sessions have ${this.#takenBytes}`;
@@ -119,8 +119,10 @@ class Room {
       );
     }
     this.#takenBytes += lengthBytes;
+    let heldBytes = lengthBytes;
     return () => {
-      this.#takenBytes -= lengthBytes;
+      this.#takenBytes -= heldBytes;
+      heldBytes = 0;
     };
   }
 }

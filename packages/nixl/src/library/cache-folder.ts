@@ -8,10 +8,31 @@ import type { Environment } from "../environment.js";
 
 const WORK_PREFIX = ".installing-";
 
-/** The user's cache, where `kv-nixl install` puts what it installs: `$XDG_CACHE_HOME/kv-nixl`, or `~/.cache/kv-nixl`. */
-export function cacheFolder(environment: Environment = process.env): string {
+/**
+ * The user's cache, where `kv-nixl install` puts what it installs: `$XDG_CACHE_HOME/kv-nixl`, or `~/.cache/kv-nixl`. Undefined for a user that has no home
+ * folder: in a container with a foreign user id there is neither HOME nor an entry of /etc/passwd.
+ */
+export function cacheFolder(environment: Environment = process.env): string | undefined {
   const base = environment.XDG_CACHE_HOME;
-  return join(base?.startsWith("/") ? base : join(environment.HOME ?? homedir(), ".cache"), "kv-nixl");
+  if (base?.startsWith("/")) return join(base, "kv-nixl");
+  try {
+    return join(environment.HOME ?? homedir(), ".cache", "kv-nixl");
+  } catch {
+    return undefined;
+  }
+}
+
+/** The same. Throws `KV_INSTALL_FAILED` where there is none. */
+export function requireCacheFolder(environment: Environment): string {
+  const cache = cacheFolder(environment);
+  if (cache !== undefined) return cache;
+  throw new KvError(
+    "KV_INSTALL_FAILED",
+    "this user has no home folder: HOME is not set, and /etc/passwd has no entry",
+    {
+      hint: "set XDG_CACHE_HOME, or HOME, to a folder that can be written",
+    },
+  );
 }
 
 /** The path with all links resolved, as NIXL does: its plugins lie beside the real file. Returns `path` where there is no file. */
@@ -40,7 +61,7 @@ export async function makeInCache(
   make: (unpacked: string, work: string) => Promise<void>,
   { replace = false }: { replace?: boolean | undefined } = {},
 ): Promise<string> {
-  const cache = cacheFolder(environment);
+  const cache = requireCacheFolder(environment);
   const folder = join(cache, name);
   await mkdir(cache, { recursive: true }).catch((error: Error) => {
     throw new KvError("KV_INSTALL_FAILED", `cannot create ${cache}: ${error.message}`, {

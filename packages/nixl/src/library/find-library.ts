@@ -70,8 +70,10 @@ export async function locateLibrary(options: FindLibraryOptions = {}): Promise<L
     if (path !== undefined) return path;
     throw notFound(attempts);
   }
-  const installed = await found(await installedIn(cacheFolder(environment)), "kv-nixl install");
-  if (installed !== undefined) return installed;
+  const cache = cacheFolder(environment);
+  if (cache === undefined) attempts.push("the cache of kv-nixl install: this user has no home folder");
+  const installed = cache && (await found(await installedIn(cache), "kv-nixl install"));
+  if (installed) return installed;
   const { name, path: packaged } = libraryPackage();
   if (packaged !== undefined) return { path: packaged, source: name };
   attempts.push(`${name} (optional package): not installed`);

@@ -1,8 +1,12 @@
-import { createRequire } from "node:module";
 import { dirname } from "node:path";
+import { requireHere } from "../here.js";
 import { realLibrary } from "./cache-folder.js";
 
-const require = createRequire(import.meta.url);
+/** By platform. Each name stands whole in a call, so that tools which trace files find it. */
+const PACKAGES: Readonly<Record<string, () => string>> = {
+  "linux-x64": () => requireHere.resolve("@kv/nixl-libs-linux-x64-gnu/libnixl_capi.so"),
+  "linux-arm64": () => requireHere.resolve("@kv/nixl-libs-linux-arm64-gnu/libnixl_capi.so"),
+};
 
 /** A package with NIXL's libraries, which is an optional dependency of this one. */
 export interface LibraryPackage {
@@ -16,10 +20,11 @@ export interface LibraryPackage {
 
 /** The package of this machine's platform, and its library if a package manager has installed it. */
 export function libraryPackage(): LibraryPackage {
-  const name = `@kv/nixl-libs-${process.platform}-${process.arch}-gnu`;
+  const platform = `${process.platform}-${process.arch}`;
+  const name = `@kv/nixl-libs-${platform}-gnu`;
   try {
-    const path = require.resolve(`${name}/libnixl_capi.so`);
-    return { name, path, folder: dirname(dirname(dirname(path))) };
+    const path = PACKAGES[platform]?.();
+    return { name, path, folder: path && dirname(dirname(dirname(path))) };
   } catch {
     return { name, path: undefined, folder: undefined };
   }

@@ -13,7 +13,7 @@ export function reinstallHint(libraryPath: string, environment: Environment): st
   }
   const folder = dirname(dirname(realLibrary(libraryPath)));
   const installed = parseInstallFolder(basename(folder));
-  if (installed === undefined || dirname(folder) !== realLibrary(cacheFolder(environment))) {
+  if (installed === undefined || dirname(folder) !== realLibrary(cacheFolder(environment) ?? "")) {
     return `install NIXL again where it came from, or use kv-nixl's own (${INSTALL} --force; unset KV_NIXL_LIBRARY and NIXL_PREFIX)`;
   }
   const { cuda, version } = installed;

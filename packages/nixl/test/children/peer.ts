@@ -1,4 +1,5 @@
 // A process with an agent and registered memory, controlled by messages: the other side of two-process tests.
+import { spawn } from "node:child_process";
 import { createHash } from "node:crypto";
 import { nixlTransport } from "@kv/nixl";
 import { fillPattern } from "../support/pattern.js";
@@ -30,6 +31,7 @@ const answers: Record<string, (message: Message) => Promise<unknown>> = {
   },
   addRemote: async ({ text = "" }) => agent.addRemote(Buffer.from(text, "base64")),
   notify: async ({ to = "", text = "" }) => agent.notify(to, Buffer.from(text)),
+  spawn: async () => spawn("sleep", ["600"], { stdio: "ignore", detached: true }).pid,
   close: async () => {
     await registration.close();
     memory.close();

@@ -35,7 +35,7 @@ describe.skipIf(nixlMissing)(`installing NIXL with pip (${nixlMissing ?? "found"
     const folder = await mkdtemp(join(tmpdir(), "kv-nixl-wheel-"));
     try {
       const pinned = wheelFor("1.5.0", 12, process.arch);
-      const wheel = await downloadWheel(pinned, join(folder, "elsewhere"), process.env, () => {});
+      const { path: wheel } = await downloadWheel(pinned, join(folder, "elsewhere"), process.env, () => {});
       // No program is on PATH.
       const environment = { HOME: folder, PATH: "" };
       const { library, existed } = await installNixl({ environment, wheel });

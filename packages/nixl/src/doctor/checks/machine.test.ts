@@ -46,10 +46,33 @@ describe("checks of the machine", () => {
   test("a machine without RDMA devices or accelerators passes", () => {
     expect(statuses(machine({ "/proc/self/limits": LIMITS("65536") }))).toEqual({
       "machine.memlock": "note",
+      "machine.descriptors": "note",
       "machine.ptrace": "ok",
       "machine.shm": "ok",
       "machine.rdma": "note",
       "machine.accelerators": "note",
+    });
+  });
+
+  test("N5: a low limit of file descriptors is a warning with the number that an agent needs", () => {
+    const limit = (value: string) =>
+      found(
+        machine({ "/proc/self/limits": `Max open files   ${value}   ${value}   files` }),
+        "machine.descriptors",
+      );
+    expect(limit("64")).toMatchObject({
+      status: "warn",
+      found: expect.stringContaining("needs 40"),
+      details: { limit: 64 },
+    });
+    expect(limit("1024")?.status).toBe("ok");
+    expect(limit("unlimited")?.status).toBe("ok");
+  });
+
+  test("N10: a shared memory that cannot be written is not told to be enlarged", () => {
+    expect(found(machine({}, { writable: () => false }), "machine.shm")).toMatchObject({
+      status: "warn",
+      fix: expect.stringContaining("UCX_TLS=^posix"),
     });
   });
 

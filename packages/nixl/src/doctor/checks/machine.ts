@@ -38,6 +38,7 @@ export function machineChecks(host: Host, backends: readonly string[]): Check[] 
   const devices = rdmaDevices(host);
   return [
     memlock(host, devices),
+    descriptors(host),
     ptrace(host),
     sharedMemory(host),
     ...rdma(host, devices, backends),
@@ -60,6 +61,25 @@ function memlock(host: Host, devices: readonly RdmaDevice[]): Check {
     status: "warn",
     found: `${found}: RDMA locks all registered memory, and registration fails beyond the limit`,
     fix: "ulimit -l unlimited (LimitMEMLOCK=infinity in systemd; docker run --ulimit memlock=-1)",
+    details,
+  };
+}
+
+/** An agent needs 40 free file descriptors, and a peer one to four. Below this a few peers are too many. */
+const FEW_DESCRIPTORS = 512;
+
+function descriptors(host: Host): Check {
+  const check = { id: "machine.descriptors", area: "machine", title: "file descriptors" } as const;
+  const line = /^Max open files\s+(\S+)/m.exec(host.text("/proc/self/limits") ?? "")?.[1];
+  if (line === undefined) return { ...check, status: "note", found: "the limit cannot be read" };
+  const limit = line === "unlimited" ? Number.POSITIVE_INFINITY : Number(line);
+  const details = { limit: line === "unlimited" ? null : limit };
+  if (limit >= FEW_DESCRIPTORS) return { ...check, status: "ok", found: line, details };
+  return {
+    ...check,
+    status: "warn",
+    found: `${line}: an agent needs 40, and each peer up to 4`,
+    fix: "ulimit -n 4096 (LimitNOFILE=4096 in systemd; docker run --ulimit nofile=4096)",
     details,
   };
 }
@@ -112,10 +132,15 @@ function sharedMemory(host: Host): Check {
   return {
     ...check,
     status: "warn",
-    found: host.writable("/dev/shm")
-      ? `${found}: too little for several agents`
-      : "/dev/shm cannot be written",
-    fix: "enlarge it: docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm",
+    ...(host.writable("/dev/shm")
+      ? {
+          found: `${found}: too little for several agents`,
+          fix: "enlarge it: docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm",
+        }
+      : {
+          found: "/dev/shm cannot be written, and UCX does not start",
+          fix: "mount -o remount,rw /dev/shm, or UCX_TLS=^posix on both sides",
+        }),
     details,
   };
 }

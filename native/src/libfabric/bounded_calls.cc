@@ -1,0 +1,178 @@
+#include "libfabric/bounded_calls.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+
+#include <array>
+#include <atomic>
+#include <mutex>
+
+#include "library/replaced_calls.h"
+
+namespace kv::nixl {
+
+namespace {
+
+// How long a peer that is alive may take to answer a new connection. It answers when its agent's thread polls, which may be in a copy.
+constexpr auto kConnectWait = std::chrono::seconds(2);
+// One that has just failed to answer in that time: others wait while this thread waits.
+constexpr auto kConnectWaitAgain = std::chrono::milliseconds(50);
+// Calls that libfabric asks to make again follow each other at once.
+constexpr auto kPauseOfRetries = std::chrono::milliseconds(100);
+constexpr auto kCheckInterval = std::chrono::milliseconds(2);
+constexpr auto kAskAgainInterval = std::chrono::milliseconds(250);
+
+thread_local BoundedCalls* current = nullptr;
+
+ssize_t bounded(ssize_t result) {
+  if (result != -EAGAIN || current == nullptr || !current->over()) return result;
+  return -ETIMEDOUT;
+}
+
+// libfabric's objects, as far as NIXL's plugin uses them. The functions of rdma/fabric.h are inline, so their places in these tables are its ABI:
+// a `struct fid` (class, context, operations) comes first in each object, and the size of a table in bytes comes first in the table.
+struct Object {
+  size_t fclass;
+  void* context;
+  void* fid_operations;
+  void** tables[4];
+};
+constexpr size_t kOwnOperations = 0;
+constexpr size_t kMessages = 2;
+constexpr size_t kRemoteMemory = 3;
+constexpr size_t kDomainOf = 1;
+constexpr size_t kQueueOf = 2;
+constexpr size_t kEndpointOf = 3;
+constexpr size_t kReadQueue = 1;
+constexpr size_t kSendData = 8;
+constexpr size_t kRead = 1;
+constexpr size_t kReadMessage = 3;
+constexpr size_t kWriteMessage = 6;
+constexpr size_t kWriteData = 8;
+
+// A function of a provider's table that was replaced, and what it was. Providers compare the addresses of their tables, so the tables themselves are changed.
+struct Replaced {
+  void** table;
+  size_t index;
+  void* original;
+};
+std::array<Replaced, 32> replaced;
+std::atomic<size_t> replaced_count = 0;
+
+// Threads that create agents replace functions one after another; a reader finds what was added before its own object was made.
+void replace(void** table, size_t index, void* function) {
+  static auto* const mutex = new std::mutex;
+  const std::lock_guard lock(*mutex);
+  const bool has_it = reinterpret_cast<uintptr_t>(table[0]) >= (index + 1) * sizeof(void*);
+  if (!has_it || table[index] == function || replaced_count == replaced.size()) return;
+  replaced[replaced_count] = {table, index, table[index]};
+  ++replaced_count;
+  set_address(table + index, function);
+}
+
+template <typename Function>
+Function original(void** table, size_t index) {
+  const size_t count = replaced_count;
+  for (size_t at = 0; at < count; ++at) {
+    if (replaced[at].table == table && replaced[at].index == index) return reinterpret_cast<Function>(replaced[at].original);
+  }
+  abort();  // only functions that were replaced ask
+}
+
+// A function of an endpoint that posts something, whose last arguments differ.
+template <size_t kTable, size_t kIndex, typename... Arguments>
+ssize_t post(Object* endpoint, Arguments... arguments) {
+  return bounded(original<ssize_t (*)(Object*, Arguments...)>(endpoint->tables[kTable], kIndex)(endpoint, arguments...));
+}
+
+template <size_t kTable, size_t kIndex, typename... Arguments>
+void bound(Object* endpoint) {
+  replace(endpoint->tables[kTable], kIndex, reinterpret_cast<void*>(&post<kTable, kIndex, Arguments...>));
+}
+
+using Open = int (*)(Object*, void*, Object**, void*);
+using Word = uint64_t;
+
+int open_endpoint(Object* domain, void* info, Object** endpoint, void* context) {
+  const int opened = original<Open>(domain->tables[kOwnOperations], kEndpointOf)(domain, info, endpoint, context);
+  if (opened != 0) return opened;
+  bound<kMessages, kSendData, const void*, size_t, void*, Word, Word, void*>(*endpoint);
+  bound<kRemoteMemory, kRead, void*, size_t, void*, Word, Word, Word, void*>(*endpoint);
+  bound<kRemoteMemory, kReadMessage, const void*, Word>(*endpoint);
+  bound<kRemoteMemory, kWriteMessage, const void*, Word>(*endpoint);
+  bound<kRemoteMemory, kWriteData, const void*, size_t, void*, Word, Word, Word, Word, void*>(*endpoint);
+  return 0;
+}
+
+int open_queue(Object* domain, void* attributes, Object** queue, void* context) {
+  const int opened = original<Open>(domain->tables[kOwnOperations], kQueueOf)(domain, attributes, queue, context);
+  if (opened == 0) bound<kOwnOperations, kReadQueue, void*, size_t>(*queue);
+  return opened;
+}
+
+int open_domain(Object* fabric, void* info, Object** domain, void* context) {
+  const int opened = original<Open>(fabric->tables[kOwnOperations], kDomainOf)(fabric, info, domain, context);
+  if (opened != 0) return opened;
+  replace((*domain)->tables[kOwnOperations], kQueueOf, reinterpret_cast<void*>(open_queue));
+  replace((*domain)->tables[kOwnOperations], kEndpointOf, reinterpret_cast<void*>(open_endpoint));
+  return 0;
+}
+
+// `struct fi_fabric_attr`, as far as it is read.
+struct FabricAttributes {
+  Object* fabric;
+  const char* name;
+  const char* provider;
+};
+
+using OpenFabric = int (*)(FabricAttributes* attributes, Object** fabric, void* context);
+OpenFabric libfabric_open_fabric = nullptr;
+
+int open_fabric(FabricAttributes* attributes, Object** fabric, void* context) {
+  const bool is_tcp = attributes->provider != nullptr && strcmp(attributes->provider, "tcp") == 0;
+  const int opened = libfabric_open_fabric(attributes, fabric, context);
+  if (opened == 0 && is_tcp) replace((*fabric)->tables[kOwnOperations], kDomainOf, reinterpret_cast<void*>(open_domain));
+  return opened;
+}
+
+}  // namespace
+
+BoundedCalls::BoundedCalls(PeerLiveness* peer) : peer_(peer), outer_(current) { current = peer == nullptr ? nullptr : this; }
+
+BoundedCalls::~BoundedCalls() { current = outer_; }
+
+bool BoundedCalls::over() {
+  const auto now = Clock::now();
+  if (now - asked_ > kPauseOfRetries) since_ = now;
+  asked_ = now;
+  if (now - checked_ > kCheckInterval) {
+    checked_ = now;
+    if (now - asked_again_ > kAskAgainInterval && now - since_ > kCheckInterval) {
+      asked_again_ = now;
+      peer_->ask_again();
+    }
+    if (!peer_->maybe_alive()) return true;
+  }
+  if (now - since_ < (peer_->is_slow() ? kConnectWaitAgain : kConnectWait)) return false;
+  peer_->note_slow();
+  gave_up_ = true;
+  return true;
+}
+
+void BoundedCalls::install() {
+  if (libfabric_open_fabric == nullptr) {
+    void* const library = dlopen("libfabric.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    if (library == nullptr) return;
+    void* function = dlvsym(library, "fi_fabric", "FABRIC_1.1");
+    if (function == nullptr) function = dlsym(library, "fi_fabric");
+    if (function == nullptr) return;
+    libfabric_open_fabric = reinterpret_cast<OpenFabric>(function);
+  }
+  replace_calls("libplugin_LIBFABRIC", "fi_fabric", reinterpret_cast<void*>(open_fabric));
+}
+
+}  // namespace kv::nixl

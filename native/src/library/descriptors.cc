@@ -1,0 +1,146 @@
+#include "library/descriptors.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "library/failure.h"
+#include "library/replaced_calls.h"
+
+namespace kv::nixl {
+
+namespace {
+
+// Descriptors that are open, in ascending order.
+std::vector<int> open_descriptors() {
+  std::vector<int> open;
+  DIR* const folder = opendir("/proc/self/fd");
+  if (folder == nullptr) return open;
+  while (const dirent* entry = readdir(folder)) {
+    if (entry->d_name[0] == '.') continue;
+    const int descriptor = atoi(entry->d_name);
+    if (descriptor != dirfd(folder)) open.push_back(descriptor);
+  }
+  closedir(folder);
+  std::ranges::sort(open);
+  return open;
+}
+
+// The descriptors that children inherit all the same. Never freed: forks read it without a lock.
+const std::vector<int>* inherited = nullptr;
+
+void close_on_exec(unsigned first, unsigned last) {
+  if (first > last) return;
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
+  constexpr unsigned kCloseOnExec = 4;
+  if (syscall(SYS_close_range, first, last, kCloseOnExec) == 0) return;
+  // Linux before 5.11.
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  const auto end = static_cast<unsigned>(std::min<rlim_t>(limit.rlim_cur, 65'536));
+  for (unsigned descriptor = first; descriptor <= last && descriptor < end; ++descriptor) {
+    const int flags = fcntl(static_cast<int>(descriptor), F_GETFD);
+    if (flags >= 0) fcntl(static_cast<int>(descriptor), F_SETFD, flags | FD_CLOEXEC);
+  }
+}
+
+// Runs in the child of a fork, where only system calls are allowed.
+void on_fork_in_child() {
+  unsigned first = STDERR_FILENO + 1;
+  for (const int descriptor : *inherited) {
+    close_on_exec(first, static_cast<unsigned>(descriptor) - 1);
+    first = static_cast<unsigned>(descriptor) + 1;
+  }
+  close_on_exec(first, ~0U);
+}
+
+// Never destroyed: UCX's threads may still use it while the process exits.
+std::mutex& reserve_mutex() {
+  static auto* const mutex = new std::mutex;
+  return *mutex;
+}
+int reserve = -1;
+std::atomic<uint64_t> refused = 0;
+
+int open_reserve() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
+
+bool lacks_descriptors(int error) { return error == EMFILE || error == ENFILE; }
+
+// In place of accept(). Takes a connection for which no descriptor is free with the one in reserve, and closes it: UCX would end its listener, and an
+// untaken connection would wake its thread again and again.
+int accept_or_refuse(int socket, sockaddr* address, socklen_t* length) {
+  const int accepted = accept4(socket, address, length, SOCK_CLOEXEC);
+  if (accepted >= 0 || !lacks_descriptors(errno)) return accepted;
+  {
+    const std::lock_guard lock(reserve_mutex());
+    if (reserve >= 0) close(reserve);
+    const int taken = accept4(socket, nullptr, nullptr, SOCK_CLOEXEC);
+    if (taken >= 0) {
+      close(taken);
+      ++refused;
+    }
+    reserve = open_reserve();
+    if (taken < 0 && lacks_descriptors(errno)) {
+      const timespec pause{.tv_sec = 0, .tv_nsec = 10'000'000};
+      nanosleep(&pause, nullptr);
+    }
+  }
+  errno = EAGAIN;
+  return -1;
+}
+
+}  // namespace
+
+void keep_descriptors_from_children() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    auto* const kept = new std::vector<int>;
+    for (const int descriptor : open_descriptors()) {
+      const int flags = fcntl(descriptor, F_GETFD);
+      if (descriptor > STDERR_FILENO && flags >= 0 && (flags & FD_CLOEXEC) == 0) kept->push_back(descriptor);
+    }
+    inherited = kept;
+    pthread_atfork(nullptr, nullptr, on_fork_in_child);
+  });
+}
+
+void require_descriptors(unsigned needed, const char* what) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  const std::vector<int> open = open_descriptors();
+  // Without /proc, or with none left to read it, the limit is the number of the next descriptor that the kernel would give.
+  const int probe = open_reserve();
+  if (probe >= 0) close(probe);
+  const bool none = probe < 0 && lacks_descriptors(errno);
+  const auto free = none || open.size() >= limit.rlim_cur ? 0 : limit.rlim_cur - open.size();
+  if (free >= needed) return;
+  throw Failure("KV_TRANSPORT_UNAVAILABLE",
+                std::string(what) + " needs " + std::to_string(needed) + " file descriptors, and " + std::to_string(free) + " of this process's " +
+                    std::to_string(limit.rlim_cur) + " are free",
+                "raise the limit (ulimit -n, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container), or close files, sockets or agents");
+}
+
+void protect_listeners() {
+  const std::lock_guard lock(reserve_mutex());
+  if (reserve < 0) reserve = open_reserve();
+  replace_calls("libucs", "accept", reinterpret_cast<void*>(accept_or_refuse));
+}
+
+uint64_t take_refused_connections() { return refused.load(std::memory_order_relaxed) == 0 ? 0 : refused.exchange(0); }
+
+}  // namespace kv::nixl

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <string_view>
+
+namespace kv::nixl {
+
+// Makes the calls of `symbol` that loaded libraries make go to `replacement`, in the libraries whose file names begin with `library`, such as "libucs".
+// It changes their tables of addresses, so other libraries and this process's own calls are as before. Does nothing where no such library is loaded
+// or calls the function, and when called again.
+void replace_calls(std::string_view library, std::string_view symbol, void* replacement);
+
+// Writes one address of such a table, which may lie in pages that are read-only since the library was loaded.
+void set_address(void** slot, void* value);
+
+}  // namespace kv::nixl

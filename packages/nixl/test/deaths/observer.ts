@@ -1,0 +1,205 @@
+// Runs cells of one route, one after another, and writes a line of JSON for each: `{ cell, problems }`. In a process of its own, whose threads and
+// descriptors it can count.
+import { type ChildProcess, spawn } from "node:child_process";
+import { readdirSync, readFileSync } from "node:fs";
+import { KvError } from "@kv/interface";
+import { type NixlTransport, nixlTransport } from "@kv/nixl";
+import { Cable } from "./cable.js";
+import { type Cell, nameOf, settingsOf } from "./cells.js";
+import type { PeerReport } from "./dying-peer.js";
+
+interface Options {
+  /** All of one route, and either all or none with a cable that is cut. */
+  readonly cells: readonly Cell[];
+  readonly peerFile: string;
+}
+const { cells, peerFile } = JSON.parse(process.argv[2] ?? "{}") as Options;
+
+const LENGTH = 32 << 20;
+const BLOCK = 16_384;
+/** A transfer fails within its own deadline, and this much for a busy machine. */
+const TRANSFER_MS = 1500;
+const LATE_MS = 2000;
+/** Over LIBFABRIC a notification to a peer that does not answer takes 2 s. */
+const NOTIFY_MS = 2500;
+const CLOSE_MS = 300;
+/** Growth of the process over all cells that is no leak: caches of allocators. An agent that is not released has 100 MiB. */
+const MEMORY_BYTES = 192 << 20;
+
+const sleep = (ms: number) => new Promise<void>((resolve) => setTimeout(resolve, ms));
+const descriptors = () => readdirSync("/proc/self/fd").length;
+const threads = () =>
+  readdirSync("/proc/self/task").filter((task) => {
+    try {
+      return readFileSync(`/proc/self/task/${task}/comm`, "utf8").startsWith("kv_nixl");
+    } catch {
+      return false;
+    }
+  });
+
+interface Peer extends PeerReport {
+  readonly process: ChildProcess;
+  readonly cable: Cable | undefined;
+}
+/** Where a peer runs: in a worker thread, behind a cable, or here with one network device. */
+interface PeerPlace {
+  readonly inWorker?: boolean;
+  readonly cable?: Cable | undefined;
+  readonly device?: string | undefined;
+}
+
+function startPeer(route: Cell["route"], { inWorker = false, cable, device }: PeerPlace = {}): Promise<Peer> {
+  const settings = settingsOf(route, cable === undefined ? device : cable.peerDevice);
+  const options = { ...settings, lengthBytes: LENGTH, inWorker };
+  const [command = "", ...args] = [
+    ...(cable?.prefix ?? []),
+    process.execPath,
+    peerFile,
+    JSON.stringify(options),
+  ];
+  const child = spawn(command, args, { stdio: ["ignore", "ignore", "pipe", "ipc"] });
+  let errors = "";
+  child.stderr?.on("data", (chunk: Buffer) => {
+    errors = (errors + chunk.toString()).slice(-1000);
+  });
+  return new Promise((resolve, reject) => {
+    child.once("message", (report) => resolve({ ...(report as PeerReport), process: child, cable }));
+    child.once("exit", (code, signal) => {
+      if (!child.killed) process.stderr.write(`a peer ended with ${signal ?? code}: ${errors}\n`);
+      reject(new Error(`a peer ended with ${signal ?? code}: ${errors}`));
+    });
+  });
+}
+
+/** Ends the peer. Resolves when that is done, or after a second. */
+async function end({ process: child, cable }: Peer, how: Cell["ending"]): Promise<void> {
+  if (how === "cable") return cable?.cut();
+  const ended = new Promise((resolve) => child.once("exit", resolve).once("message", resolve));
+  if (how === "kill" || how === "term" || how === "stop")
+    child.kill(`SIG${how.toUpperCase()}` as NodeJS.Signals);
+  else child.send(how);
+  await Promise.race([ended, sleep(how === "stop" ? 50 : 1000)]);
+}
+
+async function run(cell: Cell, transport: NixlTransport, healthy: Peer, bad: Peer): Promise<string[]> {
+  const problems: string[] = [];
+  /** The outcome of a call, which must come in its time. */
+  const outcome = async (what: string, call: Promise<unknown>, limitMs: number): Promise<string> => {
+    const begun = performance.now();
+    const settled = call.then(
+      () => "done",
+      (error: unknown) => (KvError.is(error) ? `${error.code}: ${error.message}` : String(error)),
+    );
+    const result = await Promise.race([settled, sleep(limitMs + LATE_MS + 2000).then(() => "no answer")]);
+    const tookMs = performance.now() - begun;
+    if (tookMs > limitMs + LATE_MS) problems.push(`${what} took ${Math.round(tookMs)} ms: ${result}`);
+    return result;
+  };
+  const agent = await transport.createAgent();
+  const memory = transport.allocate(LENGTH);
+  await agent.register(memory);
+  const rows = (address: number) => Float64Array.of(address, BLOCK, 0, BLOCK, LENGTH / BLOCK);
+  const local = await agent.prepareLocal({ memoryType: "DRAM", rows: rows(memory.address) });
+  const all = Int32Array.from({ length: LENGTH / BLOCK }, (_, index) => (index * 7) % (LENGTH / BLOCK));
+  const connect = async (peer: Peer) => {
+    await agent.addRemote(Buffer.from(peer.metadata, "base64"));
+    return agent.prepareRemote(peer.name, { memoryType: "DRAM", rows: rows(peer.address) });
+  };
+  const move = async (operation: "READ" | "WRITE", peer: Peer, ids: Int32Array) => {
+    const remote = lists.get(peer) ?? (await connect(peer));
+    lists.set(peer, remote);
+    await agent.transfer({ operation, local, localIds: ids, remote, remoteIds: ids, timeoutMs: TRANSFER_MS })
+      .done;
+  };
+  const lists = new Map<Peer, Awaited<ReturnType<typeof connect>>>();
+  await move("READ", healthy, all.subarray(0, 8));
+  if (cell.phase !== "handshake") await move("READ", bad, all.subarray(0, 8));
+
+  const actions: Record<Cell["phase"], () => Promise<unknown>> = {
+    idle: () => Promise.resolve(),
+    read: () => move("READ", bad, all),
+    write: () => move("WRITE", bad, all),
+    notify: async () => {
+      for (let count = 0; count < 100; count++) {
+        await agent.notify(bad.name, new Uint8Array(1024));
+        await sleep(1);
+      }
+    },
+    handshake: () => move("READ", bad, all.subarray(0, 8)),
+  };
+  const acting = outcome(cell.phase, actions[cell.phase](), TRANSFER_MS + NOTIFY_MS);
+  await sleep(Math.random() * 4);
+  await end(bad, cell.ending);
+  const during = outcome(
+    "READ of a healthy peer meanwhile",
+    move("READ", healthy, all.subarray(0, 64)),
+    TRANSFER_MS + NOTIFY_MS,
+  );
+  await acting;
+  const healthyDuring = await during;
+  if (healthyDuring !== "done" && cell.route !== "libfabric-tcp")
+    problems.push(`healthy peer meanwhile: ${healthyDuring}`);
+  const after = await outcome(
+    "READ afterwards",
+    move("READ", bad, all.subarray(0, 64)),
+    TRANSFER_MS + NOTIFY_MS,
+  );
+  // CMA copies from a process that is stopped, and from one whose agent has closed but whose memory is there.
+  if (after === "done" && cell.route !== "ucx-cma")
+    problems.push("a READ of the peer that has ended was done");
+  await outcome("notify afterwards", agent.notify(bad.name, new Uint8Array(8)), NOTIFY_MS);
+  memory.bytes.fill(0, 0, 64 * BLOCK);
+  const good = await outcome(
+    "READ of a healthy peer",
+    move("READ", healthy, Int32Array.of(0, 1, 2, 3)),
+    TRANSFER_MS,
+  );
+  if (good !== "done") problems.push(`healthy peer afterwards: ${good}`);
+  else if (memory.bytes.subarray(0, 4 * BLOCK).some((byte) => byte !== 7))
+    problems.push("wrong bytes of a healthy peer");
+  await outcome("close", agent.close({ timeoutMs: CLOSE_MS }), CLOSE_MS);
+  memory.close();
+  return problems;
+}
+
+async function runRoute(route: Cell["route"], own: readonly Cell[], cable: Cable | undefined): Promise<void> {
+  const device = cable?.device;
+  const transport = nixlTransport(settingsOf(route, device));
+  const peerOf = (cell: Cell | undefined) =>
+    cell && startPeer(route, { inWorker: cell.ending === "terminate", cable });
+  let next: Promise<Peer> | undefined = peerOf(own[0]);
+  const healthy = await startPeer(route, { device });
+  // What stays for as long as the process: the library itself.
+  await (await transport.createAgent()).close();
+  let firstBytes = 0;
+  for (const [index, cell] of own.entries()) {
+    const bad = await next;
+    if (bad === undefined) break;
+    // Behind a cable, which is cut, no peer can start meanwhile.
+    next = cable === undefined ? peerOf(own[index + 1]) : undefined;
+    const before = descriptors();
+    const problems = await run(cell, transport, healthy, bad).catch((error: unknown) => [`failed: ${error}`]);
+    bad.process.kill("SIGKILL");
+    for (let waitedMs = 0; threads().length > 0 && waitedMs < 4000; waitedMs += 20) await sleep(20);
+    if (threads().length > 0) problems.push(`${threads().length} threads of agents are left`);
+    // The next peer is being started: its channel is one descriptor, before and after.
+    await next;
+    const more = descriptors() - before;
+    if (more > 1) problems.push(`${more} descriptors are left`);
+    if (index === 1) firstBytes = process.memoryUsage.rss();
+    const grown = process.memoryUsage.rss() - firstBytes;
+    if (index > 1 && grown > MEMORY_BYTES) problems.push(`${grown >> 20} MiB are left`);
+    process.stdout.write(`${JSON.stringify({ cell: nameOf(cell), problems })}\n`);
+    cable?.mend();
+    if (cable !== undefined) next = peerOf(own[index + 1]);
+  }
+  healthy.process.kill("SIGKILL");
+  await transport.close();
+}
+
+const [first] = cells;
+if (first !== undefined) {
+  const cable = first.ending === "cable" ? new Cable(process.pid % 249) : undefined;
+  await runRoute(first.route, cells, cable).finally(() => cable?.remove());
+}
+process.exit(0);

@@ -1,0 +1,61 @@
+import { spawn } from "node:child_process";
+import { fileURLToPath } from "node:url";
+import { bundled } from "@kv/testing/node-programs";
+import { type Cell, nameOf, ROUTES } from "./cells.js";
+
+/** What one run of one cell has shown. */
+export interface CellResult {
+  readonly cell: string;
+  /** None when all went as it must. */
+  readonly problems: readonly string[];
+}
+
+const fileOf = (name: string) => bundled(fileURLToPath(new URL(name, import.meta.url)));
+
+/** Runs the cells, those of one route in one process. `onResult` hears of each when it has ended. A cell whose process died has that as its problem. */
+export async function runCells(
+  cells: readonly Cell[],
+  onResult: (result: CellResult) => void,
+): Promise<void> {
+  const [observer, peerFile] = [await fileOf("./observer.ts"), await fileOf("./dying-peer.ts")];
+  const runRoute = async (own: readonly Cell[]) => {
+    const names: string[] = [];
+    const { code, stderr } = await observe(observer, { cells: own, peerFile }, (result) => {
+      names.push(result.cell);
+      onResult(result);
+    });
+    const died = own[names.length];
+    if (died === undefined) return;
+    onResult({ cell: nameOf(died), problems: [`the process ended with ${code}: ${stderr.slice(-500)}`] });
+    await runRoute(own.slice(names.length + 1));
+  };
+  const groups = (isCable: boolean) =>
+    ROUTES.map((route) =>
+      cells.filter((cell) => cell.route === route && (cell.ending === "cable") === isCable),
+    );
+  await Promise.all(groups(false).map(runRoute));
+  // One after another, and after the rest: agents use network devices that come and go with the cables.
+  for (const group of groups(true)) await runRoute(group);
+}
+
+function observe(
+  file: string,
+  options: { readonly cells: readonly Cell[]; readonly peerFile: string },
+  onResult: (result: CellResult) => void,
+): Promise<{ code: number | string | null; stderr: string }> {
+  return new Promise((resolve) => {
+    const child = spawn(process.execPath, [file, JSON.stringify(options)], {
+      stdio: ["ignore", "pipe", "pipe"],
+    });
+    let [text, stderr] = ["", ""];
+    child.stdout.on("data", (chunk: Buffer) => {
+      const lines = (text + chunk.toString()).split("\n");
+      text = lines.pop() ?? "";
+      for (const line of lines) onResult(JSON.parse(line) as CellResult);
+    });
+    child.stderr.on("data", (chunk: Buffer) => {
+      stderr = (stderr + chunk.toString()).slice(-4000);
+    });
+    child.once("close", (code, signal) => resolve({ code: signal ?? code, stderr }));
+  });
+}

@@ -1,0 +1,82 @@
+import { type ChildProcess, fork } from "node:child_process";
+import { once } from "node:events";
+import { fileURLToPath } from "node:url";
+import { nixlTransport } from "@kv/nixl";
+import { isLongRun } from "@kv/testing/long-run";
+import { bundled } from "@kv/testing/node-programs";
+import { expect, test } from "vitest";
+import { BOTH_BACKENDS } from "../support/both-backends.js";
+import { runChild } from "../support/run-child.js";
+
+const CHILD = fileURLToPath(new URL("../children/few-descriptors.ts", import.meta.url));
+
+for (const { backend, missing } of BOTH_BACKENDS) {
+  test.skipIf(missing)(
+    `N5, N6: with 0 to 32 descriptors left ${backend} ends no process, and a lack of them is told as that`,
+    async () => {
+      const { code, signal, stdout, stderr } = await runChild("few-descriptors.ts", [
+        "matrix",
+        backend,
+        isLongRun ? "1" : "8",
+      ]);
+      expect({ code, signal }, stderr.slice(-2000)).toEqual({ code: 0, signal: null });
+      const { first, create, two, add } = JSON.parse(stdout) as Record<string, string[]> & { first: string };
+      expect(first).toBe("done");
+      expect(new Set(create)).toEqual(new Set(["KV_TRANSPORT_UNAVAILABLE"]));
+      expect(new Set(two)).toEqual(new Set(["KV_TRANSPORT_UNAVAILABLE,KV_TRANSPORT_UNAVAILABLE"]));
+      // With enough of them the peer is read.
+      expect(add?.at(-1)).toBe("done");
+    },
+  );
+}
+
+const [ucx] = BOTH_BACKENDS;
+test.skipIf(ucx.missing)(
+  "N4: an agent that had no descriptor for a connection accepts the next one, and says so",
+  async () => {
+    const child: ChildProcess = fork(await bundled(CHILD), ["owner"]);
+    const answer = async <T>() => ((await once(child, "message")) as [T])[0];
+    const owner = await answer<{ name: string; address: number; metadata: string }>();
+    const tell = (message: string) => {
+      child.send(message);
+      return answer<{ errors: string[] }>();
+    };
+    const transport = nixlTransport({ env: { UCX_TLS: "tcp" } });
+    const rows = (base: number) => Float64Array.of(base, 65_536, 0, 65_536, 16);
+    const ids = Int32Array.from({ length: 16 }, (_, index) => index);
+    const read = async () => {
+      const agent = await transport.createAgent();
+      const memory = transport.allocate(1 << 20);
+      await agent.register(memory);
+      try {
+        await agent.addRemote(Buffer.from(owner.metadata, "base64"));
+        const local = await agent.prepareLocal({ memoryType: "DRAM", rows: rows(memory.address) });
+        const remote = await agent.prepareRemote(owner.name, {
+          memoryType: "DRAM",
+          rows: rows(owner.address),
+        });
+        await agent.transfer({
+          operation: "READ",
+          local,
+          localIds: ids,
+          remote,
+          remoteIds: ids,
+          timeoutMs: 2000,
+        }).done;
+      } finally {
+        await agent.close({ timeoutMs: 100 });
+        memory.close();
+      }
+    };
+    try {
+      await tell("fill");
+      await expect(read()).rejects.toMatchObject({ name: "KvError" });
+      const { errors } = await tell("free");
+      expect(errors).toContain("nixl-connections-refused");
+      await read();
+    } finally {
+      child.kill("SIGKILL");
+      await transport.close();
+    }
+  },
+);

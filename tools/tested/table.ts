@@ -1,0 +1,51 @@
+import { existsSync, readFileSync, writeFileSync } from "node:fs";
+import { fileURLToPath } from "node:url";
+import { SUBJECTS } from "./subjects.js";
+
+const root = fileURLToPath(new URL("../../", import.meta.url));
+
+/** What was run where, and passed. `record.ts` writes it. */
+export interface TestedRecord {
+  /** The day, as `2026-11-27`. */
+  readonly date: string;
+  /** What was run. */
+  readonly command: string;
+  /** Processor and C library of the machine. */
+  readonly machine: string;
+}
+
+/** The record of a subject; undefined where nothing was ever run on it. */
+export function recordOf(id: string): TestedRecord | undefined {
+  const file = `${root}docs/tested/${id}.json`;
+  return existsSync(file) ? (JSON.parse(readFileSync(file, "utf8")) as TestedRecord) : undefined;
+}
+
+/** The table "tested where", in Markdown, for a page. */
+export function testedTable(page: string): string {
+  const rows = SUBJECTS.map(({ id, title, without, page: other }) => {
+    const folder = page.startsWith("docs/") ? "" : "docs/";
+    if (other !== undefined) return `| ${title} | [${other[0]}](${folder}${other[1]}) | |`;
+    const record = recordOf(id);
+    if (record === undefined) return `| ${title} | **never**${without === "" ? "" : `: ${without}`} | |`;
+    return `| ${title} | ${record.date}, \`${record.command}\` | ${record.machine} |`;
+  });
+  return ["| what | run | on |", "| --- | --- | --- |", ...rows].join("\n");
+}
+
+/** The pages that have the table, between two comments. */
+export const PAGES = ["README.md", "docs/tested-where.md"] as const;
+const BLOCK = /(<!-- tested where: made by tools\/tested -->\n)[\s\S]*?(\n<!-- end -->)/;
+
+/** The text of a page, and what it must be by the records. */
+export function pageText(page: string): { found: string; wanted: string } {
+  const found = readFileSync(root + page, "utf8");
+  return {
+    found,
+    wanted: found.replace(BLOCK, (_, begin: string, end: string) => begin + testedTable(page) + end),
+  };
+}
+
+/** Writes the table into the pages. */
+export function writePages(): void {
+  for (const page of PAGES) writeFileSync(root + page, pageText(page).wanted);
+}
