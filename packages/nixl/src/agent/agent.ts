@@ -38,6 +38,7 @@ import { validateAgentBackends } from "../backends/select-backends.js";
 import { RefCount } from "../ref-count.js";
 import { formatValue, requireObject } from "../validate.js";
 import { AgentCalls } from "./agent-calls.js";
+import { reportRefused, reportStuck, STUCK_MS } from "./agent-reports.js";
 import { DroppedNotifications } from "./dropped-notifications.js";
 import { type MemoryQuery, requireQuery } from "./memory-query.js";
 import { NotificationQueue } from "./notification-queue.js";
@@ -84,8 +85,6 @@ export interface LocalMetadataOptions {
 }
 
 const CLOSE_TIMEOUT_MS = 10_000;
-/** The longest that an agent's thread may take to release everything once its time is over. It takes up to 0.2 s. */
-const STUCK_MS = 5000;
 
 /** Starts an agent and its native thread. Resolves when its backends are ready. Rejects with `KV_BACKEND_UNAVAILABLE` or `KV_LIBRARY_INCOMPATIBLE`. */
 export async function startNixlAgent(options: NixlAgentOptions): Promise<NixlAgent> {
@@ -365,46 +364,26 @@ export class NixlAgent implements Agent, AsyncDisposable {
       if (kind === DONE) this.#transfers.onDone(callId, failure, value);
       else if (kind === SETTLED) this.#pending.settle(callId, failure, value);
       else if (kind === RELEASED) this.#transfers.onReleased(callId);
-      else if (kind === NOTIFICATION) {
+      else if (kind === NOTIFICATION)
         this.#notifications.push({ from: from ?? "", payload: value as Uint8Array });
-      } else if (kind === DROPPED) this.#dropped.add(from, value as number);
-      else if (kind === REFUSED) this.#reportRefused(value as number);
+      else if (kind === DROPPED) this.#dropped.add(from, value as number);
+      else if (kind === REFUSED) reportRefused(this.#options.ambient, value as number);
     }
   }
 
-  #reportRefused(count: number): void {
-    const { log, metrics } = this.#options.ambient;
-    metrics.count("kv_nixl_connections_refused", count);
-    log.error("nixl-connections-refused", {
-      count,
-      why: "this process has no file descriptor left for a connection of a peer, which has to try again",
-      hint: "raise the limit: ulimit -n, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container",
-    });
-  }
-
-  /** NIXL has not returned from a call, and only NIXL could end it: the call is given up with its thread, and with all that NIXL holds. */
-  #giveUp(timeoutMs: number): void {
-    const error = new KvError(
-      "KV_AGENT_CLOSED",
-      `the agent ${this.name} was closed while a call of NIXL did not return`,
-    );
-    this.#transfers.rejectAll(error);
-    this.#options.ambient.log.error("nixl-agent-stuck", {
-      agent: this.name,
-      why: `its thread is in a call of NIXL and did not end ${timeoutMs + STUCK_MS} ms after close`,
-      hint: "its memory stays allocated, and `released` of its transfers does not resolve; NIXL's log on stderr may say more",
-    });
+  /** NIXL has not returned from a call, and only NIXL could end it: the call is given up with its thread. */
+  #giveUp(afterMs: number): void {
+    const message = `the agent ${this.name} was closed while a call of NIXL did not return`;
+    this.#transfers.rejectAll(new KvError("KV_AGENT_CLOSED", message));
+    reportStuck(this.#options.ambient, this.name, afterMs);
   }
 
   async #close(timeoutMs: number): Promise<void> {
     const closed = this.#pending.call<void>((callId) => this.#native.close(callId, timeoutMs));
     let timer: Timer | undefined;
     const stuck = new Promise<void>((resolve) => {
-      timer = this.#options.ambient.clock.setTimer(() => {
-        this.#giveUp(timeoutMs);
-        resolve();
-      }, timeoutMs + STUCK_MS);
-    });
+      timer = this.#options.ambient.clock.setTimer(resolve, timeoutMs + STUCK_MS);
+    }).then(() => this.#giveUp(timeoutMs + STUCK_MS));
     try {
       await Promise.race([closed, stuck]);
     } finally {
