@@ -116,7 +116,12 @@ function registration(number: number): Registration {
 /** Registrations that wait for their prompt: one comes, and the prompt of the oldest is done. */
 function matching(): Table {
   const requests = new ProducedRequests({ clock, rememberMs: LEASE_MS });
-  const matcher = new RegistrationMatcher({ clock, requests, waitMs: LEASE_MS, onExpired() {} });
+  const matcher = new RegistrationMatcher({
+    clock,
+    requests,
+    waitMs: { plain: LEASE_MS, own: LEASE_MS },
+    onExpired() {},
+  });
   return {
     come(number) {
       const next = registration(number);

@@ -33,6 +33,11 @@ export interface KvCacheGroup {
   readonly slidingWindowTokens?: number | undefined;
   /** State groups: blocks at the end of a request's list that are scratch space for speculative decoding. Default: 0. */
   readonly speculativeBlocks?: number | undefined;
+  /**
+   * Whether peers exchange the group's blocks (vLLM 0.33: `enable_kv_transfer`). False: no peer gets to know of the group, and the engine fills its blocks
+   * itself, also where a peer supplies the tokens. Block ids that pass between engine and connector list it all the same. Default: true.
+   */
+  readonly enableKvTransfer?: boolean | undefined;
 }
 
 /** One array of blocks with a constant stride: usually one layer, with K and V packed. */

@@ -80,7 +80,7 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
         tracer,
         tasks: this.#running,
         timeoutMs: settings.requestTimeoutMs,
-        hasSingleGroup: caches.config.groups.length === 1,
+        hasSingleGroup: context.hasSingleGroup,
       },
       { run: (receive) => this.#receive(receive), ended: (receive, error) => this.#ended(receive, error) },
     );

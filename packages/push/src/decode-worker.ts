@@ -69,8 +69,8 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
         output,
         tracer,
         tasks: this.#running,
-        timeoutMs: settings.registrationTimeoutMs,
-        hasSingleGroup: caches.config.groups.length === 1,
+        timeoutMs: settings.kvPeerRegistrationTimeoutMs,
+        hasSingleGroup: context.hasSingleGroup,
       },
       { run: (receive) => this.#run(receive), ended: (receive, error) => this.#ended(receive, error) },
     );

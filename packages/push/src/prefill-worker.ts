@@ -80,7 +80,10 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
     this.#matcher = new RegistrationMatcher({
       clock,
       requests: this.#requests,
-      waitMs: settings.registrationTimeoutMs,
+      waitMs: {
+        plain: settings.registrationTimeoutMs,
+        own: settings.kvPeerRegistrationTimeoutMs,
+      },
       onExpired: (key, registration) =>
         this.#refuse(
           key,
@@ -231,7 +234,8 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
       if (this.#layerwise === undefined) this.#requests.end(request);
       else this.#finished.free(request);
     }
-    for (const [key, registration] of this.#matcher.takeNaming(requestId)) {
+    const transferId = request?.transferId;
+    for (const [key, registration] of this.#matcher.takeNaming({ requestId, transferId })) {
       const message = `request ${requestId} ended at the prefill worker before its prompt was computed`;
       this.#refuse(key, registration, new KvError("KV_REQUEST_ABORTED", message));
     }

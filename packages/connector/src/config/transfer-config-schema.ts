@@ -79,7 +79,7 @@ export const extraConfigSchema = z.looseObject({
   request_timeout: seconds(0.001, "From the order until the KV is in place; 60 by default."),
   push_registration_timeout: seconds(
     0.001,
-    "Push: from the registration until the KV is in place; request_timeout by default.",
+    "Push: from the registration until the KV is in place; by default decoder_kv_blocks_ttl, and request_timeout where the prefill worker is of @kv.",
   ),
   decoder_kv_blocks_ttl: seconds(
     0.001,

@@ -4,6 +4,7 @@ import {
   type Clock,
   type ConnectorRequest,
   type FinishReason,
+  type KvCacheConfig,
   KvError,
   type LoadFailurePolicy,
   type MatchedTokens,
@@ -14,9 +15,10 @@ import {
   type WorkerHandshakeMetadata,
   type WorkerOutput,
 } from "@kv/interface";
-import type { TransferMode } from "@kv/protocol";
+import { readTransferId, type TransferMode } from "@kv/protocol";
 import { connectorSettings, encryptedSideChannel } from "../config/connector-settings.js";
 import { EngineListener, type ListenerAddress } from "../handshake/engine-listener.js";
+import { transferredBlocks, transferredConfig } from "../transfer-groups.js";
 import { type DecodeOrders, DecodeRequests, type PromptSource } from "./decode-requests.js";
 import { type PrefillBackoff, prefillBackoff, wholePromptsError } from "./prefill-backoff.js";
 import { PrefillScheduler } from "./prefill-scheduler.js";
@@ -61,12 +63,16 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
   readonly #orders: DecodeOrders<Source, object>;
   readonly #decode: DecodeRequests<Source>;
   readonly #backoff: PrefillBackoff | undefined;
+  /** The engine's cache, with the groups that peers do not exchange. */
+  readonly #cache: KvCacheConfig;
   /** Where peers shake hands; undefined until the side channel is open. */
   #address: ListenerAddress | undefined;
   #step = 0;
 
   /** Errors: `KV_CONFIG_INVALID`, `KV_PLAN_UNSUPPORTED` for a producer's cache whose last tokens must be left to the decode engine. */
-  constructor(options: SchedulerOptions, connector: ConnectorSchedulerOptions<Source>) {
+  constructor(given: SchedulerOptions, connector: ConnectorSchedulerOptions<Source>) {
+    this.#cache = given.cache;
+    const options = { ...given, cache: transferredConfig(given.cache) };
     const { config, engine, cache, sideChannel } = options;
     const { clock, log, random } = ambient(options);
     const settings = connectorSettings(config);
@@ -126,12 +132,16 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
   }
 
   matchedTokens(request: ConnectorRequest, numComputedTokens: number): MatchedTokens {
-    if (asks(request, "do_remote_decode")) this.#requireWholePrompts();
+    if (asks(request, "do_remote_decode")) {
+      this.#requireWholePrompts();
+      readTransferId(request.kvTransferParams);
+    }
     if (!asks(request, "do_remote_prefill")) return { tokens: 0, async: false };
     return this.#decode.matched(request, numComputedTokens);
   }
 
-  afterAllocation(request: ConnectorRequest, blockIds: BlockIds, externalTokens: number): void {
+  afterAllocation(request: ConnectorRequest, given: BlockIds, externalTokens: number): void {
+    const blockIds = transferredBlocks(given, this.#cache);
     if (asks(request, "do_remote_prefill")) this.#decode.allocated(request, blockIds, externalTokens);
     else if (asks(request, "do_remote_decode")) {
       this.#requireWholePrompts();
@@ -152,7 +162,8 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
     };
   }
 
-  requestFinished(request: ConnectorRequest, blockIds: BlockIds, reason: FinishReason): RequestFinished {
+  requestFinished(request: ConnectorRequest, given: BlockIds, reason: FinishReason): RequestFinished {
+    const blockIds = transferredBlocks(given, this.#cache);
     if (asks(request, "do_remote_prefill")) return this.#decode.finished(request);
     if (asks(request, "do_remote_decode")) return this.#prefill.finished(request, blockIds, reason);
     return { keepBlocks: false };

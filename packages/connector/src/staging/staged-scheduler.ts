@@ -38,7 +38,11 @@ export function stagedScheduler(
   const blockTokens = groupBlockTokens(cache);
   /** Of each group, the blocks that hold the tokens `[from, until)`: the index of the first, and the end. */
   const spansOf = (from: number, until: number): readonly Span[] =>
-    blockTokens.map((tokens) => [Math.floor(from / tokens), Math.ceil(until / tokens)]);
+    blockTokens.map((tokens, group) =>
+      cache.groups[group]?.enableKvTransfer === false
+        ? [0, 0]
+        : [Math.floor(from / tokens), Math.ceil(until / tokens)],
+    );
 
   function release(requestId: string): void {
     computedTokens.delete(requestId);
@@ -165,7 +169,8 @@ function inPlace(wire: BlockIds, spans: readonly Span[]): BlockIds {
 
 /** The pool's blocks are taken by tokens, before the engine has allocated any of its own. */
 function requireTokens({ groups }: KvCacheConfig): void {
-  for (const [group, { kind }] of groups.entries()) {
+  for (const [group, { kind, enableKvTransfer }] of groups.entries()) {
+    if (enableKvTransfer === false) continue;
     const { extent } = cacheKind(kind);
     if (extent === "sequence" || extent === "window") continue;
     throw new KvError(

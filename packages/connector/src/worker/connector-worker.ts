@@ -22,6 +22,7 @@ import { localGeometry, modelGeometry } from "../handshake/rank-geometry.js";
 import { TransferMetrics } from "../metrics/transfer-metrics.js";
 import { NotificationSender, receiveNotifications } from "../peers/messages.js";
 import { SharedLocalLists, SharedRemoteAgents } from "../peers/shared-agent-state.js";
+import { transferredCaches } from "../transfer-groups.js";
 import { checkWorkerOptions } from "./check-worker-options.js";
 import type { ReceiveError } from "./receive-error.js";
 import { idleWithinGrace, TaskTracker } from "./task-tracker.js";
@@ -197,13 +198,15 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
   ): void {
     if (decode.notified?.(notification, from) === true || prefill.notified?.(notification, from) === true)
       return;
+    context.metrics.notificationIgnored();
     const event = `notification-not-for-${this.name}`;
     if (notification.kind === "extension")
       context.log.debug(event, { from, type: notification.message.type });
     else context.log.warn(event, { from, kind: notification.kind });
   }
 
-  async #openWith(caches: KvCaches): Promise<OpenWorker<Orders>> {
+  async #openWith(given: KvCaches): Promise<OpenWorker<Orders>> {
+    const caches = transferredCaches(given);
     const { config, engine, transport, tpRank, ppRank } = this.#options;
     const { clock, log, metrics, random, tracer } = ambient(this.#options);
     const sideChannel = encryptedSideChannel(this.#options.sideChannel, this.#settings, { clock, log });
@@ -231,6 +234,7 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
         sideChannel,
         agent,
         caches,
+        hasSingleGroup: given.config.groups.length === 1,
         local,
         model: modelGeometry(caches.config),
         handshake: new ConnectorHandshake({
@@ -250,7 +254,7 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
         remoteAgents: new SharedRemoteAgents(agent),
       };
       const open = { context, registrations, ...this.#connector.createHalves(context) };
-      receiveNotifications(agent, log, (notification, from) => this.#notified(open, notification, from));
+      receiveNotifications(context, (notification, from) => this.#notified(open, notification, from));
       return open;
     } catch (error) {
       await agent.close();

@@ -86,6 +86,7 @@ function registrationMap(
     remotePort: remote.port,
     remoteTpSize: remote.tpSize,
     remotePpSize: remote.ppSize,
+    transferId: remote.transferId,
     rest: extended ? { [PEER]: extensionMap(request, registrant) } : {},
   });
 }
@@ -127,6 +128,7 @@ export function decodeRegistration(map: Readonly<Record<string, unknown>>, mayBe
   const peer = registration.rest[PEER];
   const common = {
     wireId: registration.requestId,
+    ...(registration.transferId === undefined ? {} : { transferId: registration.transferId }),
     engineId: registration.decodeEngineId,
     host: registration.decodeHost,
     port: registration.decodePort,

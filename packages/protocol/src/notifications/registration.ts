@@ -7,6 +7,8 @@ export interface Registration {
   readonly wireId: string;
   /** D's engine-wide id of the request, which P compares with its own ids (vLLM: the base request id). */
   readonly matchId: string;
+  /** `transfer_id` of D's parameters, see `readTransferId`. */
+  readonly transferId?: string | undefined;
   /** D's engine id. */
   readonly engineId: string;
   /** Host of D's side channel. */
@@ -116,6 +118,8 @@ export interface RegistrationRequest {
     readonly ppSize: number;
     /** P's id of the request. */
     readonly requestId: string;
+    /** As `Registration.transferId`. */
+    readonly transferId?: string | undefined;
     /** P's process and generation, where `kv_transfer_params` named them. */
     readonly lease?: RemoteLease | undefined;
   };

@@ -102,16 +102,18 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
     await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
   );
   const aggregate = createWorkerOutputAggregator({ workers: workers.length });
-  const groups = config.groups.map(({ blockSize = config.blockSize, slidingWindowTokens }, group) => ({
-    ...{ group, blockTokens: blockSize, slidingWindowTokens },
-    pool: createBlockPool(numBlocks, {
-      allocated(blockId) {
-        if (!memory.poisoned(group, blockId))
-          violation(`${hostName}: block ${blockId} of group ${group} was written to while nobody had it`);
-      },
-      freed: (blockId) => memory.poison(group, blockId),
+  const groups = config.groups.map(
+    ({ blockSize = config.blockSize, slidingWindowTokens, enableKvTransfer }, group) => ({
+      ...{ group, blockTokens: blockSize, slidingWindowTokens, isTransferred: enableKvTransfer !== false },
+      pool: createBlockPool(numBlocks, {
+        allocated(blockId) {
+          if (!memory.poisoned(group, blockId))
+            violation(`${hostName}: block ${blockId} of group ${group} was written to while nobody had it`);
+        },
+        freed: (blockId) => memory.poison(group, blockId),
+      }),
     }),
-  }));
+  );
   const requests = new Map<string, Running>();
   /** Blocks that the connector still needs after their requests ended. */
   const kept = new Map<string, BlockIds>();
@@ -138,8 +140,16 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
       memory.compute({ prompt, group, blockIds: blockIds[group] ?? [], from, until });
   }
 
-  function check({ requestId, prompt, numTokens, blockIds }: Running): void {
-    for (const { group, slidingWindowTokens = numTokens } of groups) {
+  function check({ requestId, prompt, numTokens, cachedTokens, blockIds }: Running): void {
+    for (const { group, blockTokens, slidingWindowTokens = numTokens, isTransferred } of groups) {
+      if (!isTransferred) {
+        const untouched = (blockIds[group] ?? []).slice(Math.ceil(cachedTokens / blockTokens));
+        if (!untouched.every((id) => memory.poisoned(group, id)))
+          violation(
+            `${hostName}: a peer wrote to group ${group} of request ${requestId}, which takes no part`,
+          );
+        continue;
+      }
       const from = Math.max(0, numTokens - slidingWindowTokens + 1);
       const at = { prompt, group, blockIds: blockIds[group] ?? [], from, until: numTokens };
       const wrong = memory.firstWrong(at);

@@ -11,6 +11,8 @@ interface SceneGroup {
   /** Of a sliding window; undefined for full attention. */
   readonly windowTokens: number | undefined;
   readonly layers: number;
+  /** Whether peers exchange the group's blocks. Default true. */
+  readonly isTransferred?: boolean | undefined;
 }
 
 interface SceneRequest {
@@ -45,11 +47,14 @@ const group: fc.Arbitrary<SceneGroup> = fc.record({
   blockTokens: fc.constantFrom(16, 32, 64),
   windowTokens: fc.option(fc.integer({ min: 1, max: 150 }), { nil: undefined }),
   layers: fc.integer({ min: 1, max: 2 }),
+  isTransferred: fc.constantFrom(true, true, true, false),
 });
 
 /** Random scenes: groups of 16, 32 and 64 tokens per block, TP sizes, staging, prefix hits, and prompts. */
 export const groupScene: fc.Arbitrary<GroupScene> = fc.record({
-  groups: fc.array(group, { minLength: 1, maxLength: 3 }),
+  groups: fc
+    .array(group, { minLength: 1, maxLength: 3 })
+    .filter((groups) => groups.some(({ isTransferred }) => isTransferred !== false)),
   tp: fc.constantFrom<[number, number][]>([1, 1], [2, 1], [1, 2]),
   isStaged: fc.tuple(fc.boolean(), fc.boolean()),
   decodeTimes: fc.constantFrom(1, 2),
@@ -69,7 +74,7 @@ function configOf({ groups, cacheDtype = "auto" }: GroupScene, times: number): K
   let layers = 0;
   return {
     ...simConfig(BLOCK_TOKENS * times),
-    groups: groups.map(({ blockTokens, windowTokens, layers: count }): KvCacheGroup => {
+    groups: groups.map(({ blockTokens, windowTokens, layers: count, isTransferred }): KvCacheGroup => {
       const layerNames = Array.from({ length: count }, () => `layers.${layers++}`);
       return {
         ...{
@@ -77,6 +82,7 @@ function configOf({ groups, cacheDtype = "auto" }: GroupScene, times: number): K
           layerNames,
           slidingWindowTokens: windowTokens,
         },
+        ...(isTransferred === false ? { enableKvTransfer: false } : {}),
         ...(blockTokens === BLOCK_TOKENS ? {} : { blockSize: blockTokens * times }),
       };
     }),

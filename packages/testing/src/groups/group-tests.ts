@@ -17,6 +17,31 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
     );
   });
 
+  it.each([
+    [false, false],
+    [true, true],
+  ])(
+    "a group with enableKvTransfer false: P's blocks of it are not named, and D's are not touched; staged at P %s, at D %s",
+    async (...isStaged) => {
+      const group = { blockTokens: 16, windowTokens: undefined, layers: 1 } as const;
+      const violations = await playGroupScene(
+        {
+          groups: [
+            { ...group, isTransferred: false },
+            { ...group, blockTokens: 32 },
+          ],
+          requests: [
+            { numTokens: 70, hitBlocks: 1, prefillHitBlocks: 0, isEarly: false },
+            { numTokens: 33, hitBlocks: 0, prefillHitBlocks: 1, isEarly: true },
+          ],
+          ...{ tp: [1, 2], decodeTimes: 2, isStaged, seed: 3 },
+        },
+        { connector, isPush },
+      );
+      expect(violations).toEqual([]);
+    },
+  );
+
   it("vllm#52516: nvfp4 is copied between equal TP sizes, and refused by name where heads would be split", async () => {
     const play = (...tp: [number, number]) =>
       playGroupScene(

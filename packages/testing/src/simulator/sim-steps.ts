@@ -242,6 +242,7 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
           remote_block_ids: null,
           remote_host: null,
           remote_port: null,
+          ...request.params,
         },
         0,
       ),
