@@ -66,8 +66,10 @@ async function createScheduler(
       }
     },
     requestQueued: (request) => of(request).requestQueued?.(request),
-    matchedTokens: (request, computed) => of(request).matchedTokens(request, computed),
-    afterAllocation: (request, blockIds, tokens) => of(request).afterAllocation(request, blockIds, tokens),
+    tokensToPrefill: (request) => of(request).tokensToPrefill?.(request) ?? request.numPromptTokens,
+    matchedTokens: (request, ...computed) => of(request).matchedTokens(request, ...computed),
+    afterAllocation: (request, blockIds, ...tokens) =>
+      of(request).afterAllocation(request, blockIds, ...tokens),
     requestFinished: (request, blockIds, reason) => of(request).requestFinished(request, blockIds, reason),
     buildStepMetadata() {
       step += 1;

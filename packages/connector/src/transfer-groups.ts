@@ -48,13 +48,18 @@ export function transferredCaches(caches: KvCaches): KvCaches {
 
 /** The block lists of the groups that peers exchange. Errors: `KV_INTERNAL` where the engine lists another number of groups. */
 export function transferredBlocks(blockIds: BlockIds, config: KvCacheConfig): BlockIds {
-  const ids = transferGroupIds(config);
-  if (ids.length === config.groups.length) return blockIds;
-  if (blockIds.length !== config.groups.length) {
+  if (config.groups.every(({ enableKvTransfer }) => enableKvTransfer !== false)) return blockIds;
+  return ofTransferredGroups(blockIds, config);
+}
+
+/** What the engine has given for each group, of the groups that peers exchange. Errors: `KV_INTERNAL` for another number of groups. */
+export function ofTransferredGroups<T>(given: readonly T[], config: KvCacheConfig): readonly T[] {
+  if (given.length !== config.groups.length) {
     throw new KvError(
       "KV_INTERNAL",
-      `the engine passed blocks of ${blockIds.length} KV cache groups, its cache has ${config.groups.length}`,
+      `the engine passed values for ${given.length} KV cache groups, its cache has ${config.groups.length}`,
     );
   }
-  return ids.map((group) => blockIds[group] ?? []);
+  const ids = transferGroupIds(config);
+  return given.filter((_, group) => ids.includes(group));
 }

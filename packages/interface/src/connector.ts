@@ -154,16 +154,34 @@ export interface SchedulerConnector {
    */
   requestQueued?(request: ConnectorRequest): void;
   /**
+   * Returns how many of its prompt's first tokens the engine computes for a request (vLLM: `_truncate_request_for_prefill`): all of them, or fewer where the
+   * decode engine must compute the last ones itself, because its cache has states. Call it before any other method for the request. Where the number
+   * is smaller, the engine takes the request for one with a prompt of so many tokens and one token of output, also in the calls that follow. A connector that
+   * needs this refuses prefill requests of engines that do not call it: `KV_PLAN_UNSUPPORTED` from `matchedTokens`.
+   */
+  tokensToPrefill?(request: ConnectorRequest): number;
+  /**
    * Returns how many tokens a peer supplies (vLLM: `get_num_new_matched_tokens`). The engine may call it more than once for a request. Errors:
    * `KV_REQUEST_INVALID` for invalid parameters, `KV_PLAN_UNSUPPORTED` for a cache with which a peer's KV cannot serve the request; the connector then
-   * releases the peer's blocks where the protocol allows.
+   * releases the peer's blocks where the protocol allows. `computedTokens` gives the tokens that each KV cache group has, where some have fewer than
+   * `numComputedTokens` (vLLM: `supports_divergent_local_hybrid_hits`): a state may be gone while the attention's blocks are cached. A result above 0 completes
+   * all groups; at 0 the engine must go back to what all of them have. Default: `numComputedTokens` for each.
    */
-  matchedTokens(request: ConnectorRequest, numComputedTokens: number): MatchedTokens;
+  matchedTokens(
+    request: ConnectorRequest,
+    numComputedTokens: number,
+    computedTokens?: readonly number[],
+  ): MatchedTokens;
   /**
    * Passes the blocks of an admitted request, those of a local prefix hit first (vLLM: `update_state_after_alloc`). `externalTokens` is the
-   * `tokens` of `matchedTokens`; 0 when all tokens are computed locally.
+   * `tokens` of `matchedTokens`; 0 when all tokens are computed locally. `computedTokens` as in the last call of `matchedTokens`.
    */
-  afterAllocation(request: ConnectorRequest, blockIds: BlockIds, externalTokens: number): void;
+  afterAllocation(
+    request: ConnectorRequest,
+    blockIds: BlockIds,
+    externalTokens: number,
+    computedTokens?: readonly number[],
+  ): void;
   /** Returns the work of this step for every worker (vLLM: `build_connector_meta`). */
   buildStepMetadata(): StepMetadata;
   /**

@@ -111,8 +111,8 @@ export interface KvCacheConfig {
   readonly stateSpace?: KvStateSpace | undefined;
   /**
    * Tokens at the end of a prompt that only the decode engine may compute, where the cache has more than its states to tell them (vLLM 0.33: `_prefill_backoff`,
-   * for the bounded replay of sliding windows and for multi-token prediction of several modules). Requests whose prefill engine has computed them are refused, and
-   * a prefill engine on a connector of this project refuses all. Default: 1 for a cache with states, else 0.
+   * for the bounded replay of sliding windows and for multi-token prediction of several modules). See `SchedulerConnector.tokensToPrefill`; requests whose prefill
+   * engine has computed them are refused. Default: 1 for a cache with states, else 0.
    */
   readonly prefillBackoffTokens?: number | undefined;
   /** Whether the engine reuses blocks of earlier prompts. Default: true. Only state-space models use it: they cannot do so with every peer. */

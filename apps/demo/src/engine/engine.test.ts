@@ -65,6 +65,27 @@ async function deliver(
 /** Lets all pending microtasks and callbacks run. */
 const settled = () => new Promise((resolve) => setTimeout(resolve, 0));
 
+describe("a prefill whose last tokens are the decode engine's", () => {
+  it("vllm#37310: computes no more tokens of the prompt than the connector says, and one token of output", async () => {
+    const connector = scriptedConnector();
+    const asked: number[] = [];
+    const tokensToPrefill = ({ numPromptTokens }: { readonly numPromptTokens: number }) => {
+      asked.push(numPromptTokens);
+      return numPromptTokens - 1;
+    };
+    const { engine } = setUp({
+      connector: { ...connector, scheduler: { ...connector.scheduler, tokensToPrefill } },
+    });
+    const kvTransferParams = { do_remote_decode: true };
+    const request = { requestId: "r", promptTokens: prompt(9), maxTokens: 5, kvTransferParams };
+    expect((await engine.submit(request).done).tokens).toHaveLength(1);
+    expect(asked).toEqual([9]);
+    // Two blocks of four tokens hold the eight that were computed.
+    expect(connector.allocated.get("r")?.blockIds).toHaveLength(2);
+    await engine.close();
+  });
+});
+
 describe("a connector with pending work", () => {
   it("steps again at once, and pauses before further steps", async () => {
     const connector = scriptedConnector();

@@ -18,9 +18,9 @@ import {
 import { readTransferId, type TransferMode } from "@kv/protocol";
 import { connectorSettings, encryptedSideChannel } from "../config/connector-settings.js";
 import { EngineListener, type ListenerAddress } from "../handshake/engine-listener.js";
-import { transferredBlocks, transferredConfig } from "../transfer-groups.js";
+import { ofTransferredGroups, transferredBlocks, transferredConfig } from "../transfer-groups.js";
 import { type DecodeOrders, DecodeRequests, type PromptSource } from "./decode-requests.js";
-import { type PrefillBackoff, prefillBackoff, wholePromptsError } from "./prefill-backoff.js";
+import { prefillBackoff, ShortenedPrompts } from "./prefill-backoff.js";
 import { PrefillScheduler } from "./prefill-scheduler.js";
 
 /** What a connector's `DecodeOrders` are created with. */
@@ -62,14 +62,15 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
   readonly #prefill: PrefillScheduler;
   readonly #orders: DecodeOrders<Source, object>;
   readonly #decode: DecodeRequests<Source>;
-  readonly #backoff: PrefillBackoff | undefined;
+  /** Undefined where P computes whole prompts. */
+  readonly #shortened: ShortenedPrompts | undefined;
   /** The engine's cache, with the groups that peers do not exchange. */
   readonly #cache: KvCacheConfig;
   /** Where peers shake hands; undefined until the side channel is open. */
   #address: ListenerAddress | undefined;
   #step = 0;
 
-  /** Errors: `KV_CONFIG_INVALID`, `KV_PLAN_UNSUPPORTED` for a producer's cache whose last tokens must be left to the decode engine. */
+  /** Errors: `KV_CONFIG_INVALID`. */
   constructor(given: SchedulerOptions, connector: ConnectorSchedulerOptions<Source>) {
     this.#cache = given.cache;
     const options = { ...given, cache: transferredConfig(given.cache) };
@@ -82,8 +83,8 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
         reason: "the prefix cache shares KV of vLLM prefill workers, which nobody compared with its prompt",
       });
     }
-    this.#backoff = prefillBackoff(cache);
-    if (config.role === "kv_producer") this.#requireWholePrompts();
+    const backoff = prefillBackoff(cache);
+    this.#shortened = backoff && new ShortenedPrompts(backoff);
     this.name = connector.name;
     this.loadFailurePolicy = config.loadFailurePolicy;
     this.#clock = clock;
@@ -105,7 +106,7 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
       config: cache,
       orders: this.#orders,
       rememberMs: Math.max(REMEMBER_MS, 2 * settings.leaseMs, settings.unattendedLeaseMs ?? 0),
-      backoff: this.#backoff,
+      backoff,
     });
     this.#prefill = new PrefillScheduler({
       transferMode: connector.transferMode,
@@ -131,20 +132,32 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
     if (asks(request, "do_remote_prefill")) this.#decode.queued(request);
   }
 
+  tokensToPrefill(request: ConnectorRequest): number {
+    const isShortened = this.#shortened !== undefined && asks(request, "do_remote_decode");
+    return isShortened ? this.#shortened.tokensOf(request) : request.numPromptTokens;
+  }
+
   matchedTokens(request: ConnectorRequest, numComputedTokens: number): MatchedTokens {
     if (asks(request, "do_remote_decode")) {
-      this.#requireWholePrompts();
+      this.#shortened?.require(request);
       readTransferId(request.kvTransferParams);
     }
     if (!asks(request, "do_remote_prefill")) return { tokens: 0, async: false };
     return this.#decode.matched(request, numComputedTokens);
   }
 
-  afterAllocation(request: ConnectorRequest, given: BlockIds, externalTokens: number): void {
+  afterAllocation(
+    request: ConnectorRequest,
+    given: BlockIds,
+    externalTokens: number,
+    computedTokens?: readonly number[],
+  ): void {
     const blockIds = transferredBlocks(given, this.#cache);
-    if (asks(request, "do_remote_prefill")) this.#decode.allocated(request, blockIds, externalTokens);
-    else if (asks(request, "do_remote_decode")) {
-      this.#requireWholePrompts();
+    if (asks(request, "do_remote_prefill")) {
+      const computed = computedTokens && ofTransferredGroups(computedTokens, this.#cache);
+      this.#decode.allocated(request, blockIds, externalTokens, computed);
+    } else if (asks(request, "do_remote_decode")) {
+      this.#shortened?.require(request);
       this.#prefill.admitted(request, blockIds);
     }
   }
@@ -164,6 +177,7 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
 
   requestFinished(request: ConnectorRequest, given: BlockIds, reason: FinishReason): RequestFinished {
     const blockIds = transferredBlocks(given, this.#cache);
+    this.#shortened?.forget(request.requestId);
     if (asks(request, "do_remote_prefill")) return this.#decode.finished(request);
     if (asks(request, "do_remote_decode")) return this.#prefill.finished(request, blockIds, reason);
     return { keepBlocks: false };
@@ -212,11 +226,6 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
       "a request came before setHandshakeMetadata had opened the side channel",
       { hint: "await setHandshakeMetadata before the first request" },
     );
-  }
-
-  /** Errors: `KV_PLAN_UNSUPPORTED` for a cache whose last tokens must be left to the decode engine. */
-  #requireWholePrompts(): void {
-    if (this.#backoff !== undefined) throw wholePromptsError(this.#backoff);
   }
 }
 

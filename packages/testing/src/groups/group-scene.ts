@@ -3,6 +3,7 @@ import { memoryNetwork, seededRandom, virtualClock } from "@kv/transport-memory"
 import fc from "fast-check";
 import { simConfig } from "../simulator/sim-config.js";
 import { createGroupEngine, type GroupEngine } from "./group-engine.js";
+import { stateSpaceOf } from "./group-memory.js";
 
 /** A group of a scene. */
 interface SceneGroup {
@@ -13,6 +14,10 @@ interface SceneGroup {
   readonly layers: number;
   /** Whether peers exchange the group's blocks. Default true. */
   readonly isTransferred?: boolean | undefined;
+  /** A recurrent state, of which D's prefix cache keeps nothing. Default: attention. */
+  readonly isState?: boolean | undefined;
+  /** D's prefix cache has lost the group's blocks. Default false. */
+  readonly isEvicted?: boolean | undefined;
 }
 
 interface SceneRequest {
@@ -70,24 +75,27 @@ export const groupScene: fc.Arbitrary<GroupScene> = fc.record({
   seed: fc.nat(),
 });
 
-function configOf({ groups, cacheDtype = "auto" }: GroupScene, times: number): KvCacheConfig {
+function configOf({ groups, cacheDtype = "auto" }: GroupScene, times: number, tpSize: number): KvCacheConfig {
   let layers = 0;
   return {
     ...simConfig(BLOCK_TOKENS * times),
-    groups: groups.map(({ blockTokens, windowTokens, layers: count, isTransferred }): KvCacheGroup => {
-      const layerNames = Array.from({ length: count }, () => `layers.${layers++}`);
-      return {
-        ...{
-          kind: windowTokens === undefined ? "full" : "swa",
-          layerNames,
-          slidingWindowTokens: windowTokens,
-        },
-        ...(isTransferred === false ? { enableKvTransfer: false } : {}),
-        ...(blockTokens === BLOCK_TOKENS ? {} : { blockSize: blockTokens * times }),
-      };
-    }),
+    groups: groups.map(
+      ({ blockTokens, windowTokens, layers: count, isTransferred, isState }): KvCacheGroup => {
+        const layerNames = Array.from({ length: count }, () => `layers.${layers++}`);
+        return {
+          ...{
+            kind: isState === true ? "mamba" : windowTokens === undefined ? "full" : "swa",
+            layerNames,
+            slidingWindowTokens: windowTokens,
+          },
+          ...(isTransferred === false ? { enableKvTransfer: false } : {}),
+          ...(blockTokens === BLOCK_TOKENS ? {} : { blockSize: blockTokens * times }),
+        };
+      },
+    ),
     numHiddenLayers: layers,
     cacheDtype,
+    ...(groups.some(({ isState }) => isState) ? { stateSpace: stateSpaceOf(tpSize) } : {}),
   };
 }
 
@@ -106,7 +114,7 @@ export async function playGroupScene(
   // Room for two of the longest prompts, so that requests wait. A D that registers early holds its room until P has had room too: it needs room for all of them,
   // or one waits at D for another that waits at P for the first.
   const engine = (hostName: string, side: 0 | 1) => {
-    const config = configOf(scene, side === 1 ? scene.decodeTimes : 1);
+    const config = configOf(scene, side === 1 ? scene.decodeTimes : 1, scene.tp[side]);
     const room = (isPush && side === 1 ? MAX_REQUESTS : 2) * MAX_BLOCKS;
     return createGroupEngine({
       ...{ network, hostName, config, numBlocks: room, connector, random: random.fork(hostName) },
@@ -124,7 +132,9 @@ export async function playGroupScene(
     }
   };
   const running = [run(prefill), run(decode)];
-  const work = scene.requests.map((request, index) => handOver(request, index, { prefill, decode, isPush }));
+  const work = scene.requests.map((request, index) =>
+    handOver(request, index, { prefill, decode, isPush, groups: scene.groups }),
+  );
   await clock.settle(Promise.all(work));
   await clock.advance(1000);
   isOver = true;
@@ -144,14 +154,26 @@ async function handOver(
     prefill,
     decode,
     isPush,
-  }: { readonly prefill: GroupEngine; readonly decode: GroupEngine; readonly isPush: boolean },
+    groups,
+  }: {
+    readonly prefill: GroupEngine;
+    readonly decode: GroupEngine;
+    readonly isPush: boolean;
+    readonly groups: readonly SceneGroup[];
+  },
 ): Promise<void> {
   // A hit of a whole prompt is taken for one token less.
   const hit = (blocks: number) => Math.min(blocks, Math.floor((numTokens - 2) / BLOCK_TOKENS)) * BLOCK_TOKENS;
   const prompt = index + 1;
   const id = (side: string) => `cmpl-r${index}-0-0000${side}`;
   const produced = { requestId: id("aaaa"), prompt, numTokens, cachedTokens: hit(prefillHitBlocks) };
-  const consumed = { requestId: id("bbbb"), prompt, numTokens, cachedTokens: hit(hitBlocks) };
+  const cachedTokens = hit(hitBlocks);
+  const differs = groups.some(({ isState, isEvicted }) => isState === true || isEvicted === true);
+  const cachedByGroup = groups.map(({ isState, isEvicted }) => (isState || isEvicted ? 0 : cachedTokens));
+  const consumed = {
+    ...{ requestId: id("bbbb"), prompt, numTokens, cachedTokens },
+    ...(differs ? { cachedByGroup } : {}),
+  };
   if (!isPush || !isEarly) {
     await decode.decode({ ...consumed, params: await prefill.prefill(produced) });
     return;

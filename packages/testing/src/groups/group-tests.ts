@@ -42,6 +42,50 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
     },
   );
 
+  it.each<[number, number]>([
+    [1, 1],
+    [2, 1],
+    [1, 2],
+  ])(
+    "vllm#37310, #53514: P leaves the last token to D, whose state gets it once: TP %i → %i",
+    async (...tp) => {
+      const group = { blockTokens: 16, windowTokens: undefined, layers: 1 } as const;
+      const violations = await playGroupScene(
+        {
+          groups: [group, { ...group, isState: true }],
+          requests: [
+            { numTokens: 70, hitBlocks: 0, prefillHitBlocks: 0, isEarly: false },
+            { numTokens: 49, hitBlocks: 0, prefillHitBlocks: 1, isEarly: true },
+            // The attention's blocks are cached at D, and the state is not.
+            { numTokens: 64, hitBlocks: 2, prefillHitBlocks: 0, isEarly: false },
+          ],
+          ...{ tp, decodeTimes: 1, isStaged: [false, false], seed: 5 },
+        },
+        { connector, isPush },
+      );
+      expect(violations).toEqual([]);
+    },
+  );
+
+  it.each([[false], [true]])(
+    "hits that differ by group: each gets the blocks that it lacks; staged at D %s",
+    async (isStaged) => {
+      const group = { blockTokens: 16, windowTokens: undefined, layers: 1 } as const;
+      const violations = await playGroupScene(
+        {
+          groups: [group, { ...group, isEvicted: true }, { ...group, blockTokens: 32, windowTokens: 40 }],
+          requests: [
+            { numTokens: 100, hitBlocks: 4, prefillHitBlocks: 0, isEarly: false },
+            { numTokens: 81, hitBlocks: 2, prefillHitBlocks: 1, isEarly: true },
+          ],
+          ...{ tp: [1, 1], decodeTimes: 1, isStaged: [false, isStaged], seed: 7 },
+        },
+        { connector, isPush },
+      );
+      expect(violations).toEqual([]);
+    },
+  );
+
   it("vllm#52516: nvfp4 is copied between equal TP sizes, and refused by name where heads would be split", async () => {
     const play = (...tp: [number, number]) =>
       playGroupScene(
