@@ -139,7 +139,7 @@ function matching(): Table {
       if (matcher.takeFor(request).length !== 1) throw new Error(`${requestId} has no registration`);
       requests.end(request);
     },
-    close: () => matcher.close(),
+    close: () => void matcher.takeAll(),
   };
 }
 

@@ -42,6 +42,14 @@ export interface ConnectorRequest {
   readonly traceparent?: string | undefined;
 }
 
+/**
+ * Where KV that an engine did not compute comes from (vLLM 0.33: `CacheHitSource`): its own device, its host memory, a peer, a disk, or unknown. Label `source`
+ * of vLLM's metric `vllm:prompt_tokens_cached_by_source`.
+ */
+export const CACHE_HIT_SOURCES = ["device", "host", "p2p", "disk", "external_unspecified"] as const;
+/** One of `CACHE_HIT_SOURCES`. */
+export type CacheHitSource = (typeof CACHE_HIT_SOURCES)[number];
+
 /** Result of `SchedulerConnector.matchedTokens`. */
 export interface MatchedTokens {
   /** Prompt tokens, beyond those computed locally, whose KV a peer supplies. */
@@ -145,7 +153,8 @@ export interface SchedulerConnector {
   readonly loadFailurePolicy: LoadFailurePolicy;
   /**
    * Publishes the handshake metadata of all workers and opens the side-channel listener (vLLM: `set_xfer_handshake_metadata`). Call it once,
-   * before the first request. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`.
+   * before the first request, and again after the caches were registered again (`WorkerConnector.unregisterKvCaches`): peers then shake hands anew. Errors:
+   * `KV_SIDE_CHANNEL_BIND_FAILED`.
    */
   setHandshakeMetadata(workers: readonly WorkerHandshakeMetadata[]): Promise<void>;
   /**
@@ -172,6 +181,10 @@ export interface SchedulerConnector {
     numComputedTokens: number,
     computedTokens?: readonly number[],
   ): MatchedTokens;
+  /**
+   * Where the tokens of the request's last `matchedTokens` come from (vLLM: `get_external_cache_hit_sources`). Absent: "external_unspecified".
+   */
+  cacheHitSource?(request: ConnectorRequest): CacheHitSource;
   /**
    * Passes the blocks of an admitted request, those of a local prefix hit first (vLLM: `update_state_after_alloc`). `externalTokens` is the
    * `tokens` of `matchedTokens`; 0 when all tokens are computed locally. `computedTokens` as in the last call of `matchedTokens`.
@@ -220,10 +233,18 @@ export interface WorkerConnector {
   /** Name of the connector. */
   readonly name: string;
   /**
-   * Registers the caches with the transport (vLLM: `register_kv_caches`). Call it once, before the first step. The memory must stay open until
-   * `close` has resolved. Errors: those of the transport and of `@kv/plan` for caches that cannot be transferred.
+   * Registers the caches with the transport (vLLM: `register_kv_caches`). Call it before the first step, and again after `unregisterKvCaches`. The memory must
+   * stay open until that or `close` has resolved. Errors: those of the transport and of `@kv/plan` for caches that cannot be transferred.
    */
   registerKvCaches(caches: KvCaches): Promise<void>;
+  /**
+   * Takes the caches back from the transport, so that the engine may release or move their memory (vLLM: `unregister_kv_caches`, for its sleep mode). Resolves
+   * when no transfer can touch them any more. Requests whose KV was arriving are in the next output with `KV_MEMORY_NOT_REGISTERED`; those that waited for
+   * readers are in `finishedSending`, and their blocks are free. The engine ends or preempts what it computes before, and makes no step until it has called
+   * `registerKvCaches` (vLLM: `restore_kv_caches`), `handshakeMetadata` and `SchedulerConnector.setHandshakeMetadata` again. Optional for the connector: an
+   * engine cannot sleep without.
+   */
+  unregisterKvCaches?(): Promise<void>;
   /** Returns this rank's metadata for `SchedulerConnector.setHandshakeMetadata` (vLLM: `get_handshake_metadata`). */
   handshakeMetadata(): Promise<WorkerHandshakeMetadata>;
   /** Starts the work of a step (vLLM: `start_load_kv`). It does not wait for a peer. Failures of a request are in a later output. */

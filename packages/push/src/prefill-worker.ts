@@ -191,17 +191,25 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
     };
   }
 
-  /** Aborts everything, and waits until no WRITE can touch memory any more, for `CLOSE_GRACE_MS` at most. */
-  async close(): Promise<void> {
-    const { clock, log } = this.#context;
+  /**
+   * Aborts everything, and waits until no WRITE can touch memory any more, for `CLOSE_GRACE_MS` at most. With a reason, the consumers that wait are told, and
+   * finished requests are reported as sent.
+   */
+  async close(reason?: KvError): Promise<void> {
+    const { clock, log, output } = this.#context;
     this.#closed = true;
-    this.#endedNotices.close();
-    this.#matcher.close();
+    const waiting = this.#matcher.takeAll();
+    if (reason === undefined) this.#endedNotices.close();
+    else for (const [key, registration] of waiting) this.#refuse(key, registration, reason);
     this.#layerwise?.close();
-    this.#finished.close();
-    if (!(await idleWithinGrace(clock, [this.#dispatcher, this.#finished]))) {
+    this.#finished.close(reason);
+    if (!(await idleWithinGrace(clock, [this.#dispatcher, this.#finished, this.#endedNotices]))) {
       log.warn("close-did-not-wait", { writes: this.#dispatcher.size });
     }
+    this.#endedNotices.close();
+    if (reason !== undefined)
+      for (const { requestId, finished } of this.#requests)
+        if (finished !== undefined) output.sent(requestId);
     this.#requests.clear();
   }
 

@@ -13,7 +13,7 @@ import {
 import { type Clock, type KvCacheConfig, KvError, type Timer } from "@kv/interface";
 import { planRequest, type RequestPlan } from "@kv/plan";
 import { encodeRegistration, encodeWithdrawal, PUSH_CONTROL, type Registrant } from "@kv/protocol";
-import type { ProducerLiveness } from "./producer-liveness.js";
+import { isSameAgent, type ProducerLiveness } from "./producer-liveness.js";
 import { assertVllmCanWrite, placeholderBlocks } from "./receive-plan.js";
 import type { RegistrationOrder } from "./step-metadata.js";
 
@@ -196,8 +196,8 @@ class PushReceive {
       if (silent().length === 0 || clock.now() >= giveUpMs) return;
       // A vLLM process sends no incarnation: a restart cannot be detected.
       if (this.#engine.incarnation === undefined || round === 0) continue;
-      const process = await liveness.probe(order);
-      if (process !== undefined && process !== this.#engine.incarnation) return;
+      const reply = await liveness.probe(order);
+      if (reply !== undefined && !isSameAgent(this.#engine, reply)) return;
     }
   }
 

@@ -77,7 +77,7 @@ export class Engine {
     const { model, pool, blocks, connector, hooks = {}, maxNumSeqs = 64, reportLayers = false } = options;
     this.#options = options;
     this.#ambient = ambient(options);
-    const { clock, log } = this.#ambient;
+    const { clock, log, metrics } = this.#ambient;
     this.#connector = connector?.scheduler;
     this.#workers = connector?.workers ?? [];
     this.#scheduler = new Scheduler({
@@ -88,6 +88,7 @@ export class Engine {
       maxNumSeqs,
       clock,
       log,
+      metrics,
     });
     this.#runner = new ModelRunner({ model, pool, clock, workers: this.#workers, reportLayers });
     this.#aggregator = createWorkerOutputAggregator({ workers: this.#workers.length });

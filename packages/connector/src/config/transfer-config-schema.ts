@@ -12,7 +12,9 @@ export const kvTransferConfigSchema = z.strictObject({
     .describe("Name of the connector: NixlConnector, or one that was registered under another name."),
   kv_role: z
     .enum(KV_ROLES)
-    .describe("kv_producer prefills, kv_consumer decodes, kv_both does either, per request."),
+    .describe(
+      "kv_producer prefills, kv_consumer decodes, kv_both does either, per request: deprecated as in vLLM 0.33.",
+    ),
   kv_connector_module_path: z
     .string()
     .min(1)

@@ -9,6 +9,9 @@ export const METRICS = {
   failedNotifications: "vllm:nixl_num_failed_notifications",
   expiredRequests: "vllm:nixl_num_kv_expired_reqs",
   notificationsAfterExpiry: "vllm:nixl_num_notifications_after_expiry",
+  /** Engines count them (v1/metrics/loggers.py): all tokens of prompts, and those that were not computed, by where their KV comes from. */
+  promptTokensBySource: "vllm:prompt_tokens_by_source",
+  promptTokensCachedBySource: "vllm:prompt_tokens_cached_by_source",
   /** Of this project: vLLM 0.33 throws in its engine step instead. */
   ignoredNotifications: "kv_connector_num_ignored_notifications",
 } as const;
@@ -24,6 +27,9 @@ export const METRIC_HELP: Readonly<Record<string, string>> = {
   [METRICS.expiredRequests]: "Requests whose lease ended before a decode worker had read their KV.",
   [METRICS.notificationsAfterExpiry]:
     "Notifications for requests that are no longer held; their blocks may have been reused before they were read.",
+  [METRICS.promptTokensBySource]: "Number of prompt tokens by source.",
+  [METRICS.promptTokensCachedBySource]:
+    "Prefix-cache hit tokens by the cache tier that supplied them: device, host, disk, p2p or external_unspecified.",
   [METRICS.ignoredNotifications]: "Notifications of a form or type that this version does not know.",
 };
 

@@ -137,6 +137,10 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
     return isShortened ? this.#shortened.tokensOf(request) : request.numPromptTokens;
   }
 
+  cacheHitSource(): "p2p" {
+    return "p2p";
+  }
+
   matchedTokens(request: ConnectorRequest, numComputedTokens: number): MatchedTokens {
     if (asks(request, "do_remote_decode")) {
       this.#shortened?.require(request);

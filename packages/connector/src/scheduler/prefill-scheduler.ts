@@ -265,7 +265,10 @@ export class PrefillScheduler {
       remoteRegistrationGeneration: isPull ? registrationGeneration : undefined,
       transferMode,
       ...transferMember(request),
-      lease: { incarnation, generation, capability, traceparent },
+      lease: {
+        ...{ incarnation, generation, capability, traceparent },
+        ...(isPull ? {} : { registrationGeneration }),
+      },
     });
   }
 }

@@ -46,7 +46,7 @@ export function readRemoteRequest(
     tpSize: parsed.tpSize,
     dcpSize: parsed.dcpSize,
     ppSize: parsed.ppSize,
-    registrationGeneration: parsed.remoteRegistrationGeneration,
+    registrationGeneration: parsed.lease?.registrationGeneration ?? parsed.remoteRegistrationGeneration,
     requestId: parsed.remoteRequestId,
     ...(parsed.transferId === undefined ? {} : { transferId: parsed.transferId }),
     lease: parsed.lease,

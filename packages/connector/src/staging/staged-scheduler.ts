@@ -108,6 +108,7 @@ export function stagedScheduler(
     loadFailurePolicy: inner.loadFailurePolicy,
     setHandshakeMetadata: (workers) => inner.setHandshakeMetadata(workers),
     requestQueued: (request) => inner.requestQueued?.(request),
+    cacheHitSource: (request) => inner.cacheHitSource?.(request) ?? "external_unspecified",
     tokensToPrefill: (request) => inner.tokensToPrefill?.(request) ?? request.numPromptTokens,
     matchedTokens(request, numComputedTokens, computedTokens) {
       const { requestId, numPromptTokens } = request;

@@ -43,10 +43,13 @@ export interface WorkerHalf<Orders> {
     outstanding(): { readonly opening: number; readonly closing: number };
     close(): Promise<void>;
   };
-  /** Aborts what waits for peers, and waits for transfers for at most `CLOSE_GRACE_MS`. */
-  close?(): Promise<void>;
+  /**
+   * Aborts what waits for peers, and waits for transfers for at most `CLOSE_GRACE_MS`. With a reason, the worker goes on later: each request is reported, as
+   * failed with this reason or as sent.
+   */
+  close?(reason?: KvError): Promise<void>;
   /** Called after the remote engines were closed. */
-  closeLast?(): void;
+  closeLast?(reason?: KvError): void;
 }
 
 /** A connector, as `createConnectorWorker` needs it. */
@@ -109,11 +112,26 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
   async registerKvCaches(caches: KvCaches): Promise<void> {
     if (this.#opening !== undefined)
       throw new KvError("KV_INTERNAL", "registerKvCaches was called before", {
-        hint: "create a worker connector per set of KV caches",
+        hint: "create a worker connector per set of KV caches, or call unregisterKvCaches first",
       });
     this.#opening = this.#openWith(caches);
     const opened = await this.#opening;
     if (!this.#closed) this.#open = opened;
+  }
+
+  async unregisterKvCaches(): Promise<void> {
+    const open = this.#assertOpen();
+    this.#open = undefined;
+    const reason = new KvError(
+      "KV_MEMORY_NOT_REGISTERED",
+      `rank ${this.#options.tpRank} of engine ${this.#options.engine.engineId} has taken its KV caches back from the transport`,
+      { hint: "the engine sleeps: send the request to another one, or again when it is awake" },
+    );
+    // What is reported before the agent is closed might still be written to.
+    this.#output.hold();
+    await closeWorker(open, reason);
+    this.#output.release();
+    this.#opening = undefined;
   }
 
   async handshakeMetadata(): Promise<WorkerHandshakeMetadata> {
@@ -164,20 +182,7 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
     const open = this.#open ?? (await this.#opening?.catch(() => undefined));
     this.#open = undefined;
     if (open === undefined) return;
-    const { context, registrations } = open;
-    const halves = [open.prefill, open.decode];
-    const halvesClosed = Promise.all(halves.map((half) => half.close?.()));
-    const peersClosed = new TaskTracker();
-    for (const { engines } of halves) if (engines !== undefined) peersClosed.track(engines.close());
-    await halvesClosed;
-    if (!(await idleWithinGrace(context.clock, [peersClosed]))) {
-      context.log.warn("close-did-not-wait", { closing: peersClosed.size });
-      // A transfer that does not end still references a remote engine. Closing the agent ends it.
-      await context.agent.close();
-    }
-    for (const half of halves) half.closeLast?.();
-    for (const registration of registrations) await registration.close();
-    await context.agent.close();
+    await closeWorker(open);
   }
 
   [Symbol.asyncDispose](): Promise<void> {
@@ -263,6 +268,24 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
   }
 }
 
+/** Closes both halves, the remote engines and the agent, in this order. `reason` as in `WorkerHalf.close`. */
+async function closeWorker<Orders>(open: OpenWorker<Orders>, reason?: KvError): Promise<void> {
+  const { context, registrations } = open;
+  const halves = [open.prefill, open.decode];
+  const halvesClosed = Promise.all(halves.map((half) => half.close?.(reason)));
+  const peersClosed = new TaskTracker();
+  for (const { engines } of halves) if (engines !== undefined) peersClosed.track(engines.close());
+  await halvesClosed;
+  if (!(await idleWithinGrace(context.clock, [peersClosed]))) {
+    context.log.warn("close-did-not-wait", { closing: peersClosed.size });
+    // A transfer that does not end still references a remote engine. Closing the agent ends it.
+    await context.agent.close();
+  }
+  for (const half of halves) half.closeLast?.(reason);
+  for (const registration of registrations) await registration.close();
+  await context.agent.close();
+}
+
 /** Options of `WorkerOutputQueue.receiveFailed`. */
 export interface ReceiveFailedOptions {
   /** Local blocks whose bytes must not be used. Empty where the cache has several KV cache groups: block ids without a group would be ambiguous. */
@@ -280,6 +303,7 @@ export class WorkerOutputQueue {
   #failedBlockIds = new Set<number>();
   readonly #listeners: (() => void)[] = [];
   readonly #reportsUnverified: boolean;
+  #isHeld = false;
 
   /** `cachesUnverifiedKv`: whether KV that no P has compared counts as compared. */
   constructor({ cachesUnverifiedKv }: { readonly cachesUnverifiedKv: boolean }) {
@@ -333,8 +357,21 @@ export class WorkerOutputQueue {
     this.#progress();
   }
 
+  /** `take` returns nothing from now on until `release`. */
+  hold(): void {
+    this.#isHeld = true;
+  }
+
+  /** Ends `hold`. */
+  release(): void {
+    this.#isHeld = false;
+    this.#progress();
+  }
+
   /** Returns all reports since the last call. */
   take(): WorkerOutput {
+    if (this.#isHeld)
+      return { finishedSending: [], finishedReceiving: [], failedReceiving: [], failedBlockIds: [] };
     const output: WorkerOutput = {
       finishedSending: this.#finishedSending,
       finishedReceiving: this.#finishedReceiving,

@@ -37,6 +37,8 @@ export interface RegistrationExtension {
   readonly generation: number;
   /** D's lowest generation that is still valid: P may forget everything about lower ones. */
   readonly oldestOpen: number;
+  /** How often D has registered its KV cache: P shakes hands again when it is higher than at the last handshake. Absent from older peers. */
+  readonly registrationGeneration?: number | undefined;
   /** Prompt tokens whose KV P writes. */
   readonly numTokens: number;
   /** Of these tokens, see `promptDigest`; undefined where D's engine does not know them. P then writes nothing. */
@@ -109,6 +111,8 @@ export interface RegistrationRequest {
   readonly host: string;
   /** Port of D's side channel. */
   readonly port: number;
+  /** As `RegistrationExtension.registrationGeneration`. */
+  readonly registrationGeneration?: number | undefined;
   /** The P that computes the prompt. */
   readonly remote: {
     readonly engineId: string;

@@ -27,6 +27,8 @@ export interface RemoteLease {
    * Absent from peers that do not know it.
    */
   readonly capability?: string | undefined;
+  /** How often P has registered its KV cache, in push: there vLLM's parameters do not say it. */
+  readonly registrationGeneration?: number | undefined;
   /**
    * W3C `traceparent` of the request at P: the parent of D's spans where no front end gives D one over HTTP. Absent where P's request has no
    * trace.
@@ -214,7 +216,12 @@ function readLease(value: unknown): RemoteLease | undefined {
   const traceparent = readTraceparent(value["traceparent"]);
   if (typeof incarnation !== "string" || incarnation === "" || incarnation.length > 255) return undefined;
   if (typeof generation !== "number" || !Number.isSafeInteger(generation)) return undefined;
-  const lease = { incarnation, generation, ...(traceparent === undefined ? {} : { traceparent }) };
+  const registered = value["registration_generation"];
+  const lease = {
+    ...{ incarnation, generation },
+    ...(Number.isSafeInteger(registered) ? { registrationGeneration: Number(registered) } : {}),
+    ...(traceparent === undefined ? {} : { traceparent }),
+  };
   if (capability === undefined || capability === null) return lease;
   return isCapability(capability) ? { ...lease, capability } : undefined;
 }
@@ -264,12 +271,14 @@ function leaseMap({
   incarnation,
   generation,
   capability,
+  registrationGeneration,
   traceparent,
 }: RemoteLease): Readonly<Record<string, unknown>> {
   return {
     incarnation,
     generation,
     ...(capability === undefined ? {} : { capability }),
+    ...(registrationGeneration === undefined ? {} : { registration_generation: registrationGeneration }),
     ...(traceparent === undefined ? {} : { traceparent }),
   };
 }

@@ -169,6 +169,11 @@ export class ProducedRequests {
     return this.#byWireId.size;
   }
 
+  /** The requests. */
+  [Symbol.iterator](): Iterator<ProducedRequest> {
+    return this.#byWireId.values();
+  }
+
   /** Removes all requests and forgets the ended ones. */
   clear(): void {
     this.#byWireId.clear();
@@ -346,9 +351,8 @@ export class FinishedRequests {
   }
 
   /** Ends all leases and aborts all final writes. */
-  close(): void {
+  close(reason = new KvError("KV_AGENT_CLOSED", "the worker was closed")): void {
     this.#leases.close();
-    const reason = new KvError("KV_AGENT_CLOSED", "the worker was closed");
     for (const { controller } of this.#writes.values()) controller.abort(reason);
   }
 

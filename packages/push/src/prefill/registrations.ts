@@ -192,11 +192,18 @@ export class RegistrationMatcher {
     return this.#waiting.plain.size + this.#waiting.own.size;
   }
 
-  /** Removes all waiting registrations without calling `onExpired`, and stops the timer. */
-  close(): void {
-    for (const queue of Object.values(this.#waiting)) queue.clear();
+  /** Removes and returns all waiting registrations, without calling `onExpired`, and stops the timer. */
+  takeAll(): readonly KeyedRegistration[] {
+    const taken: KeyedRegistration[] = [];
+    for (const queue of Object.values(this.#waiting)) {
+      for (let { oldest } = queue; oldest !== undefined; { oldest } = queue) {
+        taken.push([oldest.key, oldest.value.registration]);
+        queue.delete(oldest.key);
+      }
+    }
     this.#keysByName.clear();
     this.#arm();
+    return taken;
   }
 
   /** The waiting registrations that may match a request: those that want blocks come first, then equal transfer ids and exact ids, then older ones. */
