@@ -107,6 +107,10 @@ export const extraConfigSchema = z.looseObject({
     .describe(
       "File with the key of the side channel, which then is encrypted and refuses peers without the key, vLLM too; a second line is a second valid key.",
     ),
+  connectors: z
+    .array(z.record(z.string(), z.unknown()))
+    .nullish()
+    .describe("MultiConnector: a kv_transfer_config for each of its connectors, in order of preference."),
   require_kv_peer: flag(
     "Refuse messages of plain vLLM peers, which prove nothing; true with handshake_key_file by default.",
   ),

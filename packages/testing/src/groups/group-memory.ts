@@ -75,7 +75,8 @@ export function createGroupMemory(options: {
   );
   const ranks = Array.from({ length: tpSize }, (_, tpRank) =>
     layers.map(({ name, group, blockSize, isState }, layer) => {
-      const share: RankShare = { ...rankShare(config, tpRank, tpSize), blockSize };
+      const numKvHeads = config.groups[group]?.numKvHeads ?? config.numKvHeads;
+      const share: RankShare = { ...rankShare({ ...config, numKvHeads }, tpRank, tpSize), blockSize };
       const length = isState
         ? STATE_PARTS.reduce((sum, bytes) => sum + bytes / tpSize, 0)
         : blockBytes(share);

@@ -12,6 +12,8 @@ interface SceneGroup {
   /** Of a sliding window; undefined for full attention. */
   readonly windowTokens: number | undefined;
   readonly layers: number;
+  /** KV heads of the whole model in the group's layers. Default: the scene's model's. */
+  readonly kvHeads?: number | undefined;
   /** Whether peers exchange the group's blocks. Default true. */
   readonly isTransferred?: boolean | undefined;
   /** A recurrent state, of which D's prefix cache keeps nothing. Default: attention. */
@@ -80,7 +82,7 @@ function configOf({ groups, cacheDtype = "auto" }: GroupScene, times: number, tp
   return {
     ...simConfig(BLOCK_TOKENS * times),
     groups: groups.map(
-      ({ blockTokens, windowTokens, layers: count, isTransferred, isState }): KvCacheGroup => {
+      ({ blockTokens, windowTokens, layers: count, kvHeads, isTransferred, isState }): KvCacheGroup => {
         const layerNames = Array.from({ length: count }, () => `layers.${layers++}`);
         return {
           ...{
@@ -88,6 +90,7 @@ function configOf({ groups, cacheDtype = "auto" }: GroupScene, times: number, tp
             layerNames,
             slidingWindowTokens: windowTokens,
           },
+          ...(kvHeads === undefined ? {} : { numKvHeads: kvHeads }),
           ...(isTransferred === false ? { enableKvTransfer: false } : {}),
           ...(blockTokens === BLOCK_TOKENS ? {} : { blockSize: blockTokens * times }),
         };

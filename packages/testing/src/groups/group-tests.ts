@@ -86,6 +86,29 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
     },
   );
 
+  it.each<[number, number]>([
+    [1, 1],
+    [2, 1],
+    [1, 2],
+  ])(
+    "S4.8: Gemma 4's groups, windows of more heads than the full attention and with blocks of another size, cross the wire: TP %i → %i",
+    async (...tp) => {
+      const window = { blockTokens: 16, windowTokens: 48, layers: 2, kvHeads: 4 } as const;
+      const violations = await playGroupScene(
+        {
+          groups: [{ blockTokens: 32, windowTokens: undefined, layers: 1, kvHeads: 2 }, window, window],
+          requests: [
+            { numTokens: 150, hitBlocks: 0, prefillHitBlocks: 0, isEarly: false },
+            { numTokens: 90, hitBlocks: 2, prefillHitBlocks: 2, isEarly: true },
+          ],
+          ...{ tp, decodeTimes: 1, isStaged: [false, false], seed: 11 },
+        },
+        { connector, isPush },
+      );
+      expect(violations).toEqual([]);
+    },
+  );
+
   it("vllm#52516: nvfp4 is copied between equal TP sizes, and refused by name where heads would be split", async () => {
     const play = (...tp: [number, number]) =>
       playGroupScene(
