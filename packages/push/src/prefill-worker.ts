@@ -16,6 +16,7 @@ import {
 } from "@kv/protocol";
 import { type ConsumerEngine, consumerEngines } from "./prefill/consumer-engine.js";
 import { EndedNotices } from "./prefill/ended-notices.js";
+import { EndedRegistrations } from "./prefill/ended-registrations.js";
 import { LayerwiseWrites } from "./prefill/layerwise-writes.js";
 import {
   FinishedRequests,
@@ -23,7 +24,7 @@ import {
   type ProducedRequest,
   ProducedRequests,
 } from "./prefill/produced-requests.js";
-import { EndedRegistrations, RegistrationMatcher, registrationKey } from "./prefill/registrations.js";
+import { RegistrationMatcher, registrationKey } from "./prefill/registrations.js";
 import { WriteDispatcher } from "./prefill/write-blocks.js";
 import type { PushStepMetadata } from "./step-metadata.js";
 

@@ -128,9 +128,9 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
       { hint: "the engine sleeps: send the request to another one, or again when it is awake" },
     );
     // What is reported before the agent is closed might still be written to.
-    this.#output.hold();
+    this.#output.hold(true);
     await closeWorker(open, reason);
-    this.#output.release();
+    this.#output.hold(false);
     this.#opening = undefined;
   }
 
@@ -357,14 +357,9 @@ export class WorkerOutputQueue {
     this.#progress();
   }
 
-  /** `take` returns nothing from now on until `release`. */
-  hold(): void {
-    this.#isHeld = true;
-  }
-
-  /** Ends `hold`. */
-  release(): void {
-    this.#isHeld = false;
+  /** Whether `take` returns nothing from now on. */
+  hold(isHeld: boolean): void {
+    this.#isHeld = isHeld;
     this.#progress();
   }
 

@@ -12,7 +12,7 @@ import { type Clock, KvError } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import { baseRequestId, type Registration, type RequestProof } from "@kv/protocol";
 import { handshakeTargetRanks } from "@kv/topology";
-import { AliasIndex } from "./alias-index.js";
+import { AliasIndex, requestAliases } from "./alias-index.js";
 import type { EndedNotices } from "./ended-notices.js";
 import type { LayerwiseWrites } from "./layerwise-writes.js";
 import type { DispatchedWrite, WriteDispatcher } from "./write-blocks.js";
@@ -121,9 +121,7 @@ export class ProducedRequests {
     this.#endedNames.add(transferId === undefined ? `only id ${baseId}` : `transfer ${transferId}`);
   }
 
-  /**
-   * True if a request with this transfer id, or where one of the two has none with this base id, has ended within `rememberMs`.
-   */
+  /** True if one with this transfer id, or where one of the two has none with this base id, has ended within `rememberMs`. */
   hasEnded(baseId: string, transferId: string | undefined): boolean {
     if (transferId === undefined) return this.#endedNames.has(`id ${baseId}`);
     return this.#endedNames.has(`transfer ${transferId}`) || this.#endedNames.has(`only id ${baseId}`);
@@ -185,18 +183,6 @@ export class ProducedRequests {
 
 function aliasesOf({ requestId, wireId }: ProducedRequest): Set<string> {
   return new Set([wireId, ...requestAliases(requestId)]);
-}
-
-/**
- * The names that a peer may use for a producer's request, besides its own id. The first is the id without the suffix of eight hex digits
- * that vLLM appends to each request id, so both legs of a client's request share it. The second is the id that the proxy
- * chose: vLLM turns an `X-Request-Id` into `cmpl-{id}-{index}-{suffix}`, and the heartbeats of a vLLM 0.33 push consumer carry the
- * proxy's id.
- */
-function requestAliases(requestId: string): readonly string[] {
-  const base = baseRequestId(requestId);
-  const proxy = /^(?:cmpl|chatcmpl)-(.+?)(?:-\d+)?$/.exec(base)?.[1];
-  return proxy === undefined ? [base] : [base, proxy];
 }
 
 /** The parts of P's worker that `FinishedRequests` needs. */
