@@ -51,6 +51,7 @@ const SIDEBAR = [
       { text: "Glossary", link: "/glossary" },
       { text: "kv-plan", link: "/kv-plan" },
       { text: "vLLM versions", link: "/vllm-versions" },
+      { text: "NixlConnector, row by row", link: "/parity" },
       { text: "Cache kinds", link: "/cache-kinds" },
       { text: "Security", link: "/security" },
     ],

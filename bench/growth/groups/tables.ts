@@ -1,12 +1,9 @@
 import { Generations, HeartbeatSender, Leases, TaskTracker } from "@kv/connector/building-blocks";
 import { systemClock } from "@kv/interface";
 import type { Registration } from "@kv/protocol";
+import { EndedRegistrations } from "../../../packages/push/src/prefill/ended-registrations.js";
 import { ProducedRequests } from "../../../packages/push/src/prefill/produced-requests.js";
-import {
-  EndedRegistrations,
-  RegistrationMatcher,
-  registrationKey,
-} from "../../../packages/push/src/prefill/registrations.js";
+import { RegistrationMatcher, registrationKey } from "../../../packages/push/src/prefill/registrations.js";
 import { processorTime } from "../costs.js";
 import type { Quantity } from "../quantity.js";
 
@@ -116,7 +113,12 @@ function registration(number: number): Registration {
 /** Registrations that wait for their prompt: one comes, and the prompt of the oldest is done. */
 function matching(): Table {
   const requests = new ProducedRequests({ clock, rememberMs: LEASE_MS });
-  const matcher = new RegistrationMatcher({ clock, requests, waitMs: LEASE_MS, onExpired() {} });
+  const matcher = new RegistrationMatcher({
+    clock,
+    requests,
+    waitMs: { plain: LEASE_MS, own: LEASE_MS },
+    onExpired() {},
+  });
   return {
     come(number) {
       const next = registration(number);
@@ -134,7 +136,7 @@ function matching(): Table {
       if (matcher.takeFor(request).length !== 1) throw new Error(`${requestId} has no registration`);
       requests.end(request);
     },
-    close: () => matcher.close(),
+    close: () => void matcher.takeAll(),
   };
 }
 

@@ -42,6 +42,14 @@ export interface ConnectorRequest {
   readonly traceparent?: string | undefined;
 }
 
+/**
+ * Where KV that an engine did not compute comes from (vLLM 0.33: `CacheHitSource`): its own device, its host memory, a peer, a disk, or unknown. Label `source`
+ * of vLLM's metric `vllm:prompt_tokens_cached_by_source`.
+ */
+export const CACHE_HIT_SOURCES = ["device", "host", "p2p", "disk", "external_unspecified"] as const;
+/** One of `CACHE_HIT_SOURCES`. */
+export type CacheHitSource = (typeof CACHE_HIT_SOURCES)[number];
+
 /** Result of `SchedulerConnector.matchedTokens`. */
 export interface MatchedTokens {
   /** Prompt tokens, beyond those computed locally, whose KV a peer supplies. */
@@ -145,7 +153,8 @@ export interface SchedulerConnector {
   readonly loadFailurePolicy: LoadFailurePolicy;
   /**
    * Publishes the handshake metadata of all workers and opens the side-channel listener (vLLM: `set_xfer_handshake_metadata`). Call it once,
-   * before the first request. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`.
+   * before the first request, and again after the caches were registered again (`WorkerConnector.unregisterKvCaches`): peers then shake hands anew. Errors:
+   * `KV_SIDE_CHANNEL_BIND_FAILED`.
    */
   setHandshakeMetadata(workers: readonly WorkerHandshakeMetadata[]): Promise<void>;
   /**
@@ -154,16 +163,38 @@ export interface SchedulerConnector {
    */
   requestQueued?(request: ConnectorRequest): void;
   /**
+   * Returns how many of its prompt's first tokens the engine computes for a request (vLLM: `_truncate_request_for_prefill`): all of them, or fewer where the
+   * decode engine must compute the last ones itself, because its cache has states. Call it before any other method for the request. Where the number
+   * is smaller, the engine takes the request for one with a prompt of so many tokens and one token of output, also in the calls that follow. A connector that
+   * needs this refuses prefill requests of engines that do not call it: `KV_PLAN_UNSUPPORTED` from `matchedTokens`.
+   */
+  tokensToPrefill?(request: ConnectorRequest): number;
+  /**
    * Returns how many tokens a peer supplies (vLLM: `get_num_new_matched_tokens`). The engine may call it more than once for a request. Errors:
    * `KV_REQUEST_INVALID` for invalid parameters, `KV_PLAN_UNSUPPORTED` for a cache with which a peer's KV cannot serve the request; the connector then
-   * releases the peer's blocks where the protocol allows.
+   * releases the peer's blocks where the protocol allows. `computedTokens` gives the tokens that each KV cache group has, where some have fewer than
+   * `numComputedTokens` (vLLM: `supports_divergent_local_hybrid_hits`): a state may be gone while the attention's blocks are cached. A result above 0 completes
+   * all groups; at 0 the engine must go back to what all of them have. Default: `numComputedTokens` for each.
    */
-  matchedTokens(request: ConnectorRequest, numComputedTokens: number): MatchedTokens;
+  matchedTokens(
+    request: ConnectorRequest,
+    numComputedTokens: number,
+    computedTokens?: readonly number[],
+  ): MatchedTokens;
+  /**
+   * Where the tokens of the request's last `matchedTokens` come from (vLLM: `get_external_cache_hit_sources`). Absent: "external_unspecified".
+   */
+  cacheHitSource?(request: ConnectorRequest): CacheHitSource;
   /**
    * Passes the blocks of an admitted request, those of a local prefix hit first (vLLM: `update_state_after_alloc`). `externalTokens` is the
-   * `tokens` of `matchedTokens`; 0 when all tokens are computed locally.
+   * `tokens` of `matchedTokens`; 0 when all tokens are computed locally. `computedTokens` as in the last call of `matchedTokens`.
    */
-  afterAllocation(request: ConnectorRequest, blockIds: BlockIds, externalTokens: number): void;
+  afterAllocation(
+    request: ConnectorRequest,
+    blockIds: BlockIds,
+    externalTokens: number,
+    computedTokens?: readonly number[],
+  ): void;
   /** Returns the work of this step for every worker (vLLM: `build_connector_meta`). */
   buildStepMetadata(): StepMetadata;
   /**
@@ -202,10 +233,18 @@ export interface WorkerConnector {
   /** Name of the connector. */
   readonly name: string;
   /**
-   * Registers the caches with the transport (vLLM: `register_kv_caches`). Call it once, before the first step. The memory must stay open until
-   * `close` has resolved. Errors: those of the transport and of `@kv/plan` for caches that cannot be transferred.
+   * Registers the caches with the transport (vLLM: `register_kv_caches`). Call it before the first step, and again after `unregisterKvCaches`. The memory must
+   * stay open until that or `close` has resolved. Errors: those of the transport and of `@kv/plan` for caches that cannot be transferred.
    */
   registerKvCaches(caches: KvCaches): Promise<void>;
+  /**
+   * Takes the caches back from the transport, so that the engine may release or move their memory (vLLM: `unregister_kv_caches`, for its sleep mode). Resolves
+   * when no transfer can touch them any more. Requests whose KV was arriving are in the next output with `KV_MEMORY_NOT_REGISTERED`; those that waited for
+   * readers are in `finishedSending`, and their blocks are free. The engine ends or preempts what it computes before, and makes no step until it has called
+   * `registerKvCaches` (vLLM: `restore_kv_caches`), `handshakeMetadata` and `SchedulerConnector.setHandshakeMetadata` again. Optional for the connector: an
+   * engine cannot sleep without.
+   */
+  unregisterKvCaches?(): Promise<void>;
   /** Returns this rank's metadata for `SchedulerConnector.setHandshakeMetadata` (vLLM: `get_handshake_metadata`). */
   handshakeMetadata(): Promise<WorkerHandshakeMetadata>;
   /** Starts the work of a step (vLLM: `start_load_kv`). It does not wait for a peer. Failures of a request are in a later output. */

@@ -33,6 +33,11 @@ export interface KvCacheGroup {
   readonly slidingWindowTokens?: number | undefined;
   /** State groups: blocks at the end of a request's list that are scratch space for speculative decoding. @default 0 */
   readonly speculativeBlocks?: number | undefined;
+  /**
+   * Whether peers exchange the group's blocks (vLLM 0.33: `enable_kv_transfer`). False: no peer gets to know of the group, and the engine fills its blocks
+   * itself, also where a peer supplies the tokens. Block ids that pass between engine and connector list it all the same. @default true
+   */
+  readonly enableKvTransfer?: boolean | undefined;
 }
 
 /** One array of blocks with a constant stride: usually one layer, with K and V packed. */
@@ -105,9 +110,9 @@ export interface KvCacheConfig {
   /** Sizes of the states. Present for models with state-space layers only. */
   readonly stateSpace?: KvStateSpace | undefined;
   /**
-   * Tokens at the end of a prompt that only the decode engine may compute, where the cache has more than its states to tell them (vLLM 0.33:
-   * `_prefill_backoff`, for the bounded replay of sliding windows and for multi-token prediction of several modules). Requests whose prefill engine
-   * has computed them are refused, and a prefill engine on a connector of this project refuses all. A cache with states has at least 1. @default 0
+   * Tokens at the end of a prompt that only the decode engine may compute, where the cache has more than its states to tell them (vLLM 0.33: `_prefill_backoff`,
+   * for the bounded replay of sliding windows and for multi-token prediction of several modules). See `SchedulerConnector.tokensToPrefill`; requests whose prefill
+   * engine has computed them are refused. @default 1 for a cache with states, else 0
    */
   readonly prefillBackoffTokens?: number | undefined;
   /** Whether the engine reuses blocks of earlier prompts. Only state-space models use it: they cannot do so with every peer. @default true */

@@ -41,9 +41,9 @@ export interface PlatformEngineSettings {
 
 /** Settings whose names and types are known. */
 export interface KnownEngineSettings {
-  /** `prefixCaching` or `enable_prefix_caching`; undefined when neither is given. */
+  /** `prefixCaching` or `enable_prefix_caching`, also as on vLLM's command line; undefined when none is given. */
   readonly prefixCaching: boolean | undefined;
-  /** `maxNumSeqs` or `max_num_seqs`; undefined when neither is given. */
+  /** `maxNumSeqs` or `max_num_seqs`, also as on vLLM's command line; undefined when none is given. */
   readonly maxNumSeqs: number | undefined;
 }
 
@@ -94,18 +94,20 @@ function readSetting<T extends keyof SettingTypes>(
   type: T,
 ): SettingTypes[T] | undefined {
   let read: SettingTypes[T] | undefined;
-  for (const name of [ours, vllms]) {
+  let readAs = ours;
+  for (const name of [ours, vllms, vllms.replaceAll("_", "-")]) {
     const value = settings[name] ?? undefined;
     if (value === undefined) continue;
     if (typeof value !== type) {
       throw new KvError("KV_CONFIG_INVALID", `${name} is ${JSON.stringify(value)}, not a ${type}`);
     }
     if (read !== undefined && read !== value) {
-      throw new KvError("KV_CONFIG_INVALID", `${ours} is ${read} and ${vllms} is ${String(value)}`, {
+      throw new KvError("KV_CONFIG_INVALID", `${readAs} is ${read} and ${name} is ${String(value)}`, {
         hint: "give one of the two names",
       });
     }
     read = value as SettingTypes[T];
+    readAs = name;
   }
   return read;
 }

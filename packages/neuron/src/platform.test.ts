@@ -47,7 +47,23 @@ test("vLLM's option names are read", () => {
   expect(codeOf(() => check({ enable_prefix_caching: true }))).toBe("KV_PLATFORM_UNSUPPORTED");
   expect(codeOf(() => check({ max_num_seqs: 2 }))).toBe("KV_PLATFORM_UNSUPPORTED");
   expect(check({ enable_prefix_caching: false, prefixCaching: false, max_num_seqs: 1 })).toEqual([]);
-  expect(check({ enable_prefix_caching: null, max_num_seqs: undefined })).toEqual([]);
+});
+
+test("S1.8: a setting that is missing is vLLM's default, which trn1 cannot handle", () => {
+  const { check } = neuronPlatform();
+  expect(() => check({})).toThrow("prefixCaching is not set, and vLLM's default is on");
+  expect(() => check({ enable_prefix_caching: false, max_num_seqs: null })).toThrow(
+    "maxNumSeqs is not set, and vLLM's default is 128 or more",
+  );
+});
+
+test("S1.8: the spelling of vLLM's command line is read", () => {
+  const { check } = neuronPlatform();
+  expect(codeOf(() => check({ prefixCaching: false, "max-num-seqs": 2 }))).toBe("KV_PLATFORM_UNSUPPORTED");
+  expect(check({ "enable-prefix-caching": false, "max-num-seqs": 1 })).toEqual([]);
+  expect(() => check({ prefixCaching: false, maxNumSeqs: 1, "max-num-seqs": 2 })).toThrow(
+    "maxNumSeqs is 1 and max-num-seqs is 2",
+  );
 });
 
 test("two names of one setting with different values, and values of the wrong type, are refused", () => {

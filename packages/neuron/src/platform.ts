@@ -35,16 +35,20 @@ const REASON = "the Neuron compiler fails on its graphs (NCC_ITEN404, aws-neuron
 const LIMITS: readonly {
   readonly setting: keyof KnownEngineSettings;
   readonly exceeds: (settings: KnownEngineSettings) => boolean;
+  /** What vLLM does where the setting is missing. */
+  readonly vllmDefault: string;
   readonly hint: string;
 }[] = [
   {
     setting: "prefixCaching",
-    exceeds: ({ prefixCaching }) => prefixCaching === true,
+    exceeds: ({ prefixCaching }) => prefixCaching !== false,
+    vllmDefault: "on",
     hint: "start the engine with prefix caching off (vLLM: --no-enable-prefix-caching)",
   },
   {
     setting: "maxNumSeqs",
-    exceeds: ({ maxNumSeqs }) => maxNumSeqs !== undefined && maxNumSeqs > 1,
+    exceeds: ({ maxNumSeqs }) => maxNumSeqs !== 1,
+    vllmDefault: "128 or more",
     hint: "run one sequence at a time (vLLM: --max-num-seqs 1), and more prefill instances",
   },
 ];
@@ -71,13 +75,15 @@ export function neuronPlatform({ family: given = "trn1" }: NeuronPlatformOptions
     check(given) {
       const settings = engineSettings(given);
       const warnings: PlatformWarning[] = [];
-      for (const { setting, exceeds, hint } of LIMITS) {
+      for (const { setting, exceeds, hint, vllmDefault } of LIMITS) {
         if (!exceeds(settings)) continue;
-        const message = `${setting} is ${String(settings[setting])}: on ${family} ${REASON}`;
+        const value = settings[setting];
+        const said = value === undefined ? `not set, and vLLM's default is ${vllmDefault}` : String(value);
+        const message = `${setting} is ${said}: on ${family} ${REASON}`;
         if (isFirstTrainium) {
           throw new KvError("KV_PLATFORM_UNSUPPORTED", message, { hint, details: { family } });
         }
-        warnings.push({ setting, message: `${setting} is ${String(settings[setting])}: on trn1 ${REASON}` });
+        warnings.push({ setting, message: `${setting} is ${said}: on trn1 ${REASON}` });
       }
       return warnings;
     },

@@ -111,6 +111,7 @@ export {
   type RemotePrefillAnswer,
   type RemotePrefillParams,
   type RequestParams,
+  readTransferId,
   type TransferMode,
 } from "./transfer-params/transfer-params.js";
 export { type VllmRequests, vllmRequests } from "./versions/vllm-requests.js";

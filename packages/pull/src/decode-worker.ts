@@ -80,7 +80,7 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
         tracer,
         tasks: this.#running,
         timeoutMs: settings.requestTimeoutMs,
-        hasSingleGroup: caches.config.groups.length === 1,
+        hasSingleGroup: context.hasSingleGroup,
       },
       { run: (receive) => this.#receive(receive), ended: (receive, error) => this.#ended(receive, error) },
     );
@@ -111,11 +111,10 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
   }
 
   /** Fails every receive, and waits until no transfer can touch memory any more; at most `CLOSE_GRACE_MS`. */
-  async close(): Promise<void> {
+  async close(reason = new KvError("KV_AGENT_CLOSED", "the worker was closed")): Promise<void> {
     const { clock, log, notifications } = this.#context;
     this.#heartbeats.close();
-    for (const receive of this.#receives.values())
-      receive.fail(new KvError("KV_AGENT_CLOSED", "the worker was closed"));
+    for (const receive of this.#receives.values()) receive.fail(reason);
     if (this.#running.size === 0) this.#releaseAll();
     else void this.#running.idle().then(() => this.#releaseAll());
     if (await idleWithinGrace(clock, [this.#running, this.#sending, notifications])) return;

@@ -7,7 +7,7 @@ import {
   type WorkerContext,
   type WorkerHalf,
 } from "@kv/connector/building-blocks";
-import type { Log } from "@kv/interface";
+import type { KvError, Log } from "@kv/interface";
 import { decodeRequestControl, type KvNotification, type RequestProof } from "@kv/protocol";
 import type { PullStepMetadata } from "./step-metadata.js";
 
@@ -71,7 +71,11 @@ export class PrefillWorker implements WorkerHalf<PrefillOrders> {
     const nowMs = this.#context.clock.now();
     for (const order of leases) {
       const state = this.#byWireId.get(order.wireId);
-      if (state === undefined) continue;
+      if (state === undefined) {
+        // The caches were unregistered since it was admitted: its blocks are not what a reader would want.
+        this.#context.output.sent(order.requestId);
+        continue;
+      }
       if (state.isReadEarly) this.#sent(state);
       else this.#leases.grant(order.wireId, localLeaseTerms(order, schedulerClockMs, nowMs));
     }
@@ -136,8 +140,10 @@ export class PrefillWorker implements WorkerHalf<PrefillOrders> {
     };
   }
 
-  /** Forgets all requests. */
-  closeLast(): void {
+  /** Forgets all requests. With a reason, those that wait for readers are reported as sent. */
+  closeLast(reason?: KvError): void {
+    const waiting = [...this.#byWireId.values()].filter(({ wireId }) => this.#leases.has(wireId));
+    if (reason !== undefined) for (const { requestId } of waiting) this.#context.output.sent(requestId);
     this.#leases.close();
     this.#byWireId.clear();
     this.#byRequestId.clear();

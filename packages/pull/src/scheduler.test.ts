@@ -32,10 +32,10 @@ const PARAMS: KvTransferParams = {
   remote_prefill_cached_tokens: 0,
 };
 
-function setUp(cache: KvCacheConfig = simConfig(16), role = "kv_both") {
+function setUp(cache: KvCacheConfig = simConfig(16)) {
   const clock = manualClock(1000);
   const scheduler = createPullScheduler({
-    config: readTransferConfig({ kv_connector: "pull", kv_role: role }),
+    config: readTransferConfig({ kv_connector: "pull", kv_role: "kv_both" }),
     engine: engineIdentity("d-engine"),
     cache,
     sideChannel: memorySideChannel({ network: memoryNetwork({ clock }) }),
@@ -43,6 +43,7 @@ function setUp(cache: KvCacheConfig = simConfig(16), role = "kv_both") {
   });
   const decode = {
     queued: (request: ConnectorRequest) => scheduler.requestQueued(request),
+    tokensToPrefill: (request: ConnectorRequest) => scheduler.tokensToPrefill(request),
     matched: (request: ConnectorRequest, computed: number) => scheduler.matchedTokens(request, computed),
     allocated: (request: ConnectorRequest, blockIds: BlockIds, tokens: number) =>
       scheduler.afterAllocation(request, blockIds, tokens),
@@ -139,20 +140,32 @@ describe("a cache whose last prompt tokens only the decode engine may compute (v
     );
   });
 
-  it("does not prefill for a decode engine", () => {
+  it("prefills for a decode engine that computes the last token itself, where its own engine leaves it out", () => {
     const { decode, request } = setUp(states);
     const produced = request("p", { do_remote_decode: true, do_remote_prefill: false });
-    const message = `${STATE}: a prefill engine must leave the last 1 tokens of a prompt to the decode engine, and this connector's computes all of them`;
+    expect(decode.tokensToPrefill(produced)).toBe(99);
+    const shortened = { ...produced, numPromptTokens: 99 };
+    expect(decode.matched(shortened, 0)).toEqual({ tokens: 0, async: false });
+    decode.allocated(shortened, [...blocks(7), [8]], 0);
+    // Of requests that no peer takes part in, nothing is left out, and of no more tokens than are left out neither.
+    expect(decode.tokensToPrefill(request("own", {}))).toBe(100);
+    expect(decode.tokensToPrefill(request("one", { do_remote_decode: true }, 1))).toBe(1);
+  });
+
+  it("does not prefill for a decode engine where its own engine computes all tokens", () => {
+    const { decode, request } = setUp(states);
+    const produced = request("p", { do_remote_decode: true, do_remote_prefill: false });
+    const message = `${STATE}: a prefill engine must leave the last 1 tokens of a prompt to the decode engine, and this one computes all of them`;
     expect(refusal(() => decode.matched(produced, 0))).toBe(message);
     expect(refusal(() => decode.allocated(produced, [...blocks(7), [8]], 0))).toBe(message);
+    expect(decode.tokensToPrefill(produced)).toBe(99);
+    expect(refusal(() => decode.matched(produced, 0))).toMatch(/computes 100, not 99/);
     expect(rest(decode)).toEqual([0, 0, false]);
     // Requests that no peer takes part in are none of its business.
     expect(decode.matched(request("own", {}), 0)).toEqual({ tokens: 0, async: false });
   });
 
-  it("of a producer is refused when the scheduler is created, and so is a number that is none", () => {
-    expect(refusal(() => setUp(states, "kv_producer"))).toMatch(/group 1 of the KV cache is "mamba"/);
-    expect(refusal(() => setUp(states, "kv_consumer"))).toBeUndefined();
+  it("a number that is none is refused when the scheduler is created", () => {
     expect(() => setUp({ ...replayed, prefillBackoffTokens: 0.5 })).toThrow(
       /prefillBackoffTokens is 0.5, expected 0 or more/,
     );

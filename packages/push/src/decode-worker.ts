@@ -69,8 +69,8 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
         output,
         tracer,
         tasks: this.#running,
-        timeoutMs: settings.registrationTimeoutMs,
-        hasSingleGroup: caches.config.groups.length === 1,
+        timeoutMs: settings.kvPeerRegistrationTimeoutMs,
+        hasSingleGroup: context.hasSingleGroup,
       },
       { run: (receive) => this.#run(receive), ended: (receive, error) => this.#ended(receive, error) },
     );
@@ -160,22 +160,25 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
 
   /**
    * Withdraws all registrations, and waits until no WRITE can arrive any more, for `CLOSE_GRACE_MS` at most. Requests that still wait
-   * then are abandoned without a report: their blocks may be written to until the agent is closed.
+   * then are abandoned, without a report where no reason is given: their blocks may be written to until the agent is closed.
    */
-  async close(): Promise<void> {
+  async close(reason?: KvError): Promise<void> {
     const { clock, log, notifications } = this.#context;
     this.#closed = true;
     this.#heartbeats.close();
-    for (const receive of this.#receives.values())
-      receive.abort(new KvError("KV_AGENT_CLOSED", "the worker was closed"));
+    for (const receive of this.#receives.values()) {
+      if (reason === undefined) receive.abort(new KvError("KV_AGENT_CLOSED", "the worker was closed"));
+      else receive.fail(reason);
+    }
     if (await idleWithinGrace(clock, [this.#running, this.#sending, notifications])) return;
     log.warn("close-did-not-wait", {
       receives: this.#running.size,
       notifications: this.#sending.size + notifications.size,
     });
-    this.#receives.abandonAll();
+    if (reason === undefined) this.#receives.abandonAll();
     this.#liveness.close();
     this.#replies.abandonAll();
+    if (reason !== undefined) await this.#running.idle();
   }
 
   #notificationIgnored(requestId: string, from: string): void {

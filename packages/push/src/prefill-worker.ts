@@ -16,6 +16,7 @@ import {
 } from "@kv/protocol";
 import { type ConsumerEngine, consumerEngines } from "./prefill/consumer-engine.js";
 import { EndedNotices } from "./prefill/ended-notices.js";
+import { EndedRegistrations } from "./prefill/ended-registrations.js";
 import { LayerwiseWrites } from "./prefill/layerwise-writes.js";
 import {
   FinishedRequests,
@@ -23,7 +24,7 @@ import {
   type ProducedRequest,
   ProducedRequests,
 } from "./prefill/produced-requests.js";
-import { EndedRegistrations, RegistrationMatcher, registrationKey } from "./prefill/registrations.js";
+import { RegistrationMatcher, registrationKey } from "./prefill/registrations.js";
 import { WriteDispatcher } from "./prefill/write-blocks.js";
 import type { PushStepMetadata } from "./step-metadata.js";
 
@@ -80,7 +81,10 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
     this.#matcher = new RegistrationMatcher({
       clock,
       requests: this.#requests,
-      waitMs: settings.registrationTimeoutMs,
+      waitMs: {
+        plain: settings.registrationTimeoutMs,
+        own: settings.kvPeerRegistrationTimeoutMs,
+      },
       onExpired: (key, registration) =>
         this.#refuse(
           key,
@@ -188,17 +192,25 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
     };
   }
 
-  /** Aborts everything, and waits until no WRITE can touch memory any more, for `CLOSE_GRACE_MS` at most. */
-  async close(): Promise<void> {
-    const { clock, log } = this.#context;
+  /**
+   * Aborts everything, and waits until no WRITE can touch memory any more, for `CLOSE_GRACE_MS` at most. With a reason, the consumers that wait are told, and
+   * finished requests are reported as sent.
+   */
+  async close(reason?: KvError): Promise<void> {
+    const { clock, log, output } = this.#context;
     this.#closed = true;
-    this.#endedNotices.close();
-    this.#matcher.close();
+    const waiting = this.#matcher.takeAll();
+    if (reason === undefined) this.#endedNotices.close();
+    else for (const [key, registration] of waiting) this.#refuse(key, registration, reason);
     this.#layerwise?.close();
-    this.#finished.close();
-    if (!(await idleWithinGrace(clock, [this.#dispatcher, this.#finished]))) {
+    this.#finished.close(reason);
+    if (!(await idleWithinGrace(clock, [this.#dispatcher, this.#finished, this.#endedNotices]))) {
       log.warn("close-did-not-wait", { writes: this.#dispatcher.size });
     }
+    this.#endedNotices.close();
+    if (reason !== undefined)
+      for (const { requestId, finished } of this.#requests)
+        if (finished !== undefined) output.sent(requestId);
     this.#requests.clear();
   }
 
@@ -231,7 +243,8 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
       if (this.#layerwise === undefined) this.#requests.end(request);
       else this.#finished.free(request);
     }
-    for (const [key, registration] of this.#matcher.takeNaming(requestId)) {
+    const transferId = request?.transferId;
+    for (const [key, registration] of this.#matcher.takeNaming({ requestId, transferId })) {
       const message = `request ${requestId} ended at the prefill worker before its prompt was computed`;
       this.#refuse(key, registration, new KvError("KV_REQUEST_ABORTED", message));
     }

@@ -1,10 +1,12 @@
 import {
   type EngineAddress,
   engineKey,
+  type OpenEngine,
   type PendingReceives,
   type RemoteEngines,
 } from "@kv/connector/building-blocks";
 import { type Clock, KvError } from "@kv/interface";
+import type { LeaseReply } from "@kv/protocol";
 import type { RegistrationOrder } from "./step-metadata.js";
 
 /** Options of `ProducerLiveness`. */
@@ -47,13 +49,15 @@ export class ProducerLiveness {
     const first = waiting[0];
     if (first === undefined || engine === undefined) return;
     const canBeProbed = engine.incarnation !== undefined;
-    const process = canBeProbed ? await this.probe(first.order) : undefined;
+    const reply = canBeProbed ? await this.probe(first.order) : undefined;
     const missed = (this.#missed.get(key) ?? 0) + 1;
     this.#missed.set(key, missed);
-    if (process === undefined ? missed < 2 : process === engine.incarnation) return;
+    if (reply === undefined ? missed < 2 : isSameAgent(engine, reply)) return;
     this.#missed.delete(key);
     const silent = canBeProbed ? "stopped answering" : "stopped receiving heartbeats";
-    const reason = process === undefined ? silent : "was restarted";
+    const isAwake = reply?.incarnation === engine.incarnation;
+    const answered = isAwake ? "registered its KV caches again" : "was restarted";
+    const reason = reply === undefined ? silent : answered;
     engines.drop(engine, `it ${reason}`);
     for (const receive of waiting) {
       const message = `engine ${engineId} ${reason} before it wrote the KV of request ${receive.order.requestId}`;
@@ -61,8 +65,8 @@ export class ProducerLiveness {
     }
   }
 
-  /** The incarnation of the process that answers at the producer's address; undefined if none answers in time. Never rejects. */
-  async probe({ remote }: RegistrationOrder): Promise<string | undefined> {
+  /** The answer of the process at the producer's address; undefined if none answers in time. Never rejects. */
+  async probe({ remote }: RegistrationOrder): Promise<LeaseReply | undefined> {
     const { clock, probeTimeoutMs, engines } = this.#options;
     const controller = new AbortController();
     this.#probes.add(controller);
@@ -71,7 +75,7 @@ export class ProducerLiveness {
       probeTimeoutMs,
     );
     try {
-      return (await engines.queryLease(remote, controller.signal)).incarnation;
+      return await engines.queryLease(remote, controller.signal);
     } catch {
       return undefined;
     } finally {
@@ -85,4 +89,12 @@ export class ProducerLiveness {
     const reason = new KvError("KV_AGENT_CLOSED", "the worker was closed");
     for (const probe of this.#probes) probe.abort(reason);
   }
+}
+
+/** Whether the agents of an open engine are those of the process that answered. One that has registered its caches again has closed them before. */
+export function isSameAgent(
+  { incarnation, registrationGeneration = 0 }: Pick<OpenEngine, "incarnation" | "registrationGeneration">,
+  reply: LeaseReply,
+): boolean {
+  return incarnation === reply.incarnation && (reply.registrationGeneration ?? 0) <= registrationGeneration;
 }

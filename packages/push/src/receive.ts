@@ -13,7 +13,7 @@ import {
 import { type Clock, type KvCacheConfig, KvError, type Timer } from "@kv/interface";
 import { planRequest, type RequestPlan } from "@kv/plan";
 import { encodeRegistration, encodeWithdrawal, PUSH_CONTROL, type Registrant } from "@kv/protocol";
-import type { ProducerLiveness } from "./producer-liveness.js";
+import { isSameAgent, type ProducerLiveness } from "./producer-liveness.js";
 import { assertVllmCanWrite, placeholderBlocks } from "./receive-plan.js";
 import type { RegistrationOrder } from "./step-metadata.js";
 
@@ -36,7 +36,7 @@ const REPORT_GRACE_MS = 500;
 /**
  * Receives the KV of one request that a producer writes: registers the blocks, waits for the done notification of each of the producer's
  * ranks, then runs the receive pass. Settles when no WRITE can arrive any more; or after `blocksAtRiskMs`, or when the worker abandons
- * it, although a WRITE may still arrive. A vLLM P does not compare the prompts. Errors: `ReceiveError`.
+ * it, although a WRITE may still arrive. A vLLM P does not compare the prompts, and never says that it will not write. Errors: `ReceiveError`.
  */
 export async function receivePush(
   receive: PendingReceive<RegistrationOrder>,
@@ -49,6 +49,7 @@ export async function receivePush(
     throw ReceiveError.from(unreachable, "KV_HANDSHAKE_REFUSED", "push_reg_handshake_failed", signal);
   });
   try {
+    if (!engine.features.has(PUSH_CONTROL)) receive.allow(options.context.settings.registrationTimeoutMs);
     await new PushReceive(receive, replies, engine, options).run();
     receive.isVerified = engine.features.has(PUSH_CONTROL);
   } finally {
@@ -195,8 +196,8 @@ class PushReceive {
       if (silent().length === 0 || clock.now() >= giveUpMs) return;
       // A vLLM process sends no incarnation: a restart cannot be detected.
       if (this.#engine.incarnation === undefined || round === 0) continue;
-      const process = await liveness.probe(order);
-      if (process !== undefined && process !== this.#engine.incarnation) return;
+      const reply = await liveness.probe(order);
+      if (reply !== undefined && !isSameAgent(this.#engine, reply)) return;
     }
   }
 

@@ -44,21 +44,31 @@ describe("a cache with states, whose last prompt token only the decode engine ma
     expect(scheduler.matchedTokens(request("r", answer), 0)).toEqual({ tokens: 39, async: true });
   });
 
-  it("refuses one that has computed it, and one that has not answered yet", async () => {
+  it("refuses one that has computed it, and one that does not say how many it computes", async () => {
     const scheduler = await setUp();
     const answer = { ...coordinates, remote_num_tokens: 40, remote_block_ids: [[1, 2, 3], [4]] };
     expect(() => scheduler.matchedTokens(request("r", answer), 0)).toThrow(
       /group 1 of the KV cache is "mamba", .* last 1 of 40 prompt tokens to this one, and it has computed 40/,
     );
-    const early = { ...coordinates, remote_request_id: "other" };
+    const early = { ...coordinates, remote_request_id: "other", remote_block_ids: [[1, 2, 3], [4]] };
     expect(() => scheduler.matchedTokens(request("s", early), 0)).toThrow(
       /does not say how many it computes/,
     );
   });
 
-  it("does not prefill for a decode engine", async () => {
+  it("asks one that has not answered yet for all tokens but the last", async () => {
+    const scheduler = await setUp();
+    expect(scheduler.matchedTokens(request("r", coordinates), 0)).toEqual({ tokens: 39, async: true });
+  });
+
+  it("prefills for a decode engine where its own engine leaves the last token out", async () => {
     const produced = request("p", { do_remote_decode: true, do_remote_prefill: false });
     const scheduler = await setUp();
-    expect(() => scheduler.matchedTokens(produced, 0)).toThrow(/this connector's computes all of them/);
+    expect(() => scheduler.matchedTokens(produced, 0)).toThrow(/this one computes all of them/);
+    expect(scheduler.tokensToPrefill(produced)).toBe(39);
+    expect(scheduler.matchedTokens({ ...produced, numPromptTokens: 39 }, 0)).toEqual({
+      tokens: 0,
+      async: false,
+    });
   });
 });

@@ -143,12 +143,12 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
     const { wireId, generation } = this.#generations.begin(requestId);
     this.#openGenerations.set(generation, true);
     const oldestOpen = this.#openGenerations.oldest?.key ?? generation;
-    const { host, port } = this.#context.address();
+    const { host, port, registrationGeneration } = this.#context.address();
     const secret = this.#secrets.of(remote);
     this.#registrations.push({
       ...{ requestId, wireId, secret, generation, oldestOpen, remote },
       ...blocks,
-      ...{ host, port },
+      ...{ host, port, registrationGeneration },
     });
     if (!blocks.isAwaited) this.ended(requestId);
   }

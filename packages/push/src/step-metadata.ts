@@ -45,6 +45,8 @@ export interface RegistrationOrder {
   readonly host: string;
   /** The port of this engine's handshake listener. */
   readonly port: number;
+  /** How often this engine has registered its KV cache. */
+  readonly registrationGeneration?: number | undefined;
 }
 
 /** The connector's name in step metadata. */

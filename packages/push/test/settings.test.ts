@@ -39,6 +39,30 @@ describe("push_registration_timeout", () => {
     expect(d.outstanding().blocks).toBe(0);
     await play.end();
   });
+
+  it("is 480 s at a plain vLLM P by default, as in 0.33: a prompt that waits in P's queue for 300 s still arrives", async () => {
+    const play = createScenario();
+    const p = await play.engine("p", { plain: true });
+    const d = await play.engine("d");
+    const work = d.decode({ ...prompt(1), params: coordinatesOf(p, "r1") });
+    await play.clock.advance(300_000);
+    await play.clock.settle(p.prefill(prompt(1)));
+    expect(await play.outcome(work)).toBe("ok");
+    const outcome = await ended(play, d.decode({ ...prompt(2), params: coordinatesOf(p, "r2") }));
+    expect(outcome).toMatchObject({ outcome: "KV_REQUEST_TIMEOUT", seconds: 480 });
+    // D keeps the blocks for another 480 s: that P may still write to them.
+    await play.clock.advance(500_000);
+    await play.end();
+  });
+
+  it("is 60 s at a P of @kv by default", async () => {
+    const play = createScenario();
+    const p = await play.engine("p");
+    const d = await play.engine("d");
+    const outcome = await ended(play, d.decode({ ...prompt(1), params: coordinatesOf(p, "r1") }));
+    expect(outcome).toMatchObject({ outcome: "KV_REQUEST_TIMEOUT", seconds: 60 });
+    await play.end();
+  });
 });
 
 it("enable_permute_local_kv warns: push converts without it", async () => {

@@ -108,6 +108,7 @@ export function testContext(options: TestContextOptions): WorkerContext {
         features: new Set(options.features),
       }),
     },
+    hasSingleGroup: model.groups.length === 1,
     output: new WorkerOutputQueue(settings),
     notifications: new NotificationSender({ agent, log: silentLog }),
     localLists: new SharedLocalLists(agent),

@@ -1,19 +1,21 @@
 import { KvError } from "@kv/interface";
-import { findLibrary, nixlTransport } from "@kv/nixl";
+import { findLibrary, type NixlTransport, nixlTransport } from "@kv/nixl";
 
 export type TransportName = "nixl" | "memory";
 
 /**
  * Chooses NIXL when it is installed, otherwise the embedded memory transport, with a line that names the command to install NIXL. Errors: those of NIXL
- * when `requested` is "nixl".
+ * when `requested` is "nixl"; `KV_BACKEND_UNAVAILABLE` for a variable that names no backend, in any case.
  */
 export async function chooseTransport(
   requested: TransportName | undefined,
   say: (line: string) => void,
 ): Promise<TransportName> {
   if (requested === "memory") return "memory";
+  // Throws for a wrong setting, which is no missing NIXL.
+  const probed = nixlTransport();
   try {
-    await probeNixl();
+    await probeNixl(probed);
     return "nixl";
   } catch (error) {
     const failure = KvError.from(error, "KV_TRANSPORT_UNAVAILABLE", "NIXL cannot be used");
@@ -27,8 +29,7 @@ export async function chooseTransport(
 }
 
 /** Checks that the addon loads and the library exists; the instances open it. Errors: those of `@kv/nixl`. */
-async function probeNixl(): Promise<void> {
-  const transport = nixlTransport();
+async function probeNixl(transport: NixlTransport): Promise<void> {
   try {
     transport.allocate(4096).close();
     await findLibrary();

@@ -1,3 +1,4 @@
+import { memoryMetrics } from "@kv/connector";
 import { KvError } from "@kv/interface";
 import { describe, expect, it } from "vitest";
 import { arithmeticModel } from "../../test/support/arithmetic-model.js";
@@ -13,7 +14,7 @@ const blockSize = 4;
 function setUp(
   given: { connector?: ScriptedConnector; numBlocks?: number; tp?: number; eos?: number[] } & Pick<
     EngineOptions,
-    "hooks" | "clock" | "maxConcurrentBatches" | "maxNumBatchedTokens" | "reportLayers"
+    "hooks" | "clock" | "metrics" | "maxConcurrentBatches" | "maxNumBatchedTokens" | "reportLayers"
   > = {},
 ) {
   const { connector, numBlocks = 64, tp = connector?.workers.length ?? 1, eos = [], hooks, clock } = given;
@@ -31,6 +32,7 @@ function setUp(
     maxNumBatchedTokens,
     reportLayers,
     ...(clock === undefined ? {} : { clock }),
+    ...(given.metrics === undefined ? {} : { metrics: given.metrics }),
   });
   return { model, pool, blocks, engine };
 }
@@ -64,6 +66,60 @@ async function deliver(
 
 /** Lets all pending microtasks and callbacks run. */
 const settled = () => new Promise((resolve) => setTimeout(resolve, 0));
+
+describe("a prefill whose last tokens are the decode engine's", () => {
+  it("vllm#37310: computes no more tokens of the prompt than the connector says, and one token of output", async () => {
+    const connector = scriptedConnector();
+    const asked: number[] = [];
+    const tokensToPrefill = ({ numPromptTokens }: { readonly numPromptTokens: number }) => {
+      asked.push(numPromptTokens);
+      return numPromptTokens - 1;
+    };
+    const { engine } = setUp({
+      connector: { ...connector, scheduler: { ...connector.scheduler, tokensToPrefill } },
+    });
+    const kvTransferParams = { do_remote_decode: true };
+    const request = { requestId: "r", promptTokens: prompt(9), maxTokens: 5, kvTransferParams };
+    expect((await engine.submit(request).done).tokens).toHaveLength(1);
+    expect(asked).toEqual([9]);
+    // Two blocks of four tokens hold the eight that were computed.
+    expect(connector.allocated.get("r")?.blockIds).toHaveLength(2);
+    await engine.close();
+  });
+});
+
+describe("metrics of the sources of a prompt's KV, under vLLM's names", () => {
+  it("count computed tokens, those of the prefix cache, and a peer's by the connector's source", async () => {
+    const connector = scriptedConnector();
+    const metrics = memoryMetrics();
+    const set = setUp({
+      connector: { ...connector, scheduler: { ...connector.scheduler, cacheHitSource: () => "p2p" } },
+      metrics,
+    });
+    const { engine } = set;
+    await engine.submit({ requestId: "a", promptTokens: prompt(10), maxTokens: 1 }).done;
+    const kvTransferParams = { remote_tokens: 14 };
+    const request = { requestId: "b", promptTokens: prompt(14), maxTokens: 1, kvTransferParams };
+    const { done } = engine.submit(request);
+    await expect.poll(() => connector.allocated.has("b")).toBe(true);
+    await deliver(set, connector, request);
+    connector.received("b");
+    await done;
+    const counted = (name: string, source: string) =>
+      new RegExp(`^vllm:${name}(?:_total)?\\{source="${source}"\\} (\\d+)$`, "m").exec(metrics.render())?.[1];
+    expect(
+      ["device", "host", "p2p", "disk", "external_unspecified"].map((source) =>
+        counted("prompt_tokens_cached_by_source", source),
+      ),
+    ).toEqual(["8", "0", "6", "0", "0"]);
+    expect(
+      ["local_compute", "local_cache_hit", "external_kv_transfer"].map((source) =>
+        counted("prompt_tokens_by_source", source),
+      ),
+    ).toEqual(["10", "8", "6"]);
+    await engine.close();
+  });
+});
 
 describe("a connector with pending work", () => {
   it("steps again at once, and pauses before further steps", async () => {

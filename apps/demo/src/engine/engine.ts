@@ -77,7 +77,7 @@ export class Engine {
     const { model, pool, blocks, connector, hooks = {}, maxNumSeqs = 64, reportLayers = false } = options;
     this.#options = options;
     this.#ambient = ambient(options);
-    const { clock, log } = this.#ambient;
+    const { clock, log, metrics } = this.#ambient;
     this.#connector = connector?.scheduler;
     this.#workers = connector?.workers ?? [];
     this.#scheduler = new Scheduler({
@@ -88,6 +88,7 @@ export class Engine {
       maxNumSeqs,
       clock,
       log,
+      metrics,
     });
     this.#runner = new ModelRunner({ model, pool, clock, workers: this.#workers, reportLayers });
     this.#aggregator = createWorkerOutputAggregator({ workers: this.#workers.length });
@@ -99,8 +100,9 @@ export class Engine {
    * Queues a request. Errors, thrown: those of `checkRequest`; `KV_REQUEST_INVALID` for an id that is in use; `KV_ENGINE_FAILED` after
    * `close`.
    */
-  submit(request: EngineRequest): EngineHandle {
+  submit(given: EngineRequest): EngineHandle {
     const { model, pool, blocks, prefixCaching = true } = this.#options;
+    const request = this.#shortened(given);
     const { requestId } = request;
     const { blockSize } = pool.config;
     if (this.#closing !== undefined)
@@ -145,6 +147,15 @@ export class Engine {
       log.warn("blocks-not-released", { requestId, error: String(error) });
     }
     this.#wakeup.wake();
+  }
+
+  /** The request as this engine computes it: a prefill for a decode engine may have to leave the last tokens of its prompt to that one. */
+  #shortened(request: EngineRequest): EngineRequest {
+    const { requestId, promptTokens, kvTransferParams } = request;
+    const numPromptTokens = promptTokens.length;
+    const numTokens = this.#connector?.tokensToPrefill?.({ requestId, numPromptTokens, kvTransferParams });
+    if (numTokens === undefined || numTokens >= numPromptTokens) return request;
+    return { ...request, promptTokens: promptTokens.slice(0, numTokens), maxTokens: 1 };
   }
 
   #abort(record: RequestRecord, reason: string): void {

@@ -1,8 +1,12 @@
+import { METRICS } from "@kv/connector";
 import {
+  CACHE_HIT_SOURCES,
+  type CacheHitSource,
   type Clock,
   type FailedReceive,
   KvError,
   type Log,
+  type Metrics,
   type SchedulerConnector,
   type WorkerOutput,
 } from "@kv/interface";
@@ -19,6 +23,7 @@ export interface SchedulerOptions {
   readonly maxNumSeqs: number;
   readonly clock: Clock;
   readonly log: Log;
+  readonly metrics: Metrics;
 }
 
 /** A part of a batch: the next tokens of a request whose KV is computed. */
@@ -37,6 +42,7 @@ export class Scheduler {
 
   constructor(options: SchedulerOptions) {
     this.#options = options;
+    for (const source of CACHE_HIT_SOURCES) this.#countCached(source, 0);
   }
 
   /** Requests without an outcome, in order of arrival. */
@@ -155,6 +161,12 @@ export class Scheduler {
       record.numComputedTokens = numComputedTokens;
       record.remoteTokens = matched.tokens;
       record.state = matched.tokens > 0 ? "remote" : "running";
+      // As in vLLM, at admission.
+      this.#countCached("device", numComputedTokens);
+      if (matched.tokens > 0) {
+        const source = connector?.cacheHitSource?.(record.connectorRequest) ?? "external_unspecified";
+        this.#countCached(source, matched.tokens);
+      }
       // The connector gets the blocks of the prompt only, not the room for the output.
       const shared = blocksFor(matched.tokens > 0 ? covered : numPromptTokens, blockSize);
       connector?.afterAllocation(record.connectorRequest, [record.blockIds.slice(0, shared)], matched.tokens);
@@ -203,7 +215,10 @@ export class Scheduler {
         ...{ requestId, kvTransferParams, blockIds, tokens, forwardMs, queuedMs, startedMs },
       });
     }
-    if (succeeded) this.#cacheOutput(record);
+    if (succeeded) {
+      this.#cacheOutput(record);
+      this.#countPrompt(record);
+    }
     const computed = state === "waiting" ? [] : blockIds.slice(0, blocksFor(numComputedTokens, blockSize));
     const finished = connector?.requestFinished(connectorRequest, [computed], reason) ?? {
       keepBlocks: false,
@@ -340,6 +355,23 @@ export class Scheduler {
   #cacheOutput(record: RequestRecord): void {
     const tokens = record.sequence.slice(0, record.numComputedTokens);
     this.#cache(record, blockHashes(tokens, this.#options.blockSize));
+  }
+
+  #countCached(source: CacheHitSource, tokens: number): void {
+    this.#options.metrics.count(METRICS.promptTokensCachedBySource, tokens, { source });
+  }
+
+  /** Counts a prompt's tokens under vLLM's names of their sources. */
+  #countPrompt({ request, cachedBlocks, remoteTokens }: RequestRecord): void {
+    const { blockSize, metrics } = this.#options;
+    const local = cachedBlocks * blockSize;
+    const tokens = {
+      local_compute: request.promptTokens.length - local - remoteTokens,
+      local_cache_hit: local,
+      external_kv_transfer: remoteTokens,
+    };
+    for (const [source, count] of Object.entries(tokens))
+      metrics.count(METRICS.promptTokensBySource, count, { source });
   }
 
   #cache({ blockIds, uncacheable }: RequestRecord, hashes: readonly string[]): void {

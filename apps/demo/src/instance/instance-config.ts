@@ -68,6 +68,8 @@ const instanceConfigSchema = z.strictObject({
   prefixCaching: z.boolean().optional(),
   /** `cpu`, or `neuron`: a simulated device whose blocks are staged through host memory. */
   platform: z.enum(["cpu", "neuron"]).default("cpu"),
+  /** EC2 instance type or family of the simulated device: on trn1 settings beyond its limits are refused, on others they warn. Default: trn1. */
+  neuronFamily: z.string().min(1).optional(),
   /** Module of a transport, in place of NIXL: a package, a path or a URL. */
   transportModule: z.string().min(1).optional(),
   /** Module of a platform, in place of `platform`. Its device's memory is host memory here. */

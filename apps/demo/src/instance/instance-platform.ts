@@ -45,13 +45,13 @@ export async function choosePlatform(
   connector: ConnectorModule,
   { clock, log }: { clock: Clock; log: Log },
 ): Promise<InstancePlatform> {
-  const { platform: name, platformModule, maxNumSeqs, prefixCaching } = config;
+  const { platform: name, platformModule, neuronFamily, maxNumSeqs, prefixCaching } = config;
   const isNeuron = name === "neuron" && platformModule === undefined;
   const chosen =
     platformModule !== undefined
       ? await createPlatform(platformModule, { log })
       : isNeuron
-        ? neuronPlatform()
+        ? neuronPlatform(neuronFamily === undefined ? {} : { family: neuronFamily })
         : cpuPlatform();
   const isStaged = chosen.capabilities.registersAs.length === 0;
   // A platform with staging runs one sequence, without prefix hits, unless the settings say otherwise; it may refuse them.

@@ -20,7 +20,8 @@ describe("connectorSettings", () => {
       leaseMarginMs: 5000,
       engineTtlMs: 3_600_000,
       requestTimeoutMs: 60_000,
-      registrationTimeoutMs: 60_000,
+      registrationTimeoutMs: 480_000,
+      kvPeerRegistrationTimeoutMs: 60_000,
       blocksAtRiskMs: 480_000,
       handshakeTimeoutMs: 5000,
       enforceCompatibility: true,
@@ -34,6 +35,12 @@ describe("connectorSettings", () => {
 
   it("derives heartbeat times from the lease, and reads the environment variable and the other settings", () => {
     expect(read({ kv_lease_duration: 6 })).toMatchObject({ extensionMs: 4000, heartbeatIntervalMs: 1000 });
+    // As vLLM 0.33's push_scheduler.py.
+    expect(read({ decoder_kv_blocks_ttl: 90 }).registrationTimeoutMs).toBe(90_000);
+    expect(read({ push_registration_timeout: 7 })).toMatchObject({
+      registrationTimeoutMs: 7000,
+      kvPeerRegistrationTimeoutMs: 7000,
+    });
     expect(read({}, { VLLM_NIXL_ABORT_REQUEST_TIMEOUT: "120" }).unattendedLeaseMs).toBe(120_000);
     expect(read({ push_announced_block_size: 32 }).announcedBlockSize).toBe(32);
     expect(read({ engine_ttl: 0, request_timeout: 5, per_worker_ports: true })).toMatchObject({

@@ -18,8 +18,10 @@ export interface ConnectorSettings {
   readonly engineTtlMs: number;
   /** `request_timeout` (60 s): from the order until the KV is in place, with the handshake. */
   readonly requestTimeoutMs: number;
-  /** `push_registration_timeout` (default `request_timeout`): from a registration until the KV is in place, with P's forward pass. */
+  /** `push_registration_timeout` (default `decoder_kv_blocks_ttl`): from a registration until the KV is in place, with P's queue and forward pass. */
   readonly registrationTimeoutMs: number;
+  /** The same at an `@kv` P (default `request_timeout`): it says when it will not write, so that D need not wait for long after a lost message. */
+  readonly kvPeerRegistrationTimeoutMs: number;
   /** `decoder_kv_blocks_ttl` (480 s): how long D does not reuse blocks that a P which does not answer may still write to. */
   readonly blocksAtRiskMs: number;
   /** Timeout of each request on the side channel: 5 s (vLLM). */
@@ -53,11 +55,18 @@ export function connectorSettings({ extra, env }: KvTransferConfig): ConnectorSe
     0.001,
   );
   const requestTimeout = extra.request_timeout ?? 60;
+  const blocksTtl = extra.decoder_kv_blocks_ttl ?? 480;
   const abortTimeout = env.VLLM_NIXL_ABORT_REQUEST_TIMEOUT;
   const handshakeKeys = readHandshakeKeys(
     "kv_connector_extra_config.handshake_key_file",
     extra.handshake_key_file,
   );
+  const registrationTimeout = (otherwise: unknown) =>
+    seconds(
+      "kv_connector_extra_config.push_registration_timeout",
+      extra.push_registration_timeout ?? otherwise,
+      0.001,
+    );
   for (const name of ["handshake_key_require", "side_channel_curve"]) {
     if (extra[name] === undefined || extra[name] === null) continue;
     throw new KvError("KV_CONFIG_INVALID", `kv_connector_extra_config.${name} is no longer a setting`, {
@@ -75,16 +84,9 @@ export function connectorSettings({ extra, env }: KvTransferConfig): ConnectorSe
     leaseMarginMs: Math.min(5000, leaseMs / 6),
     engineTtlMs: seconds("kv_connector_extra_config.engine_ttl", extra.engine_ttl ?? 3600, 0),
     requestTimeoutMs: seconds("kv_connector_extra_config.request_timeout", requestTimeout, 0.001),
-    registrationTimeoutMs: seconds(
-      "kv_connector_extra_config.push_registration_timeout",
-      extra.push_registration_timeout ?? requestTimeout,
-      0.001,
-    ),
-    blocksAtRiskMs: seconds(
-      "kv_connector_extra_config.decoder_kv_blocks_ttl",
-      extra.decoder_kv_blocks_ttl ?? 480,
-      0.001,
-    ),
+    registrationTimeoutMs: registrationTimeout(blocksTtl),
+    kvPeerRegistrationTimeoutMs: registrationTimeout(requestTimeout),
+    blocksAtRiskMs: seconds("kv_connector_extra_config.decoder_kv_blocks_ttl", blocksTtl, 0.001),
     handshakeTimeoutMs: 5000,
     enforceCompatibility: flag("enforce_handshake_compat", extra.enforce_handshake_compat ?? true),
     handshakeKeys,

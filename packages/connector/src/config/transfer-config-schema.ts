@@ -12,7 +12,9 @@ export const kvTransferConfigSchema = z.strictObject({
     .describe("Name of the connector: NixlConnector, or one that was registered under another name."),
   kv_role: z
     .enum(KV_ROLES)
-    .describe("kv_producer prefills, kv_consumer decodes, kv_both does either, per request."),
+    .describe(
+      "kv_producer prefills, kv_consumer decodes, kv_both does either, per request: deprecated as in vLLM 0.33.",
+    ),
   kv_connector_module_path: z
     .string()
     .min(1)
@@ -79,7 +81,7 @@ export const extraConfigSchema = z.looseObject({
   request_timeout: seconds(0.001, "From the order until the KV is in place; 60 by default."),
   push_registration_timeout: seconds(
     0.001,
-    "Push: from the registration until the KV is in place; request_timeout by default.",
+    "Push: from the registration until the KV is in place; by default decoder_kv_blocks_ttl, and request_timeout where the prefill worker is of @kv.",
   ),
   decoder_kv_blocks_ttl: seconds(
     0.001,
@@ -105,6 +107,10 @@ export const extraConfigSchema = z.looseObject({
     .describe(
       "File with the key of the side channel, which then is encrypted and refuses peers without the key, vLLM too; a second line is a second valid key.",
     ),
+  connectors: z
+    .array(z.record(z.string(), z.unknown()))
+    .nullish()
+    .describe("MultiConnector: a kv_transfer_config for each of its connectors, in order of preference."),
   require_kv_peer: flag(
     "Refuse messages of plain vLLM peers, which prove nothing; true with handshake_key_file by default.",
   ),

@@ -24,6 +24,13 @@ test("reads the kv_transfer_config of the Neuron guide unchanged", () => {
   });
 });
 
+test("vllm#43807: warns of kv_both, and of no other role", () => {
+  const { seen, log } = warnings();
+  for (const kv_role of ["kv_producer", "kv_consumer", "kv_both"])
+    readTransferConfig({ kv_connector: "x", kv_role }, { log });
+  expect(seen).toMatchObject([{ event: "role-kv-both-is-deprecated" }]);
+});
+
 test("reads the side-channel address from vLLM's environment variables, and passes num_threads to UCX", () => {
   const given = {
     kv_connector: "x",

@@ -30,7 +30,9 @@ export function readTransferConfig(given: unknown, sources: TransferConfigSource
     if (found !== undefined && found !== usual) log.warn("setting-not-used", { key, value: found });
   }
   if (data.kv_role === "kv_both")
-    log.info("role-kv-both", { note: "vLLM 0.33 calls kv_both deprecated; it works here" });
+    log.warn("role-kv-both-is-deprecated", {
+      note: "vLLM 0.33 will remove kv_both: set kv_producer for prefill instances and kv_consumer for decode instances",
+    });
   const extra = data.kv_connector_extra_config ?? {};
   warnOfUnreadExtra(extra, extraKeys, log);
   const sideChannel = readSideChannelEnvironment(env, log);

@@ -168,7 +168,7 @@ export class ConnectorHandshake {
       ranks: ranks.map(({ ppRank, tpRank, metadata }) => {
         const { tpSize, ppSize } = address;
         const rank = ppSize === 1 ? { tpRank, tpSize } : { tpRank, tpSize, ppRank, ppSize };
-        const geometry = remoteGeometry(metadata, rank, local);
+        const geometry = remoteGeometry(metadata, rank, local, `model ${engine.model.model}`);
         return { tpRank, geometry, agentMetadata: metadata.agentMetadata };
       }),
       clock,

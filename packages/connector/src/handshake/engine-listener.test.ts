@@ -106,6 +106,7 @@ describe("engine listener", () => {
     expect(decodeLeaseReply((await ask(encodeLeaseQuery(query))) ?? [])).toEqual({
       incarnation: "process",
       held,
+      registrationGeneration: 2,
     });
   });
 

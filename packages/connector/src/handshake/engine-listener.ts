@@ -139,7 +139,9 @@ export class EngineListener implements AsyncDisposable {
     const query = decodeLeaseQuery(frames);
     if (query !== undefined) {
       const held = query.engineId === engine.engineId ? holds(query) : { held: false };
-      return [encodeLeaseReply({ incarnation, ...held })];
+      return [
+        encodeLeaseReply({ incarnation, registrationGeneration: this.#registrationGeneration, ...held }),
+      ];
     }
     try {
       const { ppRank, tpRank } = decodeHandshakeRequest(frames);

@@ -251,17 +251,23 @@ describe("rank geometry", () => {
     const told = describeRank(here, { engineId: "e", agentMetadata: new Uint8Array([1]) });
     const refusal = (() => {
       try {
-        remoteGeometry({ ...told, pleBlockLengthBytes: 4096 }, rank, here);
+        remoteGeometry({ ...told, pleBlockLengthBytes: 4096 }, rank, here, "model DeepSeek-V4-Linear");
       } catch (error) {
         return KvError.is(error, "KV_PLAN_UNSUPPORTED") ? error : undefined;
       }
     })();
-    expect(refusal?.message).toMatch(/engine e has a state .* pages of 4096 bytes \(ple_block_len\)/);
+    expect(refusal?.message).toMatch(
+      /^model DeepSeek-V4-Linear: engine e has a state .* pages of 4096 bytes \(ple_block_len\)/,
+    );
   });
 
-  it("refuses prefill context parallelism", () => {
+  it("takes prefill context parallelism, whose decode context parallelism is 1 or the same", () => {
     const here = local();
     const told = describeRank(here, { engineId: "e", agentMetadata: new Uint8Array([1]) });
-    expect(() => remoteGeometry({ ...told, pcpSize: 2 }, rank, here)).toThrow(/context parallelism of 2/);
+    expect(remoteGeometry({ ...told, pcpSize: 2 }, rank, here)).toEqual(here);
+    expect(remoteGeometry({ ...told, pcpSize: 4, dcpSize: 4 }, rank, here).dcpSize).toBe(4);
+    expect(() => remoteGeometry({ ...told, pcpSize: 4, dcpSize: 2 }, rank, here)).toThrow(
+      /prefill context parallelism of 4 and decode context parallelism of 2/,
+    );
   });
 });

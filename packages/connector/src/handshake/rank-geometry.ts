@@ -126,19 +126,28 @@ export function announcedInBlocksOf(metadata: AgentMetadata, tokens: number): Ag
 
 /**
  * A remote rank's geometry from its handshake metadata. The plan checks it against the local one. Fields that an older peer leaves out are
- * taken from the local rank, region by region, as in vLLM. A pipeline stage has only the regions of its own layers, so it must name them.
+ * taken from the local rank, region by region, as in vLLM. A pipeline stage has only the regions of its own layers, so it must name them. Prefill context
+ * parallelism changes nothing for a reader: its first rank serves whole blocks, or its ranks are those of decode context parallelism. `model` names the model
+ * in errors.
  */
-export function remoteGeometry(metadata: AgentMetadata, rank: RankPlace, local: RankGeometry): RankGeometry {
-  if (metadata.pcpSize > 1) {
+export function remoteGeometry(
+  metadata: AgentMetadata,
+  rank: RankPlace,
+  local: RankGeometry,
+  model = "this model",
+): RankGeometry {
+  const { pcpSize, dcpSize } = metadata;
+  if (pcpSize > 1 && dcpSize !== 1 && dcpSize !== pcpSize) {
     throw new KvError(
       "KV_PLAN_UNSUPPORTED",
-      `engine ${metadata.engineId} has prefill context parallelism of ${metadata.pcpSize}; 1 is supported`,
+      `engine ${metadata.engineId} has prefill context parallelism of ${pcpSize} and decode context parallelism of ${dcpSize}: the second must be 1 or the same`,
+      { hint: "as in vLLM 0.33; change --decode-context-parallel-size", details: { pcpSize, dcpSize } },
     );
   }
   if (metadata.pleBlockLengthBytes !== null) {
     throw new KvError(
       "KV_PLAN_UNSUPPORTED",
-      `engine ${metadata.engineId} has a state that is replicated on every rank, in pages of ${metadata.pleBlockLengthBytes} bytes (ple_block_len): this kind of cache is not supported`,
+      `${model}: engine ${metadata.engineId} has a state that is replicated on every rank, in pages of ${metadata.pleBlockLengthBytes} bytes (ple_block_len): this kind of cache is not supported`,
       {
         hint: "serve models with compressed sparse attention and linear layers without KV transfer",
         details: { engineId: metadata.engineId, pleBlockLengthBytes: metadata.pleBlockLengthBytes },

@@ -1,4 +1,4 @@
-/** vLLM 0.33's metric names (v1/nixl/stats.py), so that its dashboards work. Those in `HISTOGRAMS` are histograms, the others counters. */
+/** vLLM 0.33's metric names (v1/nixl/stats.py), so that its dashboards work, and one of this project. Those in `HISTOGRAMS` are histograms, the others counters. */
 export const METRICS = {
   transferSeconds: "vllm:nixl_xfer_time_seconds",
   postSeconds: "vllm:nixl_post_time_seconds",
@@ -9,6 +9,11 @@ export const METRICS = {
   failedNotifications: "vllm:nixl_num_failed_notifications",
   expiredRequests: "vllm:nixl_num_kv_expired_reqs",
   notificationsAfterExpiry: "vllm:nixl_num_notifications_after_expiry",
+  /** Engines count them (v1/metrics/loggers.py): all tokens of prompts, and those that were not computed, by where their KV comes from. */
+  promptTokensBySource: "vllm:prompt_tokens_by_source",
+  promptTokensCachedBySource: "vllm:prompt_tokens_cached_by_source",
+  /** Of this project: vLLM 0.33 throws in its engine step instead. */
+  ignoredNotifications: "kv_connector_num_ignored_notifications",
 } as const;
 
 /** One line per metric, for Prometheus' `# HELP`. */
@@ -22,6 +27,10 @@ export const METRIC_HELP: Readonly<Record<string, string>> = {
   [METRICS.expiredRequests]: "Requests whose lease ended before a decode worker had read their KV.",
   [METRICS.notificationsAfterExpiry]:
     "Notifications for requests that are no longer held; their blocks may have been reused before they were read.",
+  [METRICS.promptTokensBySource]: "Number of prompt tokens by source.",
+  [METRICS.promptTokensCachedBySource]:
+    "Prefix-cache hit tokens by the cache tier that supplied them: device, host, disk, p2p or external_unspecified.",
+  [METRICS.ignoredNotifications]: "Notifications of a form or type that this version does not know.",
 };
 
 const seconds = [0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 5];

@@ -6,6 +6,7 @@ const COUNTERS = [
   METRICS.failedNotifications,
   METRICS.expiredRequests,
   METRICS.notificationsAfterExpiry,
+  METRICS.ignoredNotifications,
 ];
 
 /** The counters and histograms of a connector's worker, under vLLM 0.33's names (`v1/nixl/stats.py`). */
@@ -44,6 +45,11 @@ export class TransferMetrics {
   /** Counts a request whose lease ended before all its readers had completed. */
   leaseExpired(): void {
     this.#metrics.count(METRICS.expiredRequests);
+  }
+
+  /** Counts a notification of a form or type that this version does not know: a newer peer may have more. */
+  notificationIgnored(): void {
+    this.#metrics.count(METRICS.ignoredNotifications);
   }
 
   /** Counts a notification for a request that is no longer known. */

@@ -19,6 +19,7 @@ import {
   type RemoteRequest,
 } from "../scheduler/step-types.js";
 import type { TaskTracker } from "../worker/task-tracker.js";
+import type { WorkerContext } from "../worker/worker-context.js";
 import { addressOf, type EngineAddress, engineKey } from "./engine-address.js";
 
 // Messages about requests to other engines and from them: notifications, heartbeats, lease queries.
@@ -266,11 +267,10 @@ export class HeartbeatSender {
 
 /**
  * Calls `handle` for each notification until the agent closes. A notification that cannot be decoded, or that `handle` refuses by throwing,
- * is logged; nothing that a peer sends ends the loop.
+ * is logged and counted; nothing that a peer sends ends the loop.
  */
 export function receiveNotifications(
-  agent: Agent,
-  log: Log,
+  { agent, log, metrics }: Pick<WorkerContext, "agent" | "log" | "metrics">,
   handle: (notification: KvNotification, from: string) => void,
 ): void {
   async function loop(): Promise<void> {
@@ -278,6 +278,7 @@ export function receiveNotifications(
       try {
         handle(decodeNotification(payload), from);
       } catch (error) {
+        metrics.notificationIgnored();
         log.warn("notification-refused", { from, error: String(error) });
       }
     }

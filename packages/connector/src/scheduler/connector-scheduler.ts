@@ -4,6 +4,7 @@ import {
   type Clock,
   type ConnectorRequest,
   type FinishReason,
+  type KvCacheConfig,
   KvError,
   type LoadFailurePolicy,
   type MatchedTokens,
@@ -14,11 +15,12 @@ import {
   type WorkerHandshakeMetadata,
   type WorkerOutput,
 } from "@kv/interface";
-import type { TransferMode } from "@kv/protocol";
+import { readTransferId, type TransferMode } from "@kv/protocol";
 import { connectorSettings, encryptedSideChannel } from "../config/connector-settings.js";
 import { EngineListener, type ListenerAddress } from "../handshake/engine-listener.js";
+import { ofTransferredGroups, transferredBlocks, transferredConfig } from "../transfer-groups.js";
 import { type DecodeOrders, DecodeRequests, type PromptSource } from "./decode-requests.js";
-import { type PrefillBackoff, prefillBackoff, wholePromptsError } from "./prefill-backoff.js";
+import { prefillBackoff, ShortenedPrompts } from "./prefill-backoff.js";
 import { PrefillScheduler } from "./prefill-scheduler.js";
 
 /** What a connector's `DecodeOrders` are created with. */
@@ -60,13 +62,18 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
   readonly #prefill: PrefillScheduler;
   readonly #orders: DecodeOrders<Source, object>;
   readonly #decode: DecodeRequests<Source>;
-  readonly #backoff: PrefillBackoff | undefined;
+  /** Undefined where P computes whole prompts. */
+  readonly #shortened: ShortenedPrompts | undefined;
+  /** The engine's cache, with the groups that peers do not exchange. */
+  readonly #cache: KvCacheConfig;
   /** Where peers shake hands; undefined until the side channel is open. */
   #address: ListenerAddress | undefined;
   #step = 0;
 
-  /** Errors: `KV_CONFIG_INVALID`, `KV_PLAN_UNSUPPORTED` for a producer's cache whose last tokens must be left to the decode engine. */
-  constructor(options: SchedulerOptions, connector: ConnectorSchedulerOptions<Source>) {
+  /** Errors: `KV_CONFIG_INVALID`. */
+  constructor(given: SchedulerOptions, connector: ConnectorSchedulerOptions<Source>) {
+    this.#cache = given.cache;
+    const options = { ...given, cache: transferredConfig(given.cache) };
     const { config, engine, cache, sideChannel } = options;
     const { clock, log, random } = ambient(options);
     const settings = connectorSettings(config);
@@ -76,8 +83,8 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
         reason: "the prefix cache shares KV of vLLM prefill workers, which nobody compared with its prompt",
       });
     }
-    this.#backoff = prefillBackoff(cache);
-    if (config.role === "kv_producer") this.#requireWholePrompts();
+    const backoff = prefillBackoff(cache);
+    this.#shortened = backoff && new ShortenedPrompts(backoff);
     this.name = connector.name;
     this.loadFailurePolicy = config.loadFailurePolicy;
     this.#clock = clock;
@@ -99,7 +106,7 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
       config: cache,
       orders: this.#orders,
       rememberMs: Math.max(REMEMBER_MS, 2 * settings.leaseMs, settings.unattendedLeaseMs ?? 0),
-      backoff: this.#backoff,
+      backoff,
     });
     this.#prefill = new PrefillScheduler({
       transferMode: connector.transferMode,
@@ -125,16 +132,36 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
     if (asks(request, "do_remote_prefill")) this.#decode.queued(request);
   }
 
+  tokensToPrefill(request: ConnectorRequest): number {
+    const isShortened = this.#shortened !== undefined && asks(request, "do_remote_decode");
+    return isShortened ? this.#shortened.tokensOf(request) : request.numPromptTokens;
+  }
+
+  cacheHitSource(): "p2p" {
+    return "p2p";
+  }
+
   matchedTokens(request: ConnectorRequest, numComputedTokens: number): MatchedTokens {
-    if (asks(request, "do_remote_decode")) this.#requireWholePrompts();
+    if (asks(request, "do_remote_decode")) {
+      this.#shortened?.require(request);
+      readTransferId(request.kvTransferParams);
+    }
     if (!asks(request, "do_remote_prefill")) return { tokens: 0, async: false };
     return this.#decode.matched(request, numComputedTokens);
   }
 
-  afterAllocation(request: ConnectorRequest, blockIds: BlockIds, externalTokens: number): void {
-    if (asks(request, "do_remote_prefill")) this.#decode.allocated(request, blockIds, externalTokens);
-    else if (asks(request, "do_remote_decode")) {
-      this.#requireWholePrompts();
+  afterAllocation(
+    request: ConnectorRequest,
+    given: BlockIds,
+    externalTokens: number,
+    computedTokens?: readonly number[],
+  ): void {
+    const blockIds = transferredBlocks(given, this.#cache);
+    if (asks(request, "do_remote_prefill")) {
+      const computed = computedTokens && ofTransferredGroups(computedTokens, this.#cache);
+      this.#decode.allocated(request, blockIds, externalTokens, computed);
+    } else if (asks(request, "do_remote_decode")) {
+      this.#shortened?.require(request);
       this.#prefill.admitted(request, blockIds);
     }
   }
@@ -152,7 +179,9 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
     };
   }
 
-  requestFinished(request: ConnectorRequest, blockIds: BlockIds, reason: FinishReason): RequestFinished {
+  requestFinished(request: ConnectorRequest, given: BlockIds, reason: FinishReason): RequestFinished {
+    const blockIds = transferredBlocks(given, this.#cache);
+    this.#shortened?.forget(request.requestId);
     if (asks(request, "do_remote_prefill")) return this.#decode.finished(request);
     if (asks(request, "do_remote_decode")) return this.#prefill.finished(request, blockIds, reason);
     return { keepBlocks: false };
@@ -201,11 +230,6 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
       "a request came before setHandshakeMetadata had opened the side channel",
       { hint: "await setHandshakeMetadata before the first request" },
     );
-  }
-
-  /** Errors: `KV_PLAN_UNSUPPORTED` for a cache whose last tokens must be left to the decode engine. */
-  #requireWholePrompts(): void {
-    if (this.#backoff !== undefined) throw wholePromptsError(this.#backoff);
   }
 }
 

@@ -128,12 +128,18 @@ export class DecodeRequests<Source extends PromptSource> {
     // A full prefix hit. D computes the last token in any case, because its logits give the next token.
     const own = Math.max(this.#backoff?.tokens ?? 0, Math.min(1, numPromptTokens - 1));
     if (numComputedTokens >= numPromptTokens - own) return { tokens: 0, async: false };
-    const tokens = Math.min(numPromptTokens, state.source.numTokens ?? numPromptTokens) - numComputedTokens;
+    const left = numPromptTokens - (this.#backoff?.tokens ?? 0);
+    const tokens = Math.min(numPromptTokens, state.source.numTokens ?? left) - numComputedTokens;
     return tokens > 0 ? { tokens, async: true } : { tokens: 0, async: false };
   }
 
-  /** As `SchedulerConnector.afterAllocation`. */
-  allocated(request: ConnectorRequest, blockIds: BlockIds, externalTokens: number): void {
+  /** As `SchedulerConnector.afterAllocation`. Errors: `KV_INTERNAL` for a group that has more tokens than `matched` was told. */
+  allocated(
+    request: ConnectorRequest,
+    blockIds: BlockIds,
+    externalTokens: number,
+    computedTokens?: readonly number[],
+  ): void {
     const state = this.#see(request);
     const { source, numComputedTokens, seenAtMs } = state;
     if (state.phase !== "queued" || source === undefined) return;
@@ -144,7 +150,14 @@ export class DecodeRequests<Source extends PromptSource> {
       return;
     }
     const numTokens = numComputedTokens + externalTokens;
-    const blocks = blocksToFetch(blockIds, numComputedTokens, numTokens, this.#config);
+    const deepest = Math.max(0, ...(computedTokens ?? []));
+    if (deepest > numComputedTokens) {
+      throw new KvError(
+        "KV_INTERNAL",
+        `request ${request.requestId} was allocated with ${deepest} computed tokens in a KV cache group, and ${numComputedTokens} were matched`,
+      );
+    }
+    const blocks = blocksToFetch(blockIds, computedTokens ?? numComputedTokens, numTokens, this.#config);
     const prompt = promptPrefix(request, numTokens);
     this.#orders.fetch(request.requestId, source, { ...blocks, numTokens, seenAtMs, prompt });
     state.phase = "fetching";
@@ -233,7 +246,10 @@ export class DecodeRequests<Source extends PromptSource> {
       const { numPromptTokens } = request;
       const read = this.#orders.read(params, numPromptTokens);
       if (this.#backoff !== undefined)
-        requireLastTokensLeft(this.#backoff, { numTokens: read.numTokens, numPromptTokens });
+        requireLastTokensLeft(this.#backoff, {
+          ...{ numTokens: read.numTokens, numPromptTokens },
+          hasAnswered: read.remote.blocks !== undefined,
+        });
       source = read;
       const { traceparent } = request;
       if (traceparent !== undefined) source = { ...source, remote: { ...source.remote, traceparent } };
@@ -300,17 +316,20 @@ export function promptPrefix(request: ConnectorRequest, numTokens: number): Prom
 }
 
 /**
- * The blocks of `numTokens` prompt tokens that D lacks: those of the local prefix hit (`numComputedTokens`) come first and are left out, as are
- * blocks that peers never exchange.
+ * The blocks of `numTokens` prompt tokens that D lacks: those of the local prefix hit (`computedTokens`, of all groups or of each) come first and are left
+ * out, as are blocks that peers never exchange.
  */
 export function blocksToFetch(
   blockIds: BlockIds,
-  numComputedTokens: number,
+  computedTokens: number | readonly number[],
   numTokens: number,
   config: KvCacheConfig,
 ): BlocksToFetch {
   const localComputedBlocks = blockIds.map((_, group) =>
-    Math.floor(numComputedTokens / (config.groups[group]?.blockSize ?? config.blockSize)),
+    Math.floor(
+      (typeof computedTokens === "number" ? computedTokens : (computedTokens[group] ?? 0)) /
+        (config.groups[group]?.blockSize ?? config.blockSize),
+    ),
   );
   return {
     localBlockIds: exchangedBlocks(blockIds, config, { numTokens, computedBlocks: localComputedBlocks }),

@@ -1,4 +1,4 @@
-import { type KvCacheConfig, KvError } from "@kv/interface";
+import { type ConnectorRequest, type KvCacheConfig, KvError } from "@kv/interface";
 import { cacheKind } from "@kv/plan";
 
 /** Tokens at the end of a prompt that only its decode engine may compute, and why. */
@@ -35,30 +35,68 @@ export function prefillBackoff({
   return { tokens: prefillBackoffTokens, because, details: { prefillBackoffTokens } };
 }
 
-/** The error of a prefill for a decode engine, to which the last tokens must be left. */
-export function wholePromptsError(backoff: PrefillBackoff): KvError {
-  return new KvError(
-    "KV_PLAN_UNSUPPORTED",
-    `${backoff.because}: a prefill engine must leave the last ${backoff.tokens} tokens of a prompt to the decode engine, and this connector's computes all of them`,
-    {
-      hint: "prefill this model with vLLM 0.33, which leaves them out, or serve it without KV transfer",
-      details: { ...backoff.details, tokens: backoff.tokens },
-    },
-  );
+/**
+ * P's half: the prompts of which an engine leaves out the last tokens (vLLM 0.33: `_truncate_request_for_prefill`). A prompt that is no longer than those is
+ * computed whole: no D takes its KV.
+ */
+export class ShortenedPrompts {
+  readonly #backoff: PrefillBackoff;
+  /** Tokens that the engine computes, of requests that have not ended. */
+  readonly #tokens = new Map<string, number>();
+
+  constructor(backoff: PrefillBackoff) {
+    this.#backoff = backoff;
+  }
+
+  /** As `SchedulerConnector.tokensToPrefill`, of a request that is prefilled for a decode engine. */
+  tokensOf({ requestId, numPromptTokens }: ConnectorRequest): number {
+    const { tokens } = this.#backoff;
+    const left = numPromptTokens > tokens ? numPromptTokens - tokens : numPromptTokens;
+    this.#tokens.set(requestId, left);
+    return left;
+  }
+
+  /** Errors: `KV_PLAN_UNSUPPORTED` for a prompt that the engine has not shortened. */
+  require({ requestId, numPromptTokens }: ConnectorRequest): void {
+    const told = this.#tokens.get(requestId);
+    if (told === numPromptTokens) return;
+    const { because, details, tokens } = this.#backoff;
+    throw new KvError(
+      "KV_PLAN_UNSUPPORTED",
+      `${because}: a prefill engine must leave the last ${tokens} tokens of a prompt to the decode engine, and this one computes ${
+        told === undefined ? "all of them" : `${numPromptTokens}, not ${told}`
+      }`,
+      {
+        hint: "call tokensToPrefill of the connector first, and compute no more tokens of the prompt than it returns",
+        details: { ...details, tokens },
+      },
+    );
+  }
+
+  /** Called when the request has ended. */
+  forget(requestId: string): void {
+    this.#tokens.delete(requestId);
+  }
 }
 
 /**
- * Refuses the KV of a prefill engine that has computed the tokens which this one will compute. Errors: `KV_PLAN_UNSUPPORTED` with both numbers, also for an
- * engine that has not announced a number.
+ * D's half: refuses the KV of a prefill engine that has computed the tokens which this one will compute. Errors: `KV_PLAN_UNSUPPORTED` with both numbers, also
+ * for an engine that has answered without a number. One that has not answered yet (push) leaves them out, as vLLM's does, or refuses D's number of tokens.
  */
 export function requireLastTokensLeft(
   backoff: PrefillBackoff,
   {
     numTokens,
     numPromptTokens,
-  }: { readonly numTokens: number | undefined; readonly numPromptTokens: number },
+    hasAnswered,
+  }: {
+    readonly numTokens: number | undefined;
+    readonly numPromptTokens: number;
+    readonly hasAnswered: boolean;
+  },
 ): void {
   const wanted = numPromptTokens - backoff.tokens;
+  if (numTokens === undefined && !hasAnswered) return;
   // A shorter prompt is computed here, all of it.
   if (wanted <= 0 || (numTokens ?? Number.POSITIVE_INFINITY) <= wanted) return;
   throw new KvError(
@@ -66,7 +104,7 @@ export function requireLastTokensLeft(
     `${backoff.because}: a prefill engine must leave the last ${backoff.tokens} of ${numPromptTokens} prompt tokens to this one, and it ` +
       `${numTokens === undefined ? "does not say how many it computes" : `has computed ${numTokens}`} (remote_num_tokens)`,
     {
-      hint: "prefill this model with vLLM 0.33, which leaves them out, or serve it without KV transfer",
+      hint: "prefill this model with vLLM 0.33 or with an engine that calls tokensToPrefill: both leave them out",
       details: { ...backoff.details, remoteNumTokens: numTokens ?? null, numPromptTokens },
     },
   );

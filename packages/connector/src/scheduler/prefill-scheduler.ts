@@ -17,6 +17,7 @@ import {
   type PromptContent,
   promptContent,
   promptDigest,
+  readTransferId,
   sameCapability,
   type TransferMode,
 } from "@kv/protocol";
@@ -115,6 +116,7 @@ export class PrefillScheduler {
       generation: generation.generation,
       capability: generation.capability,
       blockIds,
+      ...transferMember(request),
       ...traceMember(request.traceparent),
       ...this.#comparedByWorkers(content),
       numTokens: numPromptTokens,
@@ -200,6 +202,7 @@ export class PrefillScheduler {
       generation: generation.generation,
       capability: generation.capability,
       blockIds,
+      ...transferMember(request),
       ...traceMember(traceparent),
       ...(this.#options.isLayerwise === true
         ? { ...this.#promptOf(numPromptTokens, blockIds), ...this.#comparedByWorkers(promptContent(request)) }
@@ -239,11 +242,12 @@ export class PrefillScheduler {
   }
 
   #transferParams(
-    { numPromptTokens, traceparent }: ConnectorRequest,
+    request: ConnectorRequest,
     { wireId, generation, capability }: Generation,
     promptBlockIds: BlockIds,
     expiresAtMs: number,
   ): KvTransferParams {
+    const { numPromptTokens, traceparent } = request;
     const { engineId, tpSize, dcpSize, ppSize, transferMode, incarnation } = this.#options;
     const { host, port, registrationGeneration } = this.#options.address();
     const isPull = transferMode === "pull";
@@ -260,7 +264,17 @@ export class PrefillScheduler {
       remoteBlocksExpiryTime: isPull ? expiresAtMs / 1000 : undefined,
       remoteRegistrationGeneration: isPull ? registrationGeneration : undefined,
       transferMode,
-      lease: { incarnation, generation, capability, traceparent },
+      ...transferMember(request),
+      lease: {
+        ...{ incarnation, generation, capability, traceparent },
+        ...(isPull ? {} : { registrationGeneration }),
+      },
     });
   }
+}
+
+/** Errors: `KV_REQUEST_INVALID`. */
+function transferMember({ kvTransferParams }: ConnectorRequest): { readonly transferId?: string } {
+  const transferId = readTransferId(kvTransferParams);
+  return transferId === undefined ? {} : { transferId };
 }

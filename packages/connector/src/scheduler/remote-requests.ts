@@ -46,8 +46,9 @@ export function readRemoteRequest(
     tpSize: parsed.tpSize,
     dcpSize: parsed.dcpSize,
     ppSize: parsed.ppSize,
-    registrationGeneration: parsed.remoteRegistrationGeneration,
+    registrationGeneration: parsed.lease?.registrationGeneration ?? parsed.remoteRegistrationGeneration,
     requestId: parsed.remoteRequestId,
+    ...(parsed.transferId === undefined ? {} : { transferId: parsed.transferId }),
     lease: parsed.lease,
     ...traceMember(parsed.lease?.traceparent),
     ...(parsed.remoteBlockIds.length === 0
@@ -105,8 +106,11 @@ function invalidBlocks(group: number, what: string): KvError {
  * address.
  */
 export function addressToNotify(params: KvTransferParams, mode: TransferMode): RemoteRequest | undefined {
+  const { remote_block_ids: blockIds } = params;
   const addressOnly = {
     ...params,
+    // As in `keyOf`: where P has named blocks, their reference has no transfer id.
+    ...(Array.isArray(blockIds) && blockIds.length > 0 ? { transfer_id: null } : {}),
     do_remote_prefill: true,
     do_remote_decode: false,
     remote_block_ids: [],
@@ -207,11 +211,15 @@ export class RemoteReferences {
   }
 }
 
-/** Names one use of a request's blocks; short also where the ids are long. Another address of the same engine is the same reference. */
-function keyOf({ engineId, requestId, lease }: RemoteRequest): string {
+/**
+ * Names one use of a request's blocks; short also where the ids are long. Another address of the same engine is the same reference. A transfer id counts only
+ * where P has not named blocks yet.
+ */
+function keyOf({ engineId, requestId, lease, blocks, transferId }: RemoteRequest): string {
   const { incarnation, generation, capability } = lease ?? {};
+  const early = blocks === undefined && transferId !== undefined ? [transferId] : [];
   return createHash("sha256")
-    .update(JSON.stringify([engineId, requestId, incarnation, generation, capability]))
+    .update(JSON.stringify([engineId, requestId, incarnation, generation, capability, ...early]))
     .digest("base64url");
 }
 

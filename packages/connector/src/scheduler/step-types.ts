@@ -16,6 +16,8 @@ export interface SendableRequest {
   readonly capability?: string | undefined;
   /** All blocks of the request, per KV cache group. */
   readonly blockIds: BlockIds;
+  /** `transfer_id` of the request's parameters, by which push finds the registration first. */
+  readonly transferId?: string | undefined;
   /** Parent of the workers' spans. */
   readonly traceparent?: string | undefined;
   /** Prompt tokens whose KV the blocks will hold; set for a running request only with layerwise push. */
@@ -40,6 +42,8 @@ export interface LeaseOrder extends SendableRequest {
 export interface RemoteRequest extends EngineAddress {
   /** P's id of the request. */
   readonly requestId: string;
+  /** `transfer_id`, the front end's name of the prompt; undefined where the parameters have none. */
+  readonly transferId?: string | undefined;
   /** P's process and the use of its blocks; undefined where P is vLLM. */
   readonly lease?: RemoteLease | undefined;
   /** Parent of the spans about the request. */

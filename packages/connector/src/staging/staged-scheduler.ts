@@ -29,19 +29,24 @@ export function stagedScheduler(
 ): SchedulerConnector {
   requireTokens(cache);
   const pool = createStagingPool(poolBlocks);
-  const computedTokens = new Map<string, number>();
+  /** The tokens that D's requests had when the connector matched them: in all, and in each group. */
+  const hits = new Map<string, { readonly tokens: number; readonly byGroup: readonly number[] }>();
   let saves: StagedRequest[] = [];
   let saved: string[] = [];
   let loads: StagedRequest[] = [];
   let over: string[] = [];
 
   const blockTokens = groupBlockTokens(cache);
-  /** Of each group, the blocks that hold the tokens `[from, until)`: the index of the first, and the end. */
-  const spansOf = (from: number, until: number): readonly Span[] =>
-    blockTokens.map((tokens) => [Math.floor(from / tokens), Math.ceil(until / tokens)]);
+  /** Of each group, the blocks that hold the tokens from its own `from` to `until`: the index of the first, and the end. */
+  const spansOf = (from: readonly number[], until: number): readonly Span[] =>
+    blockTokens.map((tokens, group) =>
+      cache.groups[group]?.enableKvTransfer === false
+        ? [0, 0]
+        : [Math.floor((from[group] ?? 0) / tokens), Math.ceil(until / tokens)],
+    );
 
   function release(requestId: string): void {
-    computedTokens.delete(requestId);
+    hits.delete(requestId);
     saves = saves.filter((save) => save.requestId !== requestId);
     loads = loads.filter((load) => load.requestId !== requestId);
     if (pool.of(requestId) !== undefined) over.push(requestId);
@@ -56,7 +61,7 @@ export function stagedScheduler(
 
   function produce(request: ConnectorRequest, blockIds: BlockIds): void {
     const { requestId, numPromptTokens } = request;
-    const spans = spansOf(0, numPromptTokens);
+    const spans = spansOf([], numPromptTokens);
     const wire = pool.take(requestId, countsOf(spans));
     // The engine does not support `wait`. Refuse the request: there is no pool block for what it would compute.
     if (wire === undefined) throw notAdmitted(requestId);
@@ -73,9 +78,9 @@ export function stagedScheduler(
 
   function consume(request: ConnectorRequest, blockIds: BlockIds, externalTokens: number): void {
     const { requestId } = request;
-    const computed = computedTokens.get(requestId) ?? 0;
-    const numTokens = computed + externalTokens;
-    const spans = spansOf(computed, numTokens);
+    const { tokens, byGroup } = hits.get(requestId) ?? { tokens: 0, byGroup: blockTokens.map(() => 0) };
+    const numTokens = tokens + externalTokens;
+    const spans = spansOf(byGroup, numTokens);
     const device = within(blockIds, spans);
     const wire = pool.take(requestId, countsOf(spans));
     if (wire === undefined) throw notAdmitted(requestId);
@@ -85,7 +90,7 @@ export function stagedScheduler(
       ...traceMember(traceparentOf(request)),
       ...paired(requestId, device, wire),
     });
-    inner.afterAllocation(request, inPlace(wire, spans), externalTokens);
+    inner.afterAllocation(request, inPlace(wire, spans), externalTokens, byGroup);
   }
 
   function takeOrders(): { readonly staging: StagingOrders } | undefined {
@@ -103,17 +108,20 @@ export function stagedScheduler(
     loadFailurePolicy: inner.loadFailurePolicy,
     setHandshakeMetadata: (workers) => inner.setHandshakeMetadata(workers),
     requestQueued: (request) => inner.requestQueued?.(request),
-    matchedTokens(request, numComputedTokens) {
+    cacheHitSource: (request) => inner.cacheHitSource?.(request) ?? "external_unspecified",
+    tokensToPrefill: (request) => inner.tokensToPrefill?.(request) ?? request.numPromptTokens,
+    matchedTokens(request, numComputedTokens, computedTokens) {
       const { requestId, numPromptTokens } = request;
-      const matched = inner.matchedTokens(request, numComputedTokens);
+      const matched = inner.matchedTokens(request, numComputedTokens, computedTokens);
       if (matched.wait === true) return matched;
       if (matched.tokens > 0) {
         // The engine's prefix cache has changed since the request began to wait: it needs another number of blocks.
-        if (computedTokens.get(requestId) !== numComputedTokens) pool.free(requestId);
-        computedTokens.set(requestId, numComputedTokens);
-        return orWait(matched, requestId, spansOf(numComputedTokens, numComputedTokens + matched.tokens));
+        const byGroup = computedTokens ?? blockTokens.map(() => numComputedTokens);
+        if (hits.get(requestId)?.byGroup.join() !== byGroup.join()) pool.free(requestId);
+        hits.set(requestId, { tokens: numComputedTokens, byGroup });
+        return orWait(matched, requestId, spansOf(byGroup, numComputedTokens + matched.tokens));
       }
-      return isProduced(request) ? orWait(matched, requestId, spansOf(0, numPromptTokens)) : matched;
+      return isProduced(request) ? orWait(matched, requestId, spansOf([], numPromptTokens)) : matched;
     },
     afterAllocation(request, blockIds, externalTokens) {
       if (externalTokens > 0) consume(request, blockIds, externalTokens);
@@ -165,7 +173,8 @@ function inPlace(wire: BlockIds, spans: readonly Span[]): BlockIds {
 
 /** The pool's blocks are taken by tokens, before the engine has allocated any of its own. */
 function requireTokens({ groups }: KvCacheConfig): void {
-  for (const [group, { kind }] of groups.entries()) {
+  for (const [group, { kind, enableKvTransfer }] of groups.entries()) {
+    if (enableKvTransfer === false) continue;
     const { extent } = cacheKind(kind);
     if (extent === "sequence" || extent === "window") continue;
     throw new KvError(

@@ -22,6 +22,7 @@ import { localGeometry, modelGeometry } from "../handshake/rank-geometry.js";
 import { TransferMetrics } from "../metrics/transfer-metrics.js";
 import { NotificationSender, receiveNotifications } from "../peers/messages.js";
 import { SharedLocalLists, SharedRemoteAgents } from "../peers/shared-agent-state.js";
+import { transferredCaches } from "../transfer-groups.js";
 import { checkWorkerOptions } from "./check-worker-options.js";
 import type { ReceiveError } from "./receive-error.js";
 import { idleWithinGrace, TaskTracker } from "./task-tracker.js";
@@ -42,10 +43,13 @@ export interface WorkerHalf<Orders> {
     outstanding(): { readonly opening: number; readonly closing: number };
     close(): Promise<void>;
   };
-  /** Aborts what waits for peers, and waits for transfers for at most `CLOSE_GRACE_MS`. */
-  close?(): Promise<void>;
+  /**
+   * Aborts what waits for peers, and waits for transfers for at most `CLOSE_GRACE_MS`. With a reason, the worker goes on later: each request is reported, as
+   * failed with this reason or as sent.
+   */
+  close?(reason?: KvError): Promise<void>;
   /** Called after the remote engines were closed. */
-  closeLast?(): void;
+  closeLast?(reason?: KvError): void;
 }
 
 /** A connector, as `createConnectorWorker` needs it. */
@@ -108,11 +112,26 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
   async registerKvCaches(caches: KvCaches): Promise<void> {
     if (this.#opening !== undefined)
       throw new KvError("KV_INTERNAL", "registerKvCaches was called before", {
-        hint: "create a worker connector per set of KV caches",
+        hint: "create a worker connector per set of KV caches, or call unregisterKvCaches first",
       });
     this.#opening = this.#openWith(caches);
     const opened = await this.#opening;
     if (!this.#closed) this.#open = opened;
+  }
+
+  async unregisterKvCaches(): Promise<void> {
+    const open = this.#assertOpen();
+    this.#open = undefined;
+    const reason = new KvError(
+      "KV_MEMORY_NOT_REGISTERED",
+      `rank ${this.#options.tpRank} of engine ${this.#options.engine.engineId} has taken its KV caches back from the transport`,
+      { hint: "the engine sleeps: send the request to another one, or again when it is awake" },
+    );
+    // What is reported before the agent is closed might still be written to.
+    this.#output.hold(true);
+    await closeWorker(open, reason);
+    this.#output.hold(false);
+    this.#opening = undefined;
   }
 
   async handshakeMetadata(): Promise<WorkerHandshakeMetadata> {
@@ -163,20 +182,7 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
     const open = this.#open ?? (await this.#opening?.catch(() => undefined));
     this.#open = undefined;
     if (open === undefined) return;
-    const { context, registrations } = open;
-    const halves = [open.prefill, open.decode];
-    const halvesClosed = Promise.all(halves.map((half) => half.close?.()));
-    const peersClosed = new TaskTracker();
-    for (const { engines } of halves) if (engines !== undefined) peersClosed.track(engines.close());
-    await halvesClosed;
-    if (!(await idleWithinGrace(context.clock, [peersClosed]))) {
-      context.log.warn("close-did-not-wait", { closing: peersClosed.size });
-      // A transfer that does not end still references a remote engine. Closing the agent ends it.
-      await context.agent.close();
-    }
-    for (const half of halves) half.closeLast?.();
-    for (const registration of registrations) await registration.close();
-    await context.agent.close();
+    await closeWorker(open);
   }
 
   [Symbol.asyncDispose](): Promise<void> {
@@ -197,13 +203,15 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
   ): void {
     if (decode.notified?.(notification, from) === true || prefill.notified?.(notification, from) === true)
       return;
+    context.metrics.notificationIgnored();
     const event = `notification-not-for-${this.name}`;
     if (notification.kind === "extension")
       context.log.debug(event, { from, type: notification.message.type });
     else context.log.warn(event, { from, kind: notification.kind });
   }
 
-  async #openWith(caches: KvCaches): Promise<OpenWorker<Orders>> {
+  async #openWith(given: KvCaches): Promise<OpenWorker<Orders>> {
+    const caches = transferredCaches(given);
     const { config, engine, transport, tpRank, ppRank } = this.#options;
     const { clock, log, metrics, random, tracer } = ambient(this.#options);
     const sideChannel = encryptedSideChannel(this.#options.sideChannel, this.#settings, { clock, log });
@@ -231,6 +239,7 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
         sideChannel,
         agent,
         caches,
+        hasSingleGroup: given.config.groups.length === 1,
         local,
         model: modelGeometry(caches.config),
         handshake: new ConnectorHandshake({
@@ -250,13 +259,31 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
         remoteAgents: new SharedRemoteAgents(agent),
       };
       const open = { context, registrations, ...this.#connector.createHalves(context) };
-      receiveNotifications(agent, log, (notification, from) => this.#notified(open, notification, from));
+      receiveNotifications(context, (notification, from) => this.#notified(open, notification, from));
       return open;
     } catch (error) {
       await agent.close();
       throw error;
     }
   }
+}
+
+/** Closes both halves, the remote engines and the agent, in this order. `reason` as in `WorkerHalf.close`. */
+async function closeWorker<Orders>(open: OpenWorker<Orders>, reason?: KvError): Promise<void> {
+  const { context, registrations } = open;
+  const halves = [open.prefill, open.decode];
+  const halvesClosed = Promise.all(halves.map((half) => half.close?.(reason)));
+  const peersClosed = new TaskTracker();
+  for (const { engines } of halves) if (engines !== undefined) peersClosed.track(engines.close());
+  await halvesClosed;
+  if (!(await idleWithinGrace(context.clock, [peersClosed]))) {
+    context.log.warn("close-did-not-wait", { closing: peersClosed.size });
+    // A transfer that does not end still references a remote engine. Closing the agent ends it.
+    await context.agent.close();
+  }
+  for (const half of halves) half.closeLast?.(reason);
+  for (const registration of registrations) await registration.close();
+  await context.agent.close();
 }
 
 /** Options of `WorkerOutputQueue.receiveFailed`. */
@@ -276,6 +303,7 @@ export class WorkerOutputQueue {
   #failedBlockIds = new Set<number>();
   readonly #listeners: (() => void)[] = [];
   readonly #reportsUnverified: boolean;
+  #isHeld = false;
 
   /** `cachesUnverifiedKv`: whether KV that no P has compared counts as compared. */
   constructor({ cachesUnverifiedKv }: { readonly cachesUnverifiedKv: boolean }) {
@@ -329,8 +357,16 @@ export class WorkerOutputQueue {
     this.#progress();
   }
 
+  /** Whether `take` returns nothing from now on. */
+  hold(isHeld: boolean): void {
+    this.#isHeld = isHeld;
+    this.#progress();
+  }
+
   /** Returns all reports since the last call. */
   take(): WorkerOutput {
+    if (this.#isHeld)
+      return { finishedSending: [], finishedReceiving: [], failedReceiving: [], failedBlockIds: [] };
     const output: WorkerOutput = {
       finishedSending: this.#finishedSending,
       finishedReceiving: this.#finishedReceiving,

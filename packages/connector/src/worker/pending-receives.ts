@@ -45,7 +45,7 @@ export interface PendingReceivesOptions {
   readonly tracer?: Tracer | undefined;
   /** Tracks the running receives. */
   readonly tasks: TaskTracker;
-  /** From the order until the KV is in place, in ms. */
+  /** From the order until the KV is in place, in ms. `PendingReceive.allow` changes it. */
   readonly timeoutMs: number;
   /** Whether the model has one KV cache group. With several groups, failures are reported by request, because block ids alone do not identify a group. */
   readonly hasSingleGroup: boolean;
@@ -58,7 +58,8 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
   readonly #span: Span | undefined;
   readonly #options: PendingReceivesOptions;
   readonly #controller = new AbortController();
-  readonly #timer: Timer;
+  readonly #startedMs: number;
+  #timer: Timer;
   /** Whether the failure was reported before the blocks were safe. */
   isReported = false;
   /** Whether the engine aborted the request. It then waits for the blocks, and gets no failure report. */
@@ -78,7 +79,14 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
         ? order
         : { ...order, remote: { ...remote, traceparent: this.#span.traceparent } };
     this.#options = options;
-    this.#timer = clock.setTimer(() => this.fail(timeoutError(order, timeoutMs)), timeoutMs, { ref: true });
+    this.#startedMs = clock.now();
+    this.#timer = this.#deadline(timeoutMs);
+  }
+
+  /** Changes how long the receive may take from the order on, in ms. */
+  allow(timeoutMs: number): void {
+    this.#timer.cancel();
+    this.#timer = this.#deadline(timeoutMs);
   }
 
   /** Aborts when the request was aborted, has failed, or has reached its deadline. */
@@ -118,6 +126,12 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
     });
     const invalidBlockIds = hasSingleGroup ? (localBlockIds[0] ?? []) : [];
     output.receiveFailed(requestId, error, { invalidBlockIds, blocksAtRisk });
+  }
+
+  #deadline(timeoutMs: number): Timer {
+    const { clock } = this.#options;
+    const leftMs = Math.max(0, this.#startedMs + timeoutMs - clock.now());
+    return clock.setTimer(() => this.fail(timeoutError(this.order, timeoutMs)), leftMs, { ref: true });
   }
 
   /** Stops the deadline. */

@@ -25,8 +25,10 @@ export interface WorkerContext {
   readonly sideChannel: SideChannel;
   /** The transport's agent of this rank. */
   readonly agent: Agent;
-  /** The registered KV caches. */
+  /** The registered KV caches: those of the groups that peers exchange. */
   readonly caches: KvCaches;
+  /** Whether the engine's cache has one KV cache group, so that a block id alone identifies a block. */
+  readonly hasSingleGroup: boolean;
   /** The same caches in the form that plans use. */
   readonly local: RankGeometry;
   /** The model's KV cache groups in the form that plans use. */

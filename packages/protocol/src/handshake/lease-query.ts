@@ -39,6 +39,8 @@ export interface LeaseReply {
   readonly held: boolean;
   /** The result of comparing the prompts; undefined when P did not get that far, or does not compare. */
   readonly prompt?: "same" | "differs" | undefined;
+  /** How often P has registered its KV cache; undefined for an older peer. */
+  readonly registrationGeneration?: number | undefined;
 }
 
 const KIND = "lease_check";
@@ -80,8 +82,19 @@ export function decodeLeaseQuery(frames: readonly Uint8Array[]): LeaseQuery | un
 }
 
 /** Encodes the reply's one frame. Throws nothing. */
-export function encodeLeaseReply({ incarnation, held, prompt }: LeaseReply): Uint8Array {
-  return encodeMsgpack({ kv: KIND, incarnation, held, ...(prompt === undefined ? {} : { prompt }) });
+export function encodeLeaseReply({
+  incarnation,
+  held,
+  prompt,
+  registrationGeneration,
+}: LeaseReply): Uint8Array {
+  return encodeMsgpack({
+    kv: KIND,
+    incarnation,
+    held,
+    ...(prompt === undefined ? {} : { prompt }),
+    ...(registrationGeneration === undefined ? {} : { registration_generation: registrationGeneration }),
+  });
 }
 
 /** Undefined for anything but a well-formed reply. Throws nothing. */
@@ -89,7 +102,12 @@ export function decodeLeaseReply(frames: readonly Uint8Array[]): LeaseReply | un
   const map = decodeMap(frames);
   if (map === undefined || !isId(map.incarnation) || typeof map.held !== "boolean") return undefined;
   const { incarnation, held, prompt } = map;
-  return prompt === "same" || prompt === "differs" ? { incarnation, held, prompt } : { incarnation, held };
+  const registered = map.registration_generation;
+  return {
+    ...{ incarnation, held },
+    ...(prompt === "same" || prompt === "differs" ? { prompt } : {}),
+    ...(typeof registered === "number" ? { registrationGeneration: registered } : {}),
+  };
 }
 
 function decodeMap(frames: readonly Uint8Array[]): Readonly<Record<string, unknown>> | undefined {

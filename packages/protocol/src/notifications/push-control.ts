@@ -86,6 +86,7 @@ function registrationMap(
     remotePort: remote.port,
     remoteTpSize: remote.tpSize,
     remotePpSize: remote.ppSize,
+    transferId: remote.transferId,
     rest: extended ? { [PEER]: extensionMap(request, registrant) } : {},
   });
 }
@@ -102,6 +103,9 @@ function extensionMap(
     secret: request.secret,
     generation: request.generation,
     oldest_open: request.oldestOpen,
+    ...(request.registrationGeneration === undefined
+      ? {}
+      : { registration_generation: request.registrationGeneration }),
     num_tokens: request.numTokens,
     ...(request.promptDigest === undefined ? {} : { prompt_digest: request.promptDigest }),
     computed_blocks: request.localComputedBlocks,
@@ -127,6 +131,7 @@ export function decodeRegistration(map: Readonly<Record<string, unknown>>, mayBe
   const peer = registration.rest[PEER];
   const common = {
     wireId: registration.requestId,
+    ...(registration.transferId === undefined ? {} : { transferId: registration.transferId }),
     engineId: registration.decodeEngineId,
     host: registration.decodeHost,
     port: registration.decodePort,
@@ -149,6 +154,7 @@ export function decodeRegistration(map: Readonly<Record<string, unknown>>, mayBe
       secret: secret(fields),
       generation: fields.integer("generation"),
       oldestOpen: fields.integer("oldest_open"),
+      registrationGeneration: fields.optionalInteger("registration_generation"),
       numTokens: fields.integer("num_tokens"),
       ...(digest === undefined ? {} : { promptDigest: digest }),
       computedBlocks: computedBlocks(fields),

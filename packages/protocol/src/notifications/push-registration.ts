@@ -1,6 +1,7 @@
 import type { BlockIds } from "@kv/interface";
 import { MapFields } from "../encoding/map-fields.js";
 import { HOST } from "../transfer-params/transfer-params.js";
+import { MAX_REQUEST_ID_BYTES } from "./notifications.js";
 
 const MAX_GROUPS = 1024;
 
@@ -28,6 +29,8 @@ export interface PushRegistration {
   readonly remoteTpSize: number;
   /** P's pipeline-parallel size. */
   readonly remotePpSize: number;
+  /** `transfer_id` of D's parameters, which vLLM 0.33 does not send; undefined when absent. */
+  readonly transferId?: string | undefined;
   /** Fields that vLLM does not have, as received. */
   readonly rest: Readonly<Record<string, unknown>>;
 }
@@ -46,6 +49,7 @@ export function encodePushRegistration(registration: PushRegistration): Readonly
     remote_port: registration.remotePort,
     remote_tp_size: registration.remoteTpSize,
     remote_pp_size: registration.remotePpSize,
+    ...(registration.transferId === undefined ? {} : { transfer_id: registration.transferId }),
     ...registration.rest,
   };
 }
@@ -79,8 +83,14 @@ export function decodePushRegistration(
     remotePort: fields.integer("remote_port", port),
     remoteTpSize: fields.integer("remote_tp_size", size),
     remotePpSize: fields.integer("remote_pp_size", { ...size, fallback: 1 }),
+    transferId: transferId(fields),
     rest: fields.rest(),
   };
+}
+
+function transferId(fields: MapFields): string | undefined {
+  if (fields.raw("transfer_id") == null) return undefined;
+  return fields.string("transfer_id", { minLength: 1, maxLength: MAX_REQUEST_ID_BYTES });
 }
 
 function decodeHost(fields: MapFields): string {

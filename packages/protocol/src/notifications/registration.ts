@@ -7,6 +7,8 @@ export interface Registration {
   readonly wireId: string;
   /** D's engine-wide id of the request, which P compares with its own ids (vLLM: the base request id). */
   readonly matchId: string;
+  /** `transfer_id` of D's parameters, see `readTransferId`. */
+  readonly transferId?: string | undefined;
   /** D's engine id. */
   readonly engineId: string;
   /** Host of D's side channel. */
@@ -35,6 +37,8 @@ export interface RegistrationExtension {
   readonly generation: number;
   /** D's lowest generation that is still valid: P may forget everything about lower ones. */
   readonly oldestOpen: number;
+  /** How often D has registered its KV cache: P shakes hands again when it is higher than at the last handshake. Absent from older peers. */
+  readonly registrationGeneration?: number | undefined;
   /** Prompt tokens whose KV P writes. */
   readonly numTokens: number;
   /** Of these tokens, see `promptDigest`; undefined where D's engine does not know them. P then writes nothing. */
@@ -107,6 +111,8 @@ export interface RegistrationRequest {
   readonly host: string;
   /** Port of D's side channel. */
   readonly port: number;
+  /** As `RegistrationExtension.registrationGeneration`. */
+  readonly registrationGeneration?: number | undefined;
   /** The P that computes the prompt. */
   readonly remote: {
     readonly engineId: string;
@@ -116,6 +122,8 @@ export interface RegistrationRequest {
     readonly ppSize: number;
     /** P's id of the request. */
     readonly requestId: string;
+    /** As `Registration.transferId`. */
+    readonly transferId?: string | undefined;
     /** P's process and generation, where `kv_transfer_params` named them. */
     readonly lease?: RemoteLease | undefined;
   };

@@ -27,6 +27,8 @@ export interface RemoteLease {
    * Absent from peers that do not know it.
    */
   readonly capability?: string | undefined;
+  /** How often P has registered its KV cache, in push: there vLLM's parameters do not say it. */
+  readonly registrationGeneration?: number | undefined;
   /**
    * W3C `traceparent` of the request at P: the parent of D's spans where no front end gives D one over HTTP. Absent where P's request has no
    * trace.
@@ -62,6 +64,8 @@ export interface RemotePrefillParams {
   readonly remoteRegistrationGeneration: number;
   /** How the KV is transferred; see `TransferMode`. Default "pull". */
   readonly transferMode: string;
+  /** `transfer_id`, see `readTransferId`; undefined when absent. */
+  readonly transferId?: string | undefined;
   /** P's process and generation; undefined where P is vLLM. */
   readonly lease: RemoteLease | undefined;
   /** The parameters as received, with unknown keys. */
@@ -152,6 +156,7 @@ function readRemotePrefill(params: KvTransferParams, defaultMode: TransferMode):
       remoteBlocksExpiryTime: expiryTime(fields),
       remoteRegistrationGeneration: fields.optionalInteger("remote_registration_generation") ?? 0,
       transferMode,
+      transferId: transferId(fields),
       lease: readLease(params["kv_peer"]),
       given: params,
     };
@@ -159,6 +164,20 @@ function readRemotePrefill(params: KvTransferParams, defaultMode: TransferMode):
     if (!KvError.is(error, "KV_REQUEST_INVALID")) throw error;
     throw new KvError(error.code, error.message, { hint: PASS_ON_HINT, details: error.details });
   }
+}
+
+/**
+ * The `transfer_id` of a request's parameters: the front end's name of a prompt, which both legs share. A push P matches by it before it compares
+ * request ids. vLLM 0.33's NixlConnector does not know it (its MooncakeConnector does). Undefined when absent. Errors: `KV_REQUEST_INVALID`.
+ */
+export function readTransferId(params: KvTransferParams | null | undefined): string | undefined {
+  return transferId(
+    new MapFields(params ?? {}, { what: WHAT, maxItems: 0, malformedCode: "KV_REQUEST_INVALID" }),
+  );
+}
+
+function transferId(fields: MapFields): string | undefined {
+  return fields.raw("transfer_id") == null ? undefined : requestId(fields, "transfer_id");
 }
 
 function blockIds(fields: MapFields, transferMode: string): BlockIds {
@@ -197,7 +216,12 @@ function readLease(value: unknown): RemoteLease | undefined {
   const traceparent = readTraceparent(value["traceparent"]);
   if (typeof incarnation !== "string" || incarnation === "" || incarnation.length > 255) return undefined;
   if (typeof generation !== "number" || !Number.isSafeInteger(generation)) return undefined;
-  const lease = { incarnation, generation, ...(traceparent === undefined ? {} : { traceparent }) };
+  const registered = value["registration_generation"];
+  const lease = {
+    ...{ incarnation, generation },
+    ...(Number.isSafeInteger(registered) ? { registrationGeneration: Number(registered) } : {}),
+    ...(traceparent === undefined ? {} : { traceparent }),
+  };
   if (capability === undefined || capability === null) return lease;
   return isCapability(capability) ? { ...lease, capability } : undefined;
 }
@@ -238,6 +262,7 @@ export function encodeRemotePrefillParams(answer: RemotePrefillAnswer): KvTransf
       ? {}
       : { remote_registration_generation: remoteRegistrationGeneration }),
     transfer_mode: answer.transferMode,
+    ...(answer.transferId === undefined ? {} : { transfer_id: answer.transferId }),
     ...(lease === undefined ? {} : { kv_peer: leaseMap(lease) }),
   };
 }
@@ -246,12 +271,14 @@ function leaseMap({
   incarnation,
   generation,
   capability,
+  registrationGeneration,
   traceparent,
 }: RemoteLease): Readonly<Record<string, unknown>> {
   return {
     incarnation,
     generation,
     ...(capability === undefined ? {} : { capability }),
+    ...(registrationGeneration === undefined ? {} : { registration_generation: registrationGeneration }),
     ...(traceparent === undefined ? {} : { traceparent }),
   };
 }

@@ -1,3 +1,5 @@
+import { baseRequestId } from "@kv/protocol";
+
 /** Finds values by a name that several of them may share. */
 export class AliasIndex<T> {
   readonly #byName = new Map<string, Set<T>>();
@@ -24,4 +26,16 @@ export class AliasIndex<T> {
   clear(): void {
     this.#byName.clear();
   }
+}
+
+/**
+ * The names that a peer may use for a producer's request, besides its own id. The first is the id without the suffix of eight hex digits
+ * that vLLM appends to each request id, so both legs of a client's request share it. The second is the id that the proxy
+ * chose: vLLM turns an `X-Request-Id` into `cmpl-{id}-{index}-{suffix}`, and the heartbeats of a vLLM 0.33 push consumer carry the
+ * proxy's id.
+ */
+export function requestAliases(requestId: string): readonly string[] {
+  const base = baseRequestId(requestId);
+  const proxy = /^(?:cmpl|chatcmpl)-(.+?)(?:-\d+)?$/.exec(base)?.[1];
+  return proxy === undefined ? [base] : [base, proxy];
 }

@@ -39,6 +39,11 @@ export class EndedNotices {
     return this.#sending.size;
   }
 
+  /** Resolves when no notice is being sent. */
+  idle(): Promise<void> {
+    return this.#sending.idle();
+  }
+
   /** Makes `send` do nothing from now on. */
   close(): void {
     this.#closed = true;

@@ -12,7 +12,7 @@ import { type Clock, KvError } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import { baseRequestId, type Registration, type RequestProof } from "@kv/protocol";
 import { handshakeTargetRanks } from "@kv/topology";
-import { AliasIndex } from "./alias-index.js";
+import { AliasIndex, requestAliases } from "./alias-index.js";
 import type { EndedNotices } from "./ended-notices.js";
 import type { LayerwiseWrites } from "./layerwise-writes.js";
 import type { DispatchedWrite, WriteDispatcher } from "./write-blocks.js";
@@ -27,6 +27,8 @@ export interface ProducedRequest {
   readonly generation: number;
   /** Who holds it may act on the request; see `Generation`. */
   readonly capability: string | undefined;
+  /** `transfer_id` of its parameters; undefined where they have none. */
+  readonly transferId?: string | undefined;
   /** Whether a consumer has proved that it holds the request's parameters. */
   isProven: boolean;
   /** The latest order of the scheduler side. It changes when the request is preempted and runs again with other blocks. */
@@ -56,13 +58,14 @@ export class ProducedRequests {
   readonly #byWireId = new Map<string, ProducedRequest>();
   readonly #byRequestId = new Map<string, ProducedRequest>();
   readonly #byBaseId = new AliasIndex<ProducedRequest>();
+  readonly #byTransferId = new AliasIndex<ProducedRequest>();
   readonly #byAlias = new AliasIndex<ProducedRequest>();
-  readonly #endedBaseIds: ExpiringSet;
+  readonly #endedNames: ExpiringSet;
   #latestGeneration = 0;
 
-  /** `rememberMs`: how long the base id of an ended request is remembered. */
+  /** `rememberMs`: how long the base id and the transfer id of an ended request are remembered. */
   constructor({ clock, rememberMs }: { readonly clock: Clock; readonly rememberMs: number }) {
-    this.#endedBaseIds = new ExpiringSet({ clock, ttlMs: rememberMs, maxSize: MAX_REMEMBERED });
+    this.#endedNames = new ExpiringSet({ clock, ttlMs: rememberMs, maxSize: MAX_REMEMBERED });
   }
 
   /** Adds a request that runs, or updates it when it runs again after a preemption. */
@@ -72,12 +75,13 @@ export class ProducedRequests {
       known.order = order;
       return known;
     }
-    const { requestId, wireId, generation, capability } = order;
+    const { requestId, wireId, generation, capability, transferId } = order;
     const request: ProducedRequest = {
       requestId,
       wireId,
       generation,
       capability,
+      transferId,
       isProven: false,
       order,
       finished: undefined,
@@ -87,6 +91,7 @@ export class ProducedRequests {
     this.#byWireId.set(wireId, request);
     this.#byRequestId.set(requestId, request);
     this.#byBaseId.add(baseRequestId(requestId), request);
+    if (transferId !== undefined) this.#byTransferId.add(transferId, request);
     for (const alias of aliasesOf(request)) this.#byAlias.add(alias, request);
     return request;
   }
@@ -100,22 +105,26 @@ export class ProducedRequests {
 
   /** Removes a request and remembers its base id. Does nothing if the request was removed before. */
   end(request: ProducedRequest): void {
-    const { requestId, wireId } = request;
+    const { requestId, wireId, transferId } = request;
     if (!this.#byWireId.delete(wireId)) return;
     this.#byRequestId.delete(requestId);
     this.#byBaseId.delete(baseRequestId(requestId), request);
+    if (transferId !== undefined) this.#byTransferId.delete(transferId, request);
     for (const alias of aliasesOf(request)) this.#byAlias.delete(alias, request);
-    this.rememberEnded(requestId);
+    this.rememberEnded(request);
   }
 
   /** Remembers a request as ended that may never have been admitted, so that a registration that comes later is refused at once. */
-  rememberEnded(requestId: string): void {
-    this.#endedBaseIds.add(baseRequestId(requestId));
+  rememberEnded({ requestId, transferId }: Pick<ProducedRequest, "requestId" | "transferId">): void {
+    const baseId = baseRequestId(requestId);
+    this.#endedNames.add(`id ${baseId}`);
+    this.#endedNames.add(transferId === undefined ? `only id ${baseId}` : `transfer ${transferId}`);
   }
 
-  /** True if a request with this base id has ended within `rememberMs`. */
-  hasEnded(baseId: string): boolean {
-    return this.#endedBaseIds.has(baseId);
+  /** True if one with this transfer id, or where one of the two has none with this base id, has ended within `rememberMs`. */
+  hasEnded(baseId: string, transferId: string | undefined): boolean {
+    if (transferId === undefined) return this.#endedNames.has(`id ${baseId}`);
+    return this.#endedNames.has(`transfer ${transferId}`) || this.#endedNames.has(`only id ${baseId}`);
   }
 
   /** True until `end`: the request has not ended, and no later use of its id has replaced it. */
@@ -138,6 +147,11 @@ export class ProducedRequests {
     return this.#byBaseId.get(baseId);
   }
 
+  /** The requests with this `transfer_id`. */
+  byTransferId(transferId: string): Iterable<ProducedRequest> {
+    return this.#byTransferId.get(transferId);
+  }
+
   /** The requests that a peer may call `name`. */
   byAlias(name: string): Iterable<ProducedRequest> {
     return this.#byAlias.get(name);
@@ -153,27 +167,22 @@ export class ProducedRequests {
     return this.#byWireId.size;
   }
 
+  /** The requests. */
+  [Symbol.iterator](): Iterator<ProducedRequest> {
+    return this.#byWireId.values();
+  }
+
   /** Removes all requests and forgets the ended ones. */
   clear(): void {
-    for (const names of [this.#byWireId, this.#byRequestId, this.#byBaseId, this.#byAlias]) names.clear();
-    this.#endedBaseIds.clear();
+    this.#byWireId.clear();
+    this.#byRequestId.clear();
+    for (const names of [this.#byBaseId, this.#byTransferId, this.#byAlias]) names.clear();
+    this.#endedNames.clear();
   }
 }
 
 function aliasesOf({ requestId, wireId }: ProducedRequest): Set<string> {
   return new Set([wireId, ...requestAliases(requestId)]);
-}
-
-/**
- * The names that a peer may use for a producer's request, besides its own id. The first is the id without the suffix of eight hex digits
- * that vLLM appends to each request id, so both legs of a client's request share it. The second is the id that the proxy
- * chose: vLLM turns an `X-Request-Id` into `cmpl-{id}-{index}-{suffix}`, and the heartbeats of a vLLM 0.33 push consumer carry the
- * proxy's id.
- */
-function requestAliases(requestId: string): readonly string[] {
-  const base = baseRequestId(requestId);
-  const proxy = /^(?:cmpl|chatcmpl)-(.+?)(?:-\d+)?$/.exec(base)?.[1];
-  return proxy === undefined ? [base] : [base, proxy];
 }
 
 /** The parts of P's worker that `FinishedRequests` needs. */
@@ -328,9 +337,8 @@ export class FinishedRequests {
   }
 
   /** Ends all leases and aborts all final writes. */
-  close(): void {
+  close(reason = new KvError("KV_AGENT_CLOSED", "the worker was closed")): void {
     this.#leases.close();
-    const reason = new KvError("KV_AGENT_CLOSED", "the worker was closed");
     for (const { controller } of this.#writes.values()) controller.abort(reason);
   }
 

@@ -1,4 +1,4 @@
-import { ExpiringSet, OldestFirst, type SendableRequest } from "@kv/connector/building-blocks";
+import { OldestFirst, type SendableRequest } from "@kv/connector/building-blocks";
 import { type Clock, KvError, type Timer } from "@kv/interface";
 import {
   baseRequestId,
@@ -13,11 +13,6 @@ import {
 import { AliasIndex } from "./alias-index.js";
 import { consumerRequestKey, type ProducedRequest, type ProducedRequests } from "./produced-requests.js";
 
-/** Ended registrations that are remembered by their keys. */
-const MAX_KEYS = 65_536;
-/** Consumer processes whose watermarks are remembered. */
-const MAX_CONSUMERS = 4096;
-
 /** The result of a search for the request of a registration. */
 export type Match =
   /** The finished request that is to be written. */
@@ -31,10 +26,15 @@ export type Match =
 export interface RegistrationMatcherOptions {
   readonly clock: Clock;
   readonly requests: ProducedRequests;
-  /** How long a registration waits for its prompt, in milliseconds. */
-  readonly waitMs: number;
-  /** Called from the timer when a registration has waited for `waitMs`, after it was removed. */
+  /** How long a registration waits for its prompt, in milliseconds: of a vLLM consumer, and of one of our own. */
+  readonly waitMs: { readonly plain: number; readonly own: number };
+  /** Called from the timer when a registration has waited for so long, after it was removed. */
   onExpired(key: string, registration: Registration): void;
+}
+
+interface WaitingRegistration {
+  readonly registration: Registration;
+  readonly sinceMs: number;
 }
 
 /** A registration and its key, see `registrationKey`. */
@@ -47,18 +47,19 @@ export function registrationKey(registration: Registration): string {
 
 /**
  * Matches registrations with the producer's requests, whichever comes first, and keeps the registrations that wait for a prompt. One of
- * our consumers that has the producer's parameters names the exact request and generation. Otherwise the ids are compared:
- * exactly first, then without the suffixes that the two engines appended (vLLM 0.33, `get_base_request_id`).
+ * our consumers that has the producer's parameters names the exact request and generation. Otherwise the transfer ids are compared, which a
+ * front end gives to both legs. Where one of the two has none, the request ids are: exactly first, then without the suffixes that the two
+ * engines appended (vLLM 0.33, `get_base_request_id`).
  */
 export class RegistrationMatcher {
   readonly #options: RegistrationMatcherOptions;
   readonly #requests: ProducedRequests;
-  readonly #waiting = new OldestFirst<
-    string,
-    { readonly registration: Registration; readonly sinceMs: number }
-  >();
+  readonly #waiting = {
+    plain: new OldestFirst<string, WaitingRegistration>(),
+    own: new OldestFirst<string, WaitingRegistration>(),
+  };
   readonly #keysByName = new AliasIndex<string>();
-  #timer: Timer | undefined;
+  #timer: { readonly timer: Timer; readonly atMs: number } | undefined;
 
   constructor(options: RegistrationMatcherOptions) {
     this.#options = options;
@@ -84,11 +85,14 @@ export class RegistrationMatcher {
         : gone("the prefill worker no longer keeps the blocks of that request");
     }
     const baseId = baseRequestId(registration.matchId);
+    const { transferId } = registration;
+    const named = transferId === undefined ? [] : [...this.#requests.byTransferId(transferId)];
     const exact = this.#requests.byRequestId(registration.matchId);
+    const byId = exact === undefined ? this.#requests.byBaseId(baseId) : [exact];
     let running = false;
     let taken = false;
     let mismatch: KvError | undefined;
-    for (const request of exact === undefined ? this.#requests.byBaseId(baseId) : [exact]) {
+    for (const request of named.length > 0 ? named : byId) {
       if (!names(registration, request)) continue;
       if (!mayMean(registration, request)) {
         mismatch ??= promptMismatch(registration, request);
@@ -101,21 +105,24 @@ export class RegistrationMatcher {
     }
     if (running) return { kind: "wait" };
     if (mismatch !== undefined) return { kind: "gone", error: mismatch };
-    return taken || this.#requests.hasEnded(baseId)
+    return taken || this.#requests.hasEnded(baseId, transferId)
       ? gone("the request with that id has ended at the prefill worker")
       : { kind: "wait" };
   }
 
   /** Keeps a registration until its prompt arrives, for `waitMs` at most. */
   wait(key: string, registration: Registration): void {
-    this.#waiting.set(key, { registration, sinceMs: this.#options.clock.now() });
-    this.#keysByName.add(nameOf(registration), key);
+    this.#waiting[registration.own === undefined ? "plain" : "own"].set(key, {
+      registration,
+      sinceMs: this.#options.clock.now(),
+    });
+    for (const name of namesOf(registration)) this.#keysByName.add(name, key);
     this.#arm();
   }
 
   /** True if the registration with this key waits for its prompt. */
   isWaiting(key: string): boolean {
-    return this.#waiting.has(key);
+    return this.#of(key) !== undefined;
   }
 
   /** Removes a waiting registration. Does nothing if none waits under this key. */
@@ -149,12 +156,13 @@ export class RegistrationMatcher {
     const baseId = baseRequestId(request.requestId);
     // A request of the same id may still finish with that prompt.
     const isOnlyOne = [...this.#requests.byBaseId(baseId)].every(({ finished }) => finished !== undefined);
-    const keys = [
+    const keys = new Set([
       ...this.#keysByName.get(exactName(request.wireId)),
+      ...this.#keysByName.get(transferName(request.transferId)),
       ...(isOnlyOne ? this.#keysByName.get(baseId) : []),
-    ];
-    const taken = keys.flatMap((key) => {
-      const registration = this.#waiting.get(key)?.registration;
+    ]);
+    const taken = [...keys].flatMap((key) => {
+      const registration = this.#of(key);
       if (registration === undefined || !names(registration, request)) return [];
       if (mayMean(registration, request)) return [];
       return [[key, registration, promptMismatch(registration, request)] as const];
@@ -165,110 +173,96 @@ export class RegistrationMatcher {
   }
 
   /** Removes and returns the waiting registrations that name a request that has failed. Later ones find it ended. */
-  takeNaming(requestId: string): readonly KeyedRegistration[] {
-    const taken = this.#candidates({ requestId, wireId: requestId, generation: -1, finished: undefined });
+  takeNaming(request: Pick<ProducedRequest, "requestId" | "transferId">): readonly KeyedRegistration[] {
+    const { requestId: wireId } = request;
+    const taken = this.#candidates({ ...request, wireId, generation: -1, finished: undefined });
     for (const [key] of taken) this.#remove(key);
     this.#arm();
-    this.#requests.rememberEnded(requestId);
+    this.#requests.rememberEnded(request);
     return taken;
   }
 
   /** The number of registrations that wait. */
   get size(): number {
-    return this.#waiting.size;
+    return this.#waiting.plain.size + this.#waiting.own.size;
   }
 
-  /** Removes all waiting registrations without calling `onExpired`, and stops the timer. */
-  close(): void {
-    this.#waiting.clear();
+  /** Removes and returns all waiting registrations, without calling `onExpired`, and stops the timer. */
+  takeAll(): readonly KeyedRegistration[] {
+    const taken: KeyedRegistration[] = [];
+    for (const queue of Object.values(this.#waiting)) {
+      for (let { oldest } = queue; oldest !== undefined; { oldest } = queue) {
+        taken.push([oldest.key, oldest.value.registration]);
+        queue.delete(oldest.key);
+      }
+    }
     this.#keysByName.clear();
     this.#arm();
+    return taken;
   }
 
-  /** The waiting registrations that may match a request: those that want blocks come first, then exact ids, then older ones. */
+  /** The waiting registrations that may match a request: those that want blocks come first, then equal transfer ids and exact ids, then older ones. */
   #candidates(request: RequestIdentity): KeyedRegistration[] {
-    const found: KeyedRegistration[] = [];
-    for (const name of [exactName(request.wireId), baseRequestId(request.requestId)]) {
+    const { requestId, wireId, transferId } = request;
+    const found = new Map<string, Registration>();
+    for (const name of [exactName(wireId), transferName(transferId), baseRequestId(requestId)]) {
       for (const key of this.#keysByName.get(name)) {
-        const registration = this.#waiting.get(key)?.registration;
-        if (registration !== undefined && mayMean(registration, request)) found.push([key, registration]);
+        const registration = this.#of(key);
+        if (registration !== undefined && mayMean(registration, request)) found.set(key, registration);
       }
     }
     const rank = ([, registration]: KeyedRegistration) =>
-      (registration.blockIds.length === 0 ? 2 : 0) + (registration.matchId === request.requestId ? 0 : 1);
-    return found.sort((a, b) => rank(a) - rank(b));
+      (registration.blockIds.length === 0 ? 2 : 0) +
+      (registration.matchId === requestId || isSameTransfer(registration, request) ? 0 : 1);
+    return [...found].sort((a, b) => rank(a) - rank(b));
   }
 
   #remove(key: string): void {
-    const waiting = this.#waiting.get(key);
-    if (waiting === undefined) return;
-    this.#waiting.delete(key);
-    this.#keysByName.delete(nameOf(waiting.registration), key);
+    const registration = this.#of(key);
+    if (registration === undefined) return;
+    for (const queue of Object.values(this.#waiting)) queue.delete(key);
+    for (const name of namesOf(registration)) this.#keysByName.delete(name, key);
   }
 
-  /** Keeps one timer running while registrations wait. It fires for the registration that was oldest when it was set. */
+  #of(key: string): Registration | undefined {
+    return (this.#waiting.plain.get(key) ?? this.#waiting.own.get(key))?.registration;
+  }
+
+  /** Keeps one timer running while registrations wait. It fires when the first of them, as it was set, has waited for long enough. */
   #arm(): void {
-    const { oldest } = this.#waiting;
-    if (oldest === undefined) {
-      this.#timer?.cancel();
+    const ends = [this.#oldestEndsMs("plain"), this.#oldestEndsMs("own")];
+    const endMs = Math.min(...ends);
+    if (endMs === Number.POSITIVE_INFINITY) {
+      this.#timer?.timer.cancel();
       this.#timer = undefined;
       return;
     }
-    const { clock, waitMs } = this.#options;
-    const leftMs = Math.ceil(oldest.value.sinceMs + waitMs - clock.now());
-    this.#timer ??= clock.setTimer(() => this.#expire(), Math.max(1, leftMs));
+    if (this.#timer !== undefined && this.#timer.atMs <= endMs) return;
+    this.#timer?.timer.cancel();
+    const { clock } = this.#options;
+    const leftMs = Math.max(1, Math.ceil(endMs - clock.now()));
+    this.#timer = { atMs: endMs, timer: clock.setTimer(() => this.#expire(), leftMs) };
+  }
+
+  #oldestEndsMs(whose: "plain" | "own"): number {
+    const { oldest } = this.#waiting[whose];
+    return oldest === undefined
+      ? Number.POSITIVE_INFINITY
+      : oldest.value.sinceMs + this.#options.waitMs[whose];
   }
 
   #expire(): void {
-    const { clock, waitMs, onExpired } = this.#options;
+    const { clock, onExpired } = this.#options;
     this.#timer = undefined;
-    for (let { oldest } = this.#waiting; oldest !== undefined; { oldest } = this.#waiting) {
-      const { registration, sinceMs } = oldest.value;
-      if (clock.now() < sinceMs + waitMs) break;
-      this.#remove(oldest.key);
-      onExpired(oldest.key, registration);
+    for (const whose of ["plain", "own"] as const) {
+      while (this.#oldestEndsMs(whose) <= clock.now()) {
+        const { oldest } = this.#waiting[whose];
+        if (oldest === undefined) break;
+        this.#remove(oldest.key);
+        onExpired(oldest.key, oldest.value.registration);
+      }
     }
     this.#arm();
-  }
-}
-
-/**
- * The registrations that have ended at this producer rank, so that one that arrives late or twice is not served. Each is remembered by
- * its key for a while. Beyond that, each consumer process has a watermark: every message names the oldest generation that the consumer
- * has open, and a generation below it never becomes valid again.
- */
-export class EndedRegistrations {
-  readonly #keys: ExpiringSet;
-  /** The oldest generation that is still valid, by consumer process; the process that was quiet for longest comes first. */
-  readonly #watermarks = new Map<string, number>();
-
-  constructor({ clock, rememberMs }: { readonly clock: Clock; readonly rememberMs: number }) {
-    this.#keys = new ExpiringSet({ clock, ttlMs: rememberMs, maxSize: MAX_KEYS });
-  }
-
-  /** Remembers that the registration with this key has ended. */
-  add(key: string): void {
-    this.#keys.add(key);
-  }
-
-  /** True if the registration with this key has ended and is still remembered. */
-  has(key: string): boolean {
-    return this.#keys.has(key);
-  }
-
-  /**
-   * Raises the watermark of the consumer process to the oldest open generation that the registration names. Returns false if the
-   * registration's own generation lies below the watermark. A vLLM consumer sends no generation: the result is always true.
-   */
-  isOpen({ engineId, own }: Registration): boolean {
-    if (own === undefined) return true;
-    const process = JSON.stringify([engineId, own.incarnation, own.secret]);
-    const watermark = Math.max(this.#watermarks.get(process) ?? 0, own.oldestOpen);
-    this.#watermarks.delete(process);
-    this.#watermarks.set(process, watermark);
-    const [oldest] = this.#watermarks.keys();
-    if (this.#watermarks.size > MAX_CONSUMERS && oldest !== undefined) this.#watermarks.delete(oldest);
-    return own.generation >= watermark;
   }
 }
 
@@ -291,7 +285,7 @@ function gone(reason: string): Match {
 }
 
 type RequestIdentity = Pick<ProducedRequest, "requestId" | "wireId" | "generation" | "finished"> &
-  Pick<Partial<ProducedRequest>, "capability">;
+  Pick<Partial<ProducedRequest>, "capability" | "transferId">;
 
 /** Whether a registration names the request, and wants the KV of its prompt once that is known. */
 function mayMean(registration: Registration, request: RequestIdentity): boolean {
@@ -304,10 +298,13 @@ function mayMean(registration: Registration, request: RequestIdentity): boolean 
   return blockIds.length === 0 || isStartOfPrompt(own, finished);
 }
 
-/** Whether a registration names the request: by P's parameters, or without them by its id. */
-function names({ own, matchId }: Registration, request: RequestIdentity): boolean {
+/** Whether a registration names the request: by P's parameters, without them by its transfer id, and where one of the two has none by its id. */
+function names(registration: Registration, request: RequestIdentity): boolean {
+  const { own, matchId, transferId } = registration;
   const { requestId, wireId, generation } = request;
   const prefill = own?.prefill;
+  if (prefill === undefined && transferId !== undefined && request.transferId !== undefined)
+    return isSameTransfer(registration, request);
   if (prefill === undefined)
     return matchId === requestId || baseRequestId(matchId) === baseRequestId(requestId);
   return prefill.wireId === wireId && prefill.generation === generation && holdsCapability(prefill, request);
@@ -359,9 +356,21 @@ function holdsCapability(
   return sameCapability(capability, prefill.capability);
 }
 
-/** The name under which a registration waits: the exact request if it names one, else the base id. */
-function nameOf({ own, matchId }: Registration): string {
-  return own?.prefill === undefined ? baseRequestId(matchId) : exactName(own.prefill.wireId);
+function isSameTransfer({ transferId }: Registration, request: Pick<RequestIdentity, "transferId">): boolean {
+  return transferId !== undefined && transferId === request.transferId;
+}
+
+/** The names under which a registration waits: the exact request if it names one, else the transfer id and the base id. */
+function namesOf({ own, matchId, transferId }: Registration): readonly string[] {
+  if (own?.prefill !== undefined) return [exactName(own.prefill.wireId)];
+  return transferId === undefined
+    ? [baseRequestId(matchId)]
+    : [transferName(transferId), baseRequestId(matchId)];
+}
+
+/** No registration waits under the empty name. */
+function transferName(transferId: string | undefined): string {
+  return transferId === undefined ? "" : `+${transferId}`;
 }
 
 function exactName(wireId: string): string {

@@ -41,6 +41,8 @@ export interface GroupRequest {
   readonly numTokens: number;
   /** Tokens of a local prefix hit. */
   readonly cachedTokens: number;
+  /** Of these, the tokens that each group has. Default: all. */
+  readonly cachedByGroup?: readonly number[] | undefined;
 }
 
 interface Running extends GroupRequest, ConnectorRequest {
@@ -102,24 +104,29 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
     await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
   );
   const aggregate = createWorkerOutputAggregator({ workers: workers.length });
-  const groups = config.groups.map(({ blockSize = config.blockSize, slidingWindowTokens }, group) => ({
-    ...{ group, blockTokens: blockSize, slidingWindowTokens },
-    pool: createBlockPool(numBlocks, {
-      allocated(blockId) {
-        if (!memory.poisoned(group, blockId))
-          violation(`${hostName}: block ${blockId} of group ${group} was written to while nobody had it`);
-      },
-      freed: (blockId) => memory.poison(group, blockId),
+  const groups = config.groups.map(
+    ({ kind, blockSize = config.blockSize, slidingWindowTokens, enableKvTransfer }, group) => ({
+      isState: kind === "mamba",
+      ...{ group, blockTokens: blockSize, slidingWindowTokens, isTransferred: enableKvTransfer !== false },
+      pool: createBlockPool(numBlocks, {
+        allocated(blockId) {
+          if (!memory.poisoned(group, blockId))
+            violation(`${hostName}: block ${blockId} of group ${group} was written to while nobody had it`);
+        },
+        freed: (blockId) => memory.poison(group, blockId),
+      }),
     }),
-  }));
+  );
+  /** Tokens at the end of a prompt that a D computes itself. */
+  const ownTokens = groups.some(({ isState }) => isState) ? 1 : 0;
   const requests = new Map<string, Running>();
   /** Blocks that the connector still needs after their requests ended. */
   const kept = new Map<string, BlockIds>();
 
   function allocate(numTokens: number): BlockIds | undefined {
     const taken: number[][] = [];
-    for (const { pool, blockTokens } of groups) {
-      const ids = pool.allocate(Math.ceil(numTokens / blockTokens));
+    for (const { pool, blockTokens, isState } of groups) {
+      const ids = pool.allocate(isState ? 1 : Math.ceil(numTokens / blockTokens));
       if (ids === undefined) {
         free(taken);
         return undefined;
@@ -138,8 +145,18 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
       memory.compute({ prompt, group, blockIds: blockIds[group] ?? [], from, until });
   }
 
-  function check({ requestId, prompt, numTokens, blockIds }: Running): void {
-    for (const { group, slidingWindowTokens = numTokens } of groups) {
+  function check(request: Running): void {
+    const { requestId, prompt, cachedTokens, blockIds } = request;
+    const numTokens = request.numTokens - ownTokens;
+    for (const { group, blockTokens, slidingWindowTokens = numTokens, isTransferred } of groups) {
+      if (!isTransferred) {
+        const untouched = (blockIds[group] ?? []).slice(Math.ceil(cachedTokens / blockTokens));
+        if (!untouched.every((id) => memory.poisoned(group, id)))
+          violation(
+            `${hostName}: a peer wrote to group ${group} of request ${requestId}, which takes no part`,
+          );
+        continue;
+      }
       const from = Math.max(0, numTokens - slidingWindowTokens + 1);
       const at = { prompt, group, blockIds: blockIds[group] ?? [], from, until: numTokens };
       const wrong = memory.firstWrong(at);
@@ -149,19 +166,21 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
 
   /** Leaves the request in the queue while the connector or the pools have no room. */
   function admit(request: Running): void {
-    const matched = scheduler.matchedTokens(request, request.cachedTokens);
+    const { cachedTokens, cachedByGroup } = request;
+    const matched = scheduler.matchedTokens(request, cachedTokens, cachedByGroup);
     if (matched.wait === true) return;
     const blockIds = allocate(request.numTokens);
     if (blockIds === undefined) return;
     request.blockIds = blockIds;
     request.phase = "running";
-    request.computedTokens = request.cachedTokens;
-    compute(request, 0, request.cachedTokens);
-    scheduler.afterAllocation(request, blockIds, matched.tokens);
-    if (!request.isProduced && request.cachedTokens + matched.tokens !== request.numTokens)
-      violation(
-        `${hostName}: ${matched.tokens} tokens after ${request.cachedTokens} of ${request.numTokens}`,
-      );
+    request.computedTokens = cachedTokens;
+    for (const { group } of groups) {
+      const until = cachedByGroup?.[group] ?? cachedTokens;
+      memory.compute({ prompt: request.prompt, group, blockIds: blockIds[group] ?? [], from: 0, until });
+    }
+    scheduler.afterAllocation(request, blockIds, matched.tokens, cachedByGroup);
+    if (!request.isProduced && cachedTokens + matched.tokens !== request.numTokens - ownTokens)
+      violation(`${hostName}: ${matched.tokens} tokens after ${cachedTokens} of ${request.numTokens}`);
   }
 
   /** Computes a chunk of a prompt, or leaves the request out of the step. Returns whether the step names it. */
@@ -212,12 +231,15 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
     isProduced: boolean,
     params: KvTransferParams,
   ): Promise<KvTransferParams> {
+    const { requestId, prompt } = request;
+    const whole = { requestId, numPromptTokens: request.numTokens, kvTransferParams: params };
+    const numTokens = scheduler.tokensToPrefill?.(whole) ?? request.numTokens;
     return new Promise((resolve) => {
       const running: Running = {
         ...request,
-        numPromptTokens: request.numTokens,
-        promptTokenIds: Array.from({ length: request.numTokens }, (_, at) => request.prompt * 1000 + at),
-        kvTransferParams: params,
+        ...whole,
+        ...{ numTokens, numPromptTokens: numTokens },
+        promptTokenIds: Array.from({ length: numTokens }, (_, at) => prompt * 1000 + at),
         ...{ isProduced, phase: "queued", blockIds: [], computedTokens: 0, resolve },
       };
       requests.set(request.requestId, running);

@@ -3,6 +3,7 @@ import { memoryNetwork, seededRandom, virtualClock } from "@kv/transport-memory"
 import fc from "fast-check";
 import { simConfig } from "../simulator/sim-config.js";
 import { createGroupEngine, type GroupEngine } from "./group-engine.js";
+import { stateSpaceOf } from "./group-memory.js";
 
 /** A group of a scene. */
 interface SceneGroup {
@@ -11,6 +12,14 @@ interface SceneGroup {
   /** Of a sliding window; undefined for full attention. */
   readonly windowTokens: number | undefined;
   readonly layers: number;
+  /** KV heads of the whole model in the group's layers. Default: the scene's model's. */
+  readonly kvHeads?: number | undefined;
+  /** Whether peers exchange the group's blocks. Default true. */
+  readonly isTransferred?: boolean | undefined;
+  /** A recurrent state, of which D's prefix cache keeps nothing. Default: attention. */
+  readonly isState?: boolean | undefined;
+  /** D's prefix cache has lost the group's blocks. Default false. */
+  readonly isEvicted?: boolean | undefined;
 }
 
 interface SceneRequest {
@@ -45,11 +54,14 @@ const group: fc.Arbitrary<SceneGroup> = fc.record({
   blockTokens: fc.constantFrom(16, 32, 64),
   windowTokens: fc.option(fc.integer({ min: 1, max: 150 }), { nil: undefined }),
   layers: fc.integer({ min: 1, max: 2 }),
+  isTransferred: fc.constantFrom(true, true, true, false),
 });
 
 /** Random scenes: groups of 16, 32 and 64 tokens per block, TP sizes, staging, prefix hits, and prompts. */
 export const groupScene: fc.Arbitrary<GroupScene> = fc.record({
-  groups: fc.array(group, { minLength: 1, maxLength: 3 }),
+  groups: fc
+    .array(group, { minLength: 1, maxLength: 3 })
+    .filter((groups) => groups.some(({ isTransferred }) => isTransferred !== false)),
   tp: fc.constantFrom<[number, number][]>([1, 1], [2, 1], [1, 2]),
   isStaged: fc.tuple(fc.boolean(), fc.boolean()),
   decodeTimes: fc.constantFrom(1, 2),
@@ -65,23 +77,28 @@ export const groupScene: fc.Arbitrary<GroupScene> = fc.record({
   seed: fc.nat(),
 });
 
-function configOf({ groups, cacheDtype = "auto" }: GroupScene, times: number): KvCacheConfig {
+function configOf({ groups, cacheDtype = "auto" }: GroupScene, times: number, tpSize: number): KvCacheConfig {
   let layers = 0;
   return {
     ...simConfig(BLOCK_TOKENS * times),
-    groups: groups.map(({ blockTokens, windowTokens, layers: count }): KvCacheGroup => {
-      const layerNames = Array.from({ length: count }, () => `layers.${layers++}`);
-      return {
-        ...{
-          kind: windowTokens === undefined ? "full" : "swa",
-          layerNames,
-          slidingWindowTokens: windowTokens,
-        },
-        ...(blockTokens === BLOCK_TOKENS ? {} : { blockSize: blockTokens * times }),
-      };
-    }),
+    groups: groups.map(
+      ({ blockTokens, windowTokens, layers: count, kvHeads, isTransferred, isState }): KvCacheGroup => {
+        const layerNames = Array.from({ length: count }, () => `layers.${layers++}`);
+        return {
+          ...{
+            kind: isState === true ? "mamba" : windowTokens === undefined ? "full" : "swa",
+            layerNames,
+            slidingWindowTokens: windowTokens,
+          },
+          ...(kvHeads === undefined ? {} : { numKvHeads: kvHeads }),
+          ...(isTransferred === false ? { enableKvTransfer: false } : {}),
+          ...(blockTokens === BLOCK_TOKENS ? {} : { blockSize: blockTokens * times }),
+        };
+      },
+    ),
     numHiddenLayers: layers,
     cacheDtype,
+    ...(groups.some(({ isState }) => isState) ? { stateSpace: stateSpaceOf(tpSize) } : {}),
   };
 }
 
@@ -100,7 +117,7 @@ export async function playGroupScene(
   // Room for two of the longest prompts, so that requests wait. A D that registers early holds its room until P has had room too: it needs room for all of them,
   // or one waits at D for another that waits at P for the first.
   const engine = (hostName: string, side: 0 | 1) => {
-    const config = configOf(scene, side === 1 ? scene.decodeTimes : 1);
+    const config = configOf(scene, side === 1 ? scene.decodeTimes : 1, scene.tp[side]);
     const room = (isPush && side === 1 ? MAX_REQUESTS : 2) * MAX_BLOCKS;
     return createGroupEngine({
       ...{ network, hostName, config, numBlocks: room, connector, random: random.fork(hostName) },
@@ -118,7 +135,9 @@ export async function playGroupScene(
     }
   };
   const running = [run(prefill), run(decode)];
-  const work = scene.requests.map((request, index) => handOver(request, index, { prefill, decode, isPush }));
+  const work = scene.requests.map((request, index) =>
+    handOver(request, index, { prefill, decode, isPush, groups: scene.groups }),
+  );
   await clock.settle(Promise.all(work));
   await clock.advance(1000);
   isOver = true;
@@ -138,14 +157,26 @@ async function handOver(
     prefill,
     decode,
     isPush,
-  }: { readonly prefill: GroupEngine; readonly decode: GroupEngine; readonly isPush: boolean },
+    groups,
+  }: {
+    readonly prefill: GroupEngine;
+    readonly decode: GroupEngine;
+    readonly isPush: boolean;
+    readonly groups: readonly SceneGroup[];
+  },
 ): Promise<void> {
   // A hit of a whole prompt is taken for one token less.
   const hit = (blocks: number) => Math.min(blocks, Math.floor((numTokens - 2) / BLOCK_TOKENS)) * BLOCK_TOKENS;
   const prompt = index + 1;
   const id = (side: string) => `cmpl-r${index}-0-0000${side}`;
   const produced = { requestId: id("aaaa"), prompt, numTokens, cachedTokens: hit(prefillHitBlocks) };
-  const consumed = { requestId: id("bbbb"), prompt, numTokens, cachedTokens: hit(hitBlocks) };
+  const cachedTokens = hit(hitBlocks);
+  const differs = groups.some(({ isState, isEvicted }) => isState === true || isEvicted === true);
+  const cachedByGroup = groups.map(({ isState, isEvicted }) => (isState || isEvicted ? 0 : cachedTokens));
+  const consumed = {
+    ...{ requestId: id("bbbb"), prompt, numTokens, cachedTokens },
+    ...(differs ? { cachedByGroup } : {}),
+  };
   if (!isPush || !isEarly) {
     await decode.decode({ ...consumed, params: await prefill.prefill(produced) });
     return;

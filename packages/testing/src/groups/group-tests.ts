@@ -17,6 +17,98 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
     );
   });
 
+  it.each([
+    [false, false],
+    [true, true],
+  ])(
+    "a group with enableKvTransfer false: P's blocks of it are not named, and D's are not touched; staged at P %s, at D %s",
+    async (...isStaged) => {
+      const group = { blockTokens: 16, windowTokens: undefined, layers: 1 } as const;
+      const violations = await playGroupScene(
+        {
+          groups: [
+            { ...group, isTransferred: false },
+            { ...group, blockTokens: 32 },
+          ],
+          requests: [
+            { numTokens: 70, hitBlocks: 1, prefillHitBlocks: 0, isEarly: false },
+            { numTokens: 33, hitBlocks: 0, prefillHitBlocks: 1, isEarly: true },
+          ],
+          ...{ tp: [1, 2], decodeTimes: 2, isStaged, seed: 3 },
+        },
+        { connector, isPush },
+      );
+      expect(violations).toEqual([]);
+    },
+  );
+
+  it.each<[number, number]>([
+    [1, 1],
+    [2, 1],
+    [1, 2],
+  ])(
+    "vllm#37310, #53514: P leaves the last token to D, whose state gets it once: TP %i → %i",
+    async (...tp) => {
+      const group = { blockTokens: 16, windowTokens: undefined, layers: 1 } as const;
+      const violations = await playGroupScene(
+        {
+          groups: [group, { ...group, isState: true }],
+          requests: [
+            { numTokens: 70, hitBlocks: 0, prefillHitBlocks: 0, isEarly: false },
+            { numTokens: 49, hitBlocks: 0, prefillHitBlocks: 1, isEarly: true },
+            // The attention's blocks are cached at D, and the state is not.
+            { numTokens: 64, hitBlocks: 2, prefillHitBlocks: 0, isEarly: false },
+          ],
+          ...{ tp, decodeTimes: 1, isStaged: [false, false], seed: 5 },
+        },
+        { connector, isPush },
+      );
+      expect(violations).toEqual([]);
+    },
+  );
+
+  it.each([[false], [true]])(
+    "hits that differ by group: each gets the blocks that it lacks; staged at D %s",
+    async (isStaged) => {
+      const group = { blockTokens: 16, windowTokens: undefined, layers: 1 } as const;
+      const violations = await playGroupScene(
+        {
+          groups: [group, { ...group, isEvicted: true }, { ...group, blockTokens: 32, windowTokens: 40 }],
+          requests: [
+            { numTokens: 100, hitBlocks: 4, prefillHitBlocks: 0, isEarly: false },
+            { numTokens: 81, hitBlocks: 2, prefillHitBlocks: 1, isEarly: true },
+          ],
+          ...{ tp: [1, 1], decodeTimes: 1, isStaged: [false, isStaged], seed: 7 },
+        },
+        { connector, isPush },
+      );
+      expect(violations).toEqual([]);
+    },
+  );
+
+  it.each<[number, number]>([
+    [1, 1],
+    [2, 1],
+    [1, 2],
+  ])(
+    "S4.8: Gemma 4's groups, windows of more heads than the full attention and with blocks of another size, cross the wire: TP %i → %i",
+    async (...tp) => {
+      const window = { blockTokens: 16, windowTokens: 48, layers: 2, kvHeads: 4 } as const;
+      const violations = await playGroupScene(
+        {
+          groups: [{ blockTokens: 32, windowTokens: undefined, layers: 1, kvHeads: 2 }, window, window],
+          requests: [
+            { numTokens: 150, hitBlocks: 0, prefillHitBlocks: 0, isEarly: false },
+            { numTokens: 90, hitBlocks: 2, prefillHitBlocks: 2, isEarly: true },
+          ],
+          ...{ tp, decodeTimes: 1, isStaged: [false, false], seed: 11 },
+        },
+        { connector, isPush },
+      );
+      expect(violations).toEqual([]);
+    },
+  );
+
   it("vllm#52516: nvfp4 is copied between equal TP sizes, and refused by name where heads would be split", async () => {
     const play = (...tp: [number, number]) =>
       playGroupScene(

@@ -20,6 +20,10 @@ export interface SimEngine {
   /** Receives a prompt's KV, and resolves when the request ends. A wrong byte is a violation. */
   decode(request: SimRequest & { params: KvTransferParams; cachedTokens?: number }): Promise<void>;
   abort(requestId: string): void;
+  /** As `SimSteps.sleep`. */
+  sleep(): Promise<void>;
+  /** As `SimSteps.wakeUp`. */
+  wakeUp(): Promise<void>;
   /** Counts of everything that the engine holds, by name, blocks included. All counts are zero when all requests are over. */
   outstanding(): Readonly<Record<string, number>>;
   /**
@@ -62,6 +66,8 @@ export async function createSimEngine(options: SimEngineOptions): Promise<SimEng
     prefill: steps.prefill,
     decode: steps.decode,
     abort: steps.abort,
+    sleep: steps.sleep,
+    wakeUp: steps.wakeUp,
     outstanding: steps.outstanding,
     async kill() {
       host.kill();

@@ -3,6 +3,7 @@ import type {
   ConnectorModule,
   KvCacheConfig,
   KvCacheKind,
+  KvTransferParams,
   Log,
   MemoryType,
   Metrics,
@@ -19,6 +20,8 @@ export interface SimRequest {
   readonly numTokens: number;
   /** Has the tokens of this prompt, and other KV: of another adapter, cache salt or image. */
   readonly sameTokensAs?: number;
+  /** Parameters besides those of the leg. */
+  readonly params?: KvTransferParams;
 }
 
 export interface SimEngineOptions {

@@ -13,6 +13,10 @@ export interface SimSteps {
   decode(request: SimRequest & { params: KvTransferParams; cachedTokens?: number }): Promise<void>;
   abort(requestId: string): void;
   outstanding(): Readonly<Record<string, number>>;
+  /** Ends what it computes, and takes its caches back from the transport. */
+  sleep(): Promise<void>;
+  /** Registers its caches again. Their content is gone. */
+  wakeUp(): Promise<void>;
   /** No new step starts after this call. */
   stop(): void;
 }
@@ -42,6 +46,7 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
   const queue: Running[] = [];
   let stepping = false;
   let alive = true;
+  let asleep = false;
   host.onKill(() => {
     alive = false;
     for (const request of requests.values()) {
@@ -51,11 +56,12 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
   });
 
   function wake(): void {
-    if (stepping || !alive) return;
+    if (stepping || !alive || asleep) return;
     stepping = true;
     clock.setTimer(() => {
-      // The engine may have been stopped in the meantime.
-      if (alive) void step();
+      // The engine may have been stopped in the meantime, or have gone to sleep.
+      if (alive && !asleep) void step();
+      else stepping = false;
     }, stepMs);
   }
 
@@ -83,11 +89,42 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
       if (!alive) return;
     }
     for (const request of ended) if (request.phase !== "over") end(request, "length");
+    collect();
+    if (hasWork()) wake();
+  }
+
+  function collect(): void {
     for (const [index, worker] of workers.entries()) {
       const rank = { tpRank: index % options.tpSize, ppRank: Math.floor(index / options.tpSize) };
       apply(aggregate.add(rank, overTheWire(worker.collectFinished())));
     }
-    if (hasWork()) wake();
+  }
+
+  async function sleep(): Promise<void> {
+    asleep = true;
+    queue.splice(0);
+    for (const request of [...requests.values()]) {
+      if (request.phase === "receiving") continue;
+      end(request, "aborted");
+      request.reject(new KvError("KV_REQUEST_ABORTED", `engine ${engineId} goes to sleep`));
+    }
+    await Promise.all(workers.map((worker) => worker.unregisterKvCaches?.()));
+    collect();
+    if (requests.size + kept.size > 0)
+      violation(`${hostName}: ${requests.size} requests and ${kept.size} kept ones while it sleeps`);
+  }
+
+  async function wakeUp(): Promise<void> {
+    for (let block = 0; block < options.numBlocks; block++) ranks.poison(block);
+    for (const [index, worker] of workers.entries()) {
+      const caches = ranks.caches[index];
+      if (caches !== undefined) await worker.registerKvCaches(caches);
+    }
+    await scheduler.setHandshakeMetadata(
+      await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
+    );
+    asleep = false;
+    wake();
   }
 
   /** Ends each request whose blocks could not be saved, before any peer is told that the blocks are ready. */
@@ -242,6 +279,7 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
           remote_block_ids: null,
           remote_host: null,
           remote_port: null,
+          ...request.params,
         },
         0,
       ),
@@ -267,6 +305,8 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
       }
       return held;
     },
+    sleep,
+    wakeUp,
     stop() {
       alive = false;
     },

@@ -1,0 +1,56 @@
+import { multiConnector, registerConnector } from "@kv/connector";
+import { KvError, type SchedulerOptions } from "@kv/interface";
+import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
+import { expect, it } from "vitest";
+import { pullConnector } from "../src/index.js";
+import shelfConnector, { state } from "./support/shelf-connector.mjs";
+
+// A program would name its package in `kv_connector_module_path`.
+const SHELF = { kv_connector: "ShelfOfTheMultiConnectorTest", kv_role: "kv_both" };
+const PULL = { kv_connector: "PullOfTheMultiConnectorTest", kv_role: "kv_both" };
+/** Of whole blocks. */
+const WHOLE = prompt(1, 48);
+registerConnector(SHELF.kv_connector, async () => shelfConnector);
+registerConnector(PULL.kv_connector, async () => pullConnector);
+
+it("the first connector that has the prompt loads it, all save it, and blocks are free when the last one has", async () => {
+  const play = createScenario({ connector: multiConnector });
+  const extra = { connectors: [PULL, SHELF] };
+  const p = await play.engine("p", { extra });
+  const d = await play.engine("d", { extra });
+  const params = await play.clock.settle(p.prefill(WHOLE));
+  await play.clock.advance(100);
+  // The shelf has saved them. The reader has not come.
+  expect(p.outstanding().kept).toBe(1);
+  expect(await play.outcome(d.decode({ ...WHOLE, params }))).toBe("ok");
+  expect(state.loaded).toEqual([]);
+  await play.clock.advance(100);
+  expect([p.outstanding().kept, d.outstanding().kept]).toEqual([0, 0]);
+  // No P has this one: D's own shelf does.
+  expect(await play.outcome(d.decode({ ...WHOLE, requestId: "again", params: {} }))).toBe("ok");
+  expect(state.loaded).toEqual(["d again"]);
+  // Both have it: the first one loads.
+  const second = await play.clock.settle(p.prefill({ ...WHOLE, requestId: "second" }));
+  expect(state.loaded).toEqual(["d again", "p second"]);
+  expect(await play.outcome(d.decode({ ...WHOLE, requestId: "third", params: second }))).toBe("ok");
+  expect(state.loaded).toHaveLength(2);
+  await play.end();
+});
+
+it("sleeps where all its connectors can", async () => {
+  const play = createScenario({ connector: multiConnector });
+  const p = await play.engine("p", { extra: { connectors: [PULL] } });
+  const d = await play.engine("d", { extra: { connectors: [PULL] } });
+  expect(await play.handedOver(p, d, 1)).toBe("ok");
+  await play.clock.settle(p.sleep());
+  await play.clock.settle(p.wakeUp());
+  expect(await play.handedOver(p, d, 2)).toBe("ok");
+  await play.end();
+});
+
+it.each([[undefined], [[]], ["NixlConnector"]])("refuses connectors: %j", async (connectors) => {
+  const config = { extra: { connectors }, env: {} } as unknown as SchedulerOptions["config"];
+  const refused = Promise.resolve(multiConnector.createScheduler({ config } as SchedulerOptions));
+  const error: unknown = await refused.catch((reason: unknown) => reason);
+  expect(KvError.is(error, "KV_CONFIG_INVALID") && error.message).toMatch(/connectors of MultiConnector/);
+});

@@ -1,0 +1,44 @@
+import type { ConnectorModule } from "@kv/interface";
+import { describe, expect, it } from "vitest";
+import { createScenario, prompt } from "./scenario.js";
+
+/** An engine takes its caches back from the transport, as in vLLM's sleep mode, and registers them again. */
+export function itSleepsAndWakes(connector: ConnectorModule, operation: "READ" | "WRITE"): void {
+  describe.each(["p", "d"] as const)("sleep mode of %s", (sleeper) => {
+    it.each([1, 2])(
+      "ends requests in flight with a code and frees their blocks; awake, it serves at once; P's TP %i",
+      async (tpSize) => {
+        const play = createScenario({
+          connector,
+          faults: [{ fault: "delay", operation, delayMs: 300, where: () => isSlow }],
+        });
+        let isSlow = false;
+        const p = await play.engine("p", { tpSize });
+        const d = await play.engine("d");
+        const engine = { p, d }[sleeper];
+        expect(await play.handedOver(p, d, 1)).toBe("ok");
+        const kept = await play.clock.settle(p.prefill(prompt(2)));
+        const params = await play.clock.settle(p.prefill(prompt(3)));
+        isSlow = true;
+        const inFlight = d.decode({ ...prompt(3), params });
+        inFlight.catch(() => {});
+        await play.clock.advance(50);
+        await play.clock.settle(engine.sleep());
+        isSlow = false;
+        expect(engine.outstanding().blocks).toBe(0);
+        const code = await play.outcome(inFlight);
+        if (sleeper === "d") expect(code).toBe("KV_MEMORY_NOT_REGISTERED");
+        else expect(code).toMatch(/^KV_/);
+        await play.clock.advance(100);
+        await play.clock.settle(engine.wakeUp());
+        // P's blocks of before its sleep hold nothing any more; those of D's peers do.
+        const before = await play.outcome(d.decode({ ...prompt(2), params: kept }));
+        if (sleeper === "d") expect(before).toBe("ok");
+        else expect(before).toMatch(/^KV_/);
+        expect(await play.handedOver(p, d, 4)).toBe("ok");
+        expect(await play.handedOver(p, d, 5)).toBe("ok");
+        await play.end();
+      },
+    );
+  });
+}
