@@ -1,22 +1,33 @@
 import { existsSync } from "node:fs";
 import { parseArgs } from "node:util";
 import { familyOf } from "./families.js";
+import { judgeModel } from "./models.js";
 import { judge, type Outcome } from "./outcome.js";
 import { readVectors, type Selection } from "./vector-file.js";
 import { replayWire } from "./wire.js";
 
 const SHOWN_FAILURES = 20;
 const USAGE = `usage: npm run conformance -- [--only KEY=VALUE]… FILE.jsonl…
+       npm run conformance -- [--refused] MODELS.jsonl…
        npm run conformance -- --wire DIR
 
 Runs our functions on recorded inputs of vLLM's functions, or on recorded traffic of vLLM servers,
-and compares the results.`;
+and compares the results. --refused prints why a model's case is refused.`;
 
 const counts = { passed: 0, failed: 0, beyond: 0 };
+/** Of the models' cases that passed, those that we refuse. */
+let refused = 0;
+let models = 0;
+let failedModels = 0;
+let showsRefused = false;
 const rules = new Map<string, number>();
 
 function count(where: string, outcome: Outcome): void {
   counts[outcome.kind] += 1;
+  if (outcome.kind === "passed" && outcome.refused !== undefined) {
+    refused += 1;
+    if (showsRefused) console.log(`refused  ${where}: ${outcome.refused}`);
+  }
   if (outcome.kind === "beyond") rules.set(outcome.rule, (rules.get(outcome.rule) ?? 0) + 1);
   if (outcome.kind === "failed" && counts.failed <= SHOWN_FAILURES)
     console.log(`FAIL  ${where}: ${outcome.reason}`);
@@ -30,8 +41,15 @@ function replayFile(path: string, only: readonly Selection[]): void {
     return;
   }
   const before = { ...counts };
-  for (const { line, vector } of readVectors(path, only)) {
+  for (const { line, vector, model, config } of readVectors(path, only)) {
     const where = `${path}:${line}`;
+    if (model !== undefined) {
+      models += 1;
+      const outcome = judgeModel(model, path, config);
+      if (outcome.kind === "failed") failedModels += 1;
+      count(`${where}: ${model.config} at TP ${model.tp}, ${model.kv_cache_dtype}`, outcome);
+      continue;
+    }
     if (vector === undefined) {
       count(where, { kind: "failed", reason: "the line is not a vector" });
       continue;
@@ -60,6 +78,7 @@ function main(): void {
     options: {
       only: { type: "string", multiple: true, default: [] },
       wire: { type: "string", multiple: true, default: [] },
+      refused: { type: "boolean", default: false },
       help: { type: "boolean", short: "h", default: false },
     },
   });
@@ -69,10 +88,13 @@ function main(): void {
     return;
   }
   const only = selections(values.only);
+  showsRefused = values.refused;
   for (const path of positionals) replayFile(path, only);
   for (const folder of values.wire) replayWire(folder, count);
   for (const [rule, number] of rules) console.log(`beyond, by rule ${rule}: ${number}`);
   if (counts.beyond > 0) console.log(`${counts.beyond} beyond`);
+  if (models > 0)
+    console.log(`${models} cases of models: ${models - refused - failedModels} equal, ${refused} refused`);
   console.log(`${counts.passed} passed, ${counts.failed} failed`);
   if (counts.failed > 0 || counts.passed + counts.beyond === 0) process.exitCode = 1;
 }

@@ -1,5 +1,6 @@
 import { readFileSync } from "node:fs";
 import { gunzipSync } from "node:zlib";
+import { isModelLine, type ModelLine } from "./models.js";
 import type { VectorCase } from "./outcome.js";
 
 /** `--only KEY=VALUE`: cases whose `in.KEY`, as JSON text, is VALUE. */
@@ -12,6 +13,10 @@ export interface NumberedCase {
   readonly line: number;
   /** Undefined when the line is not a vector. */
   readonly vector: VectorCase | undefined;
+  /** vLLM's answer for a model, where the line is one. */
+  readonly model?: ModelLine;
+  /** The model's config, where the file has it. */
+  readonly config?: unknown;
 }
 
 /** Reads the cases of a `.jsonl` or `.jsonl.gz` file that match all selections. The line `{"meta": …}` is not a case. */
@@ -19,17 +24,27 @@ export function readVectors(path: string, only: readonly Selection[]): NumberedC
   const bytes = readFileSync(path);
   const text = (path.endsWith(".gz") ? gunzipSync(bytes) : bytes).toString("utf8");
   const cases: NumberedCase[] = [];
+  let configs: Readonly<Record<string, unknown>> = {};
   for (const [index, line] of text.split("\n").entries()) {
     if (line.trim() === "") continue;
     const vector = parse(line);
-    if (vector !== undefined && "meta" in vector) continue;
-    const input = vector?.in;
+    if (vector !== undefined && "meta" in vector) {
+      configs = "configs" in vector ? (vector.configs as typeof configs) : configs;
+      continue;
+    }
+    const record = vector as Readonly<Record<string, unknown>> | undefined;
+    const model = record !== undefined && isModelLine(record) ? record : undefined;
+    const input = model ?? vector?.in;
     if (
       only.length > 0 &&
       (input === undefined || !only.every(({ key, value }) => isText(input[key], value)))
     )
       continue;
-    cases.push({ line: index + 1, vector: input === undefined ? undefined : vector });
+    cases.push({
+      line: index + 1,
+      vector: input === undefined || model !== undefined ? undefined : vector,
+      ...(model === undefined ? {} : { model, config: configs[model.config] }),
+    });
   }
   return cases;
 }

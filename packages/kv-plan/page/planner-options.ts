@@ -1,8 +1,9 @@
 import { KV_CACHE_LAYOUTS, type KvCacheLayout, KvError } from "@kv/interface";
 import { layoutOf } from "../src/input/engine-flags.js";
-import { modelFromHfConfig } from "../src/input/hf-config.js";
+import { modelOfConfig } from "../src/input/model-source.js";
 import type { Pair } from "../src/input/pair.js";
 import { pairOfModels } from "../src/input/pair-of-models.js";
+import { parsePythonJson } from "../src/input/python-json.js";
 import { type AnalyseOptions, analysePair } from "../src/report/analyse-pair.js";
 import type { PairReport } from "../src/report/report.js";
 
@@ -64,8 +65,8 @@ function pairOf(options: PageOptions, models: Readonly<Record<string, unknown>>)
       "KV_CONFIG_INVALID",
       `Model: ${options.model} is none of ${Object.keys(models).join(", ")}`,
     );
-  const model = modelFromHfConfig(options.model || "model", known ?? parsed(options.config), {
-    cache: options.dtype,
+  const model = modelOfConfig(options.model || "model", known ?? parsed(options.config), {
+    cacheDtype: options.dtype,
   });
   return pairOfModels([model, model], {
     tp: sizes("TP", options.tp, 1024),
@@ -100,7 +101,7 @@ function settingsOf(options: PageOptions): AnalyseOptions {
 
 function parsed(config: string): unknown {
   try {
-    return JSON.parse(config) as unknown;
+    return parsePythonJson(config);
   } catch (cause) {
     throw new KvError("KV_CONFIG_INVALID", `config.json: ${(cause as Error).message}`, {
       hint: "paste the config.json of a decoder model from Hugging Face",

@@ -15,6 +15,7 @@ export interface CliOptions extends ReportOptions, EngineFlags {
   readonly mla: boolean;
   readonly kvCacheDtype: string;
   readonly ssmDtype: string;
+  readonly prefixCaching: boolean;
 }
 
 /** The command `kv-plan` with its options and without an action. */
@@ -42,12 +43,17 @@ export function command(): Command {
     .optionsGroup("Engines:")
     .addOption(several("--tp <size>", "tensor parallel size; once or twice", sizes, "1"))
     .addOption(several("--pp <stages>", "pipeline stages of prefill; decode has one", sizes, "1"))
-    .addOption(several("--block-size <tokens>", "tokens in a block; once or twice", integers, "16"))
-    .addOption(several("--kernel-block-size <tokens>", "tokens in a kernel block", integers, "--block-size"))
+    .addOption(several("--block-size <tokens>", "tokens in a block; once or twice", integers, "vLLM's"))
+    .addOption(several("--kernel-block-size <tokens>", "tokens in a kernel block", integers, "vLLM's"))
     .addOption(
-      several("--layout <name>", `HND, NHD or one of ${KV_CACHE_LAYOUTS.join(", ")}`, lists(layout), "HND"),
+      several(
+        "--layout <name>",
+        `HND, NHD or one of ${KV_CACHE_LAYOUTS.join(", ")}`,
+        lists(layout),
+        "vLLM's",
+      ),
     )
-    .addOption(several("--backend <name>", "attention backend", lists(String), "FLASH_ATTN"))
+    .addOption(several("--backend <name>", "attention backend", lists(String), "vLLM's"))
     .addOption(several("--num-blocks <count>", "blocks of a rank", integers, "10000"))
     .option(
       "--kv-cache-dtype <name>",
@@ -59,6 +65,7 @@ export function command(): Command {
       "of a hybrid's recurrent states: auto (the config's, else float32), or as above",
       "auto",
     )
+    .option("--no-prefix-caching", "the engines keep no prefixes; a hybrid's blocks then have other sizes")
     .allowExcessArguments(false);
   return addReportOptions(program);
 }

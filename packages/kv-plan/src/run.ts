@@ -1,6 +1,7 @@
 import { readFile, writeFile } from "node:fs/promises";
 import tab from "@bomb.sh/tab/commander";
 import { KvError } from "@kv/interface";
+import type { EngineTransferPlan } from "@kv/plan";
 import { commanderOutput, EXIT_CODES, reportFailure } from "@kv/program";
 import { planToDocument } from "./data/plan-document.js";
 import type { Pair } from "./input/pair.js";
@@ -49,7 +50,10 @@ export async function runKvPlan(args: readonly string[], output: Output): Promis
     program.parse(args, { from: "user" });
     const options = program.opts<CliOptions>();
     formOf(options);
-    return await printReport(await readPair(options), options, output);
+    const input = await readPair(options);
+    return "outcome" in input
+      ? await printOut(input, options, output)
+      : await printReport(input, options, output);
   } catch (error) {
     return reportFailure("kv-plan", error, (text) => output.stderr(text));
   }
@@ -64,7 +68,6 @@ export async function printReport(
   options: ReportOptions,
   output: Pick<Output, "stdout">,
 ): Promise<number> {
-  const form = formOf(options);
   const settings = {
     numTokens: options.tokens,
     computedBlocks: options.computed,
@@ -78,9 +81,20 @@ export async function printReport(
     form: options.form,
   };
   const report = analysePair(pair, settings);
+  return printOut(report, options, output, () => plansOf(pair, settings));
+}
+
+/** Prints a report in the form that the options name. `plans`: those of a pair that is planned. */
+async function printOut(
+  report: PairReport,
+  options: ReportOptions,
+  output: Pick<Output, "stdout">,
+  plans: () => readonly EngineTransferPlan[] = () => [],
+): Promise<number> {
+  const form = formOf(options);
   const text =
     form === "plans" && report.outcome === "planned"
-      ? plansOf(pair, settings)
+      ? plans()
           .map((plan) => `${JSON.stringify(planToDocument(plan))}\n`)
           .join("")
       : await rendered(report, form === "plans" ? undefined : form);

@@ -70,9 +70,27 @@ describe("--pp", () => {
   });
 
   test("each stage has layers of both groups when groups have their own regions", async () => {
-    const found = await planned("--config", model("gemma-4-31b"), "--tp", "2", "--tp", "4", "--pp", "2");
+    const regions = (staged: boolean) =>
+      Array.from({ length: 60 }, (_, layer) => ({
+        name: `layers.${layer}`,
+        numBlocks: 500,
+        blockLengthBytes: 4096,
+        groupId: layer % 6 === 5 ? 1 : 0,
+        ...(staged ? { stage: Math.floor(layer / 30) } : {}),
+      }));
+    const engine = { tpSize: 2, kernelBlockSize: 16, attentionBackend: "FLASH_ATTN" };
+    const file = join(folder, "groups.json");
+    writeFileSync(
+      file,
+      JSON.stringify({
+        ...{ version: 1, numKvHeads: 4, groups: ["swa", "full"], windowTokens: [64, null] },
+        prefill: { ...engine, ppSize: 2, regions: regions(true) },
+        decode: { ...engine, regions: regions(false) },
+      }),
+    );
+    const found = await planned("--file", file, "--tokens", "256");
     expect(found.groups).toEqual(["swa", "full"]);
-    expect(found.stages.map(({ regions }) => regions.length)).toEqual([30, 30]);
+    expect(found.stages.map(({ regions: names }) => names.length)).toEqual([30, 30]);
     const shown = new Set(found.blocks.map(({ group, stage }) => `${group} ${stage}`));
     expect([...shown].sort()).toEqual(["0 0", "0 1", "1 0", "1 1"]);
     for (const block of found.blocks)
@@ -112,11 +130,6 @@ describe("refused", () => {
   });
 
   test.each<[string, string[], RegExp]>([
-    [
-      "groups that share regions",
-      ["--config", model("gpt-oss-20b"), "--pp", "2"],
-      /groups of layers share regions \(12 swa, 12 full\).*\[KV_PLAN_UNSUPPORTED\]/,
-    ],
     ["more stages than layers", [...qwen, "--pp", "29"], /--pp 29 is more than the 28 layers/],
     ["three sizes", [...qwen, "--pp", "1,2,3"], /--pp is given 3 times/],
     ["--pp together with a file", ["--file", "x.json", "--pp", "2"], /--pp has no effect with --file/],
@@ -226,5 +239,11 @@ describe("forms", () => {
     const plan = planFromDocument(JSON.parse(stdout));
     expect(plan.stages).toEqual([0, 1]);
     expect(plan.sources.map(({ remotePpRank }) => remotePpRank)).toEqual([0, 0, 1, 1]);
+  });
+
+  test("groups that share regions", async () => {
+    const { code, stdout } = await captured("--config", model("gpt-oss-20b"), "--pp", "2");
+    expect(code).toBe(EXIT_CODES.failed);
+    expect(stdout).toMatch(/groups of layers share regions \(12 swa, 12 full\).*\[KV_PLAN_UNSUPPORTED\]/);
   });
 });

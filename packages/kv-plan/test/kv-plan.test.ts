@@ -11,6 +11,9 @@ const model = (name: string) => fileURLToPath(new URL(`../models/${name}.json`, 
 const folder = mkdtempSync(join(tmpdir(), "kv-plan-"));
 afterAll(() => rmSync(folder, { recursive: true }));
 
+/** Tokens in a block of Gemma 4's groups at TP 2: a window's page is twice as large as a full layer's. */
+const GEMMA_4_BLOCKS = [16, 16, 16, 16, 16, 32];
+
 describe("models by their published shapes", () => {
   // Bytes by hand: tokens x layers x (K and V) x head size x 2 bytes x heads that are moved.
   test.each<[string, string[], { regions: number; lengthBytes: number; sources: number[][] }]>([
@@ -79,64 +82,64 @@ describe("models by their published shapes", () => {
     expect(found.request.lengthBytes).toBe(4 * 2048 * 61 * (576 * 2 + 132));
     const packed = await planned(...flags, "--kv-cache-dtype", "fp8");
     expect(packed.request.lengthBytes).toBe(4 * 2048 * 61 * (656 + 132));
-    expect(packed.assumed).toContain("fp8 latents are packed with their scales: 656 bytes each (fp8_ds_mla)");
+    expect(packed.prefill.caches?.map((cache) => [cache.layers, cache.usedBytes / 64])).toEqual([
+      [61, 132],
+      [61, 656],
+    ]);
   });
 
-  test("DeepSeek V4 Flash: windows, latents of 4 and of 128 tokens, indexers, and compressors' states", async () => {
-    const flags = ["--config", model("deepseek-v4-flash"), "--kv-cache-dtype", "fp8", "--tokens", "8192"];
-    const found = await planned(...flags, "--tp", "8", "--tp", "1");
-    expect(found.groups).toEqual(["swa-mla", "mla", "swa-mla", "swa-mla"]);
-    // 43 layers, of which 21 have the ratio 4 and 20 the ratio 128.
-    expect(found.decode.regions).toBe(43 + 41 + 41 + 21 + 21);
-    // A window's blocks, and one more: it need not begin with a block.
-    const windows = 43 * 3 * 64 * 584 + 21 * 3 * 4 * (8192 + 2048) + 20 * 17 * 8 * 4096;
-    const latents = 21 * (8192 / 4) * (584 + 132) + 20 * (8192 / 128) * 584;
-    expect(found.request.lengthBytes).toBe(windows + latents);
-    expect(found.assumed.join()).toMatch(/blocks of 64 tokens of windows, 4 and 8 of compressors/);
+  test("DeepSeek V4 Flash: windows, latents of 4 and of 128 tokens, indexers, and compressors' states in rows", async () => {
+    const flags = ["--config", model("deepseek-v4-flash"), "--tokens", "8192", "--tp", "8", "--tp", "1"];
+    const found = await planned(...flags);
+    expect(found.groups).toEqual(["swa-mla", "swa-mla", "mla", "swa-mla", "swa-mla"]);
+    // vLLM's connector registers whole rows: a page of each of 21 indexers, 21 and 20 latents, padded to multiples of 576 bytes.
+    expect([found.decode.regions, found.decode.layout]).toEqual([1, "BLHNC"]);
+    const row = 21 * 8640 + 21 * 37_440 + 20 * 1728;
+    // Blocks of two groups of windows of 128 tokens in blocks of 64, and of latents, compressors' states of 8 and of 128 tokens.
+    const blocks = 2 * (128 / 64 + 1) + 8192 / 256 + (8 / 4 + 1) + (128 / 8 + 1);
+    expect(found.request.lengthBytes).toBe(row * blocks);
+    expect(found.plannedFrom).toMatch(/vLLM 0\.33's rules for DeepseekV4ForCausalLM/);
   });
 
-  test("Nemotron 3 Nano 30B: states in attention pages, with 131 and 261 kernel blocks per logical block", async () => {
+  test("Nemotron 3 Nano 30B: states in attention pages, in blocks that vLLM derives for each TP size", async () => {
     const flags = ["--config", model("nemotron-3-nano-30b"), "--tp", "4", "--tp", "1"];
     const state = (3 * (64 * 64 + 2 * 8 * 128) * 2 + 64 * 64 * 128 * 4) * 23;
     const found = await planned(...flags, "--kv-cache-dtype", "fp8");
-    expect([found.prefill.blockSize, found.decode.blockSize]).toEqual([16 * 131, 16 * 261]);
+    expect([found.prefill.blockSize, found.decode.blockSize]).toEqual([2096, 4176]);
     expect(found.groups).toEqual(["mamba", "mamba", "mamba", "mamba", "full"]);
     expect(found.request.lengthBytes).toBe(2048 * 6 * 2 * 128 * 2 + state);
-    expect(found.assumed).toEqual(
-      expect.arrayContaining([
-        "--ssm-dtype float32",
-        "--block-size 2096,4176: the fewest kernel blocks whose page holds a state",
-      ]),
-    );
+    expect(found.assumed).toContain("--block-size 2096,4176: the fewest tokens whose page holds a state");
     const half = await planned(...flags, "--ssm-dtype", "bfloat16");
     expect(half.request.lengthBytes).toBe(
       2048 * 6 * 2 * 128 * 2 * 2 + (3 * (64 * 64 + 2 * 8 * 128) * 2 + 64 * 64 * 128 * 2) * 23,
     );
   });
 
-  test("Nemotron 3 Nano 30B: refuses a block too small for a state, and names the smallest that fits", async () => {
+  test("Nemotron 3 Nano 30B: a block too small for a state is raised, as vLLM raises it", async () => {
     const flags = ["--config", model("nemotron-3-nano-30b"), "--tp", "4"];
-    const { code, stderr } = await captured(...flags, "--block-size", "64");
-    expect(code).toBe(EXIT_CODES.couldNotRun);
-    const [, size = "", kernel = ""] =
-      /least --block-size that fits is (\d+) with --kernel-block-size (\d+)/.exec(stderr) ?? [];
-    const sized = (tokens: number) =>
-      captured(...flags, "--block-size", `${tokens}`, "--kernel-block-size", kernel, "--tokens", "16");
-    expect((await sized(Number(size))).code).toBe(0);
-    expect((await sized(Number(size) - Number(kernel))).code).toBe(EXIT_CODES.couldNotRun);
+    const found = await planned(...flags, "--block-size", "64", "--tokens", "16");
+    expect(found.prefill.blockSize).toBe(1088);
+    expect(found.assumed.join()).toMatch(/--block-size 1088,1088 instead of 64,64: vLLM raises it/);
+    expect((await planned(...flags, "--block-size", "4096", "--tokens", "16")).prefill.blockSize).toBe(4096);
   });
 
-  test("Gemma 4 31B: full layers have half a window layer's bytes per token, and twice its tokens per block", async () => {
+  test("Gemma 4 31B: groups of windows and full layers share ten regions, in blocks of 16 and 32 tokens", async () => {
     const found = await planned("--config", model("gemma-4-31b"), "--tp", "2", "--tp", "4");
-    expect(found.groups).toEqual(["swa", "full"]);
+    expect(found.groups).toEqual(["swa", "swa", "swa", "swa", "swa", "full"]);
+    expect(found.prefill.regions).toBe(10);
+    expect(found.prefill.groupBlockTokens).toEqual(GEMMA_4_BLOCKS);
     // 50 layers with a window of 1024 tokens, 16 heads of 256; 10 full ones, 4 heads of 512.
-    expect(found.request.lengthBytes).toBe(50 * 65 * 16 * 16 * 2 * 256 * 2 + 10 * 2048 * 4 * 2 * 512 * 2);
-    expect(found.assumed.join()).toMatch(/layers of one kind and shape are a group \(50 swa, 10 full\)/);
+    const window = GEMMA_4_BLOCKS[0] as number;
+    const full = GEMMA_4_BLOCKS[5] as number;
+    expect(found.request.lengthBytes).toBe(
+      50 * (1024 / window + 1) * window * 16 * 2 * 256 * 2 +
+        10 * Math.ceil(2048 / full) * full * 4 * 2 * 512 * 2,
+    );
     const plans = await captured("--config", model("gemma-4-31b"), "--tp", "2", "--plans");
     const [first = ""] = plans.stdout.split("\n");
     expect(
       JSON.parse(first).groupPlans.map((group: { localBlockTokens: number }) => group.localBlockTokens),
-    ).toEqual([16, 32]);
+    ).toEqual(GEMMA_4_BLOCKS);
   });
 
   test("reports values that neither the config nor a flag gives as assumed", async () => {
@@ -280,11 +283,33 @@ describe("a pair that is refused", () => {
     const file = join(folder, "v4.json");
     const v4 = JSON.parse(readFileSync(model("deepseek-v4-flash"), "utf8")) as object;
     writeFileSync(file, JSON.stringify({ ...v4, compress_ratios: new Array(43).fill(16) }));
-    const { code, stderr } = await captured("--config", file, "--tp", "8");
-    expect(code).toBe(EXIT_CODES.couldNotRun);
-    expect(stderr).toMatch(
-      /compress_ratios holds 16; 4 and 128 are known.*\[KV_PLAN_UNSUPPORTED\]\n {2}.*--file/,
+    const { code, stdout } = await captured("--config", file, "--tp", "8");
+    expect(code).toBe(EXIT_CODES.failed);
+    expect(stdout).toMatch(
+      /compress_ratios is \[16\]; 0, 1, 4 and 128 are known.*\[KV_PLAN_UNSUPPORTED\]\n {2}.*--file/,
     );
+  });
+
+  test("field.md C9: heads that a TP size does not divide are the reason, on either side", async () => {
+    for (const tp of ["6,2", "2,6"]) {
+      const found = await report("--layers", "2", "--kv-heads", "8", "--head-size", "64", "--tp", tp);
+      if (found.outcome !== "refused") return expect.fail("it was planned");
+      expect(found.reason).toMatch(/8 KV heads cannot be split over TP size 6/);
+      expect(found.wouldWork).toContain(tp === "6,2" ? "prefill with TP 2" : "decode with TP 2");
+    }
+  });
+
+  test("field.md 2: an unknown field that may decide a cache ends with exit code 1 and its name", async () => {
+    const file = join(folder, "unknown.json");
+    const llama = JSON.parse(readFileSync(model("llama-3.1-70b"), "utf8")) as object;
+    writeFileSync(
+      file,
+      JSON.stringify({ ...llama, mamba_d_state: 16 }).replace("{", '{"rope_limit": Infinity, '),
+    );
+    const { code, stdout } = await captured("--config", file, "--tp", "8");
+    expect(code).toBe(EXIT_CODES.failed);
+    expect(stdout).toMatch(/refused: .*mamba_d_state \(16\): a field that may decide the KV cache/);
+    expect(stdout).not.toContain("proven");
   });
 });
 
@@ -315,7 +340,7 @@ describe("cache types whose scales lie apart (vllm#52516)", () => {
   });
 
   test("an indexer's keys and packed latents are not cut by token", async () => {
-    const sizes = ["--tp", "8", "--block-size", "64", "--block-size", "128"];
+    const sizes = ["--tp", "8", "--block-size", "64,128", "--kernel-block-size", "64,128"];
     for (const type of ["auto", "fp8"]) {
       const found = await report("--config", model("deepseek-v3.2"), ...sizes, "--kv-cache-dtype", type);
       expect(found).toMatchObject({ outcome: "refused", code: "KV_PLAN_UNSUPPORTED" });
@@ -376,6 +401,24 @@ describe("a file", () => {
     expect(found.title).toBe("two small engines");
     expect(found.request.lengthBytes).toBe(64 * 64 * 4);
     expect(found.ranks[0]?.heads).toEqual([0, 4]);
+  });
+
+  test("field.md 2: describes the states of a hybrid", async () => {
+    const hybrid = (tpSize: number) =>
+      engine(tpSize, {
+        stateSpace: {
+          convProjectionBytes: [96, 32, 32].map((bytes) => bytes / tpSize),
+          convBytes: 160 / tpSize,
+          recurrentBytes: 2048 / tpSize,
+        },
+        regions: [{ name: "layer.0", numBlocks: 500, blockLengthBytes: (16 * 64 * 4) / tpSize, groupId: -1 }],
+      });
+    const sides = { prefill: hybrid(2), decode: hybrid(1) };
+    const file = fileOf("hybrid.json", { ...pair, groups: ["mamba", "full"], ...sides });
+    const found = await planned("--file", file, "--tokens", "64");
+    // One state, and 64 tokens of attention.
+    expect(found.request.lengthBytes).toBe(160 + 2048 + 64 * 64 * 4);
+    expect(found.plannedFrom).toMatch(/^the file .*hybrid\.json$/);
   });
 
   test("uses a region's own number of heads", async () => {
@@ -549,8 +592,7 @@ describe("forms", () => {
 
   test("SVG says how many ranks it does not draw", async () => {
     const { stdout } = await captured(
-      "--config",
-      model("llama-3.1-70b"),
+      ...["--layers", "2", "--kv-heads", "8", "--head-size", "64"],
       "--tp",
       "128,1",
       "--tokens",

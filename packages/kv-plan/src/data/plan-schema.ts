@@ -25,7 +25,8 @@ export const regionSchema = z.strictObject({
   deviceId: whole.optional(),
 });
 
-const stateSpaceSchema = z.strictObject({
+/** `StateSpaceGeometry`. */
+export const stateSpaceSchema = z.strictObject({
   convProjectionBytes: z.array(whole).max(1024).optional(),
   convBytes: whole,
   recurrentBytes: whole,

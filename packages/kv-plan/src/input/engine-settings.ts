@@ -1,46 +1,72 @@
 import { KvError } from "@kv/interface";
+import type { ModelCaches } from "../model/model-caches.js";
 import { both, type EngineFlags } from "./engine-flags.js";
-import type { ModelShape } from "./model-shape.js";
+import type { ModelSource } from "./model-source.js";
 import { type EngineSettings, MAX_RANKS } from "./pair.js";
-import { hybridBlockTokens, KERNEL_TOKENS } from "./state-pages.js";
 
-/** The settings of both engines from the flags. Defaults that apply are added to `assumed`. Errors: `KV_CONFIG_INVALID`. */
-export function settingsOf(
+/** An engine with its settings and the caches of its model. */
+export interface Engine extends EngineSettings {
+  readonly caches: ModelCaches;
+}
+
+/** Both engines from the flags and their models. Defaults that apply are added to `assumed`. Errors: `KV_CONFIG_INVALID`; those of `ModelSource.caches`. */
+export function enginesOf(
   options: EngineFlags,
   assumed: string[],
-  model: ModelShape,
-): readonly [EngineSettings, EngineSettings] {
-  const say = <T>(flag: string, values: readonly T[], fallback: T): readonly [T, T] => {
-    if (values.length === 0) assumed.push(`${flag} ${String(fallback)}`);
-    return both(flag, values, fallback);
+  models: readonly [ModelSource, ModelSource],
+): readonly [Engine, Engine] {
+  const say = <T>(flag: string, values: readonly T[], fallback: readonly [T, T]): readonly [T, T] => {
+    if (values.length > 0) return both(flag, values, fallback[0]);
+    assumed.push(`${flag} ${String(fallback[0] === fallback[1] ? fallback[0] : fallback)}`);
+    return fallback;
   };
-  const backend = model.layers.every((layer) => layer.kind === "mla" || layer.kind === "swa-mla")
-    ? "FLASHMLA"
-    : "FLASH_ATTN";
-  const tp = say("--tp", options.tp, 1);
+  const tp = say("--tp", options.tp, [1, 1]);
   const pp = stagesOf(options);
-  const [blockSize, kernel] = blockSizes(options, assumed, model, tp, say);
-  const layout = say("--layout", options.layout, "LBHNC");
-  const backends = say("--backend", options.backend, backend);
-  const numBlocks = say("--num-blocks", options.numBlocks, 10_000);
-  return [0, 1].map((side): EngineSettings => {
-    const [size, inner] = [blockSize[side] as number, kernel[side] as number];
-    const [tpSize, ppSize] = [tp[side] as number, pp[side] as number];
-    if (tpSize * ppSize > MAX_RANKS) {
+  for (const [side, tpSize] of tp.entries()) {
+    const ppSize = pp[side] as number;
+    if (tpSize * ppSize > MAX_RANKS)
       throw new KvError(
         "KV_CONFIG_INVALID",
         `--tp ${tpSize} and --pp ${ppSize} make ${tpSize * ppSize} ranks, more than ${MAX_RANKS}`,
       );
-    }
-    if (size % inner !== 0) {
+  }
+  const asked = options.blockSize.length === 0 ? [] : both("--block-size", options.blockSize, 16);
+  const caches = tp.map((tpSize, side) => models[side]?.caches({ tpSize, blockSize: asked[side] })) as [
+    ModelCaches,
+    ModelCaches,
+  ];
+  const of = <T>(fact: (caches: ModelCaches) => T): readonly [T, T] => [fact(caches[0]), fact(caches[1])];
+  const blockSizes = of(({ blockSize }) => blockSize);
+  const hasStates = caches[0].stateBlockSize !== undefined;
+  if (asked.length === 0)
+    assumed.push(
+      `--block-size ${blockSizes[0] === blockSizes[1] ? blockSizes[0] : blockSizes}${hasStates ? ": the fewest tokens whose page holds a state" : ""}`,
+    );
+  else if (asked.some((size, side) => size !== blockSizes[side]))
+    assumed.push(`--block-size ${blockSizes} instead of ${asked}: vLLM raises it until a page holds a state`);
+  const kernel = kernelSizes(options, assumed, caches);
+  const layout = say(
+    "--layout",
+    options.layout,
+    of((each) => each.layout),
+  );
+  const backends = say(
+    "--backend",
+    options.backend,
+    of(({ backend }) => backend),
+  );
+  const numBlocks = say("--num-blocks", options.numBlocks, [10_000, 10_000]);
+  return [0, 1].map((side): Engine => {
+    const [size, inner] = [blockSizes[side] as number, kernel[side] as number];
+    if (size % inner !== 0)
       throw new KvError(
         "KV_CONFIG_INVALID",
         `--block-size ${size} is not a multiple of --kernel-block-size ${inner}`,
       );
-    }
     return {
-      tpSize,
-      ppSize,
+      caches: caches[side] as ModelCaches,
+      tpSize: tp[side] as number,
+      ppSize: pp[side] as number,
       blockSize: size,
       kernelBlockSize: inner,
       layout: layout[side] as EngineSettings["layout"],
@@ -48,7 +74,7 @@ export function settingsOf(
       numBlocks: numBlocks[side] as number,
       memoryType: "VRAM",
     };
-  }) as [EngineSettings, EngineSettings];
+  }) as [Engine, Engine];
 }
 
 /** Pipeline stages of both engines. A single value is prefill's: only producers have stages. */
@@ -56,26 +82,19 @@ function stagesOf({ pp }: EngineFlags): readonly [number, number] {
   return both("--pp", pp.length === 1 ? [...pp, 1] : pp, 1);
 }
 
-/** Tokens in a logical block and in a kernel block of both engines. The page of a hybrid's block holds a state. */
-function blockSizes(
-  options: EngineFlags,
+/** Tokens in a kernel block of both engines. */
+function kernelSizes(
+  { kernelBlockSize }: EngineFlags,
   assumed: string[],
-  model: ModelShape,
-  tp: readonly [number, number],
-  say: (flag: string, values: readonly number[], fallback: number) => readonly [number, number],
-): readonly [readonly [number, number], readonly [number, number]] {
-  const isHybrid = model.layers.some(({ state }) => state !== undefined);
-  if (isHybrid && options.blockSize.length === 0) {
-    const kernel = say("--kernel-block-size", options.kernelBlockSize, KERNEL_TOKENS);
-    const sizes = tp.map(
-      (tpSize, side) => hybridBlockTokens(model.layers, tpSize, kernel[side] as number) ?? KERNEL_TOKENS,
-    );
-    assumed.push(`--block-size ${sizes.join(",")}: the fewest kernel blocks whose page holds a state`);
-    return [sizes as [number, number], kernel];
-  }
-  const blockSize = say("--block-size", options.blockSize, model.blockTokens ?? 16);
-  if (options.kernelBlockSize.length > 0)
-    return [blockSize, both("--kernel-block-size", options.kernelBlockSize, 16)];
-  assumed.push("kernel blocks as large as blocks (--kernel-block-size)");
-  return [blockSize, blockSize];
+  caches: readonly [ModelCaches, ModelCaches],
+): readonly [number, number] {
+  if (kernelBlockSize.length > 0) return both("--kernel-block-size", kernelBlockSize, 16);
+  const sizes = caches.map((each) => each.kernelBlockSize);
+  const isWhole = caches.every((each) => each.kernelBlockSize === each.blockSize);
+  assumed.push(
+    isWhole
+      ? "kernel blocks as large as blocks (--kernel-block-size)"
+      : `--kernel-block-size ${[...new Set(sizes)]}`,
+  );
+  return sizes as [number, number];
 }

@@ -1,7 +1,7 @@
 import { KV_CACHE_KINDS, KV_CACHE_LAYOUTS, KvError } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import { z } from "zod";
-import { describeIssues, regionSchema } from "../data/plan-schema.js";
+import { describeIssues, regionSchema, stateSpaceSchema } from "../data/plan-schema.js";
 import { MAX_RANKS, type Pair, placeRegions, type UnplacedRank } from "./pair.js";
 
 type UnplacedRegion = UnplacedRank["regions"][number];
@@ -37,6 +37,16 @@ const engine = z
       .default(1),
     layout: z.enum(KV_CACHE_LAYOUTS).default("LBHNC"),
     attentionBackend: z.string().min(1).max(200),
+    stateSpace: stateSpaceSchema.optional(),
+    groupBlockTokens: z
+      .array(
+        z
+          .int()
+          .min(1)
+          .max(2 ** 31),
+      )
+      .max(1024)
+      .optional(),
     regions: z.array(region).min(1).max(65_536),
   })
   .superRefine(({ tpSize, ppSize, regions }, context) => {
@@ -69,6 +79,15 @@ const schema = z.strictObject({
     .int()
     .min(1)
     .max(2 ** 20),
+  groupKvHeads: z
+    .array(
+      z
+        .int()
+        .min(1)
+        .max(2 ** 20),
+    )
+    .max(1024)
+    .optional(),
   groups: z.array(z.enum(KV_CACHE_KINDS)).min(1).max(1024),
   cacheDtype: z.string().min(1).max(100).optional(),
   windowTokens: z.array(z.int().min(1).nullable()).max(1024).default([]),
@@ -84,10 +103,12 @@ export function pairFromFile(name: string, value: unknown): Pair {
       hint: "docs/kv-plan.md describes the file",
     });
   }
-  const { title, numKvHeads, groups, cacheDtype, windowTokens, prefill, decode } = parsed.data;
+  const { title, numKvHeads, groupKvHeads, groups, cacheDtype, windowTokens, prefill, decode } = parsed.data;
   return {
     title,
+    plannedFrom: `the file ${name}`,
     numKvHeads,
+    groupKvHeads,
     groups,
     cacheDtype,
     windowTokens: groups.map((_, index) => windowTokens[index] ?? undefined),

@@ -1,120 +1,141 @@
+import type { KvCacheKind } from "@kv/interface";
 import { KvError } from "@kv/interface";
-import type { RankGeometry, RegionGeometry } from "@kv/plan";
-import {
-  groupLayers,
-  type LayerGroup,
-  type LayerShape,
-  layersByShape,
-  type ModelShape,
-} from "./model-shape.js";
-import type { EngineSettings, Pair } from "./pair.js";
-import { placeRegions } from "./pair.js";
+import type { RankGeometry, RegionGeometry, StateSpaceGeometry } from "@kv/plan";
+import { type CacheSpec, cellBytes, type MambaSpec, pageBytes, stateBytes } from "../model/cache-spec.js";
+import type { CacheGroup, LayerCache } from "../model/kv-cache-groups.js";
+import { type CacheTensor, placeCaches } from "../model/kv-cache-tensors.js";
+import type { Engine } from "./engine-settings.js";
+import { requireEqualModels } from "./model-source.js";
+import { type Pair, placeRegions } from "./pair.js";
 import { stagesOfLayers } from "./pipeline-stages.js";
-import { hybridBlockTokens, KERNEL_TOKENS, stateOfRank, tokenBytes } from "./state-pages.js";
 
-export interface PairFromModelOptions {
+export interface PairOfEnginesOptions {
   readonly title: string;
-  readonly prefillModel: ModelShape;
-  readonly decodeModel: ModelShape;
-  readonly prefill: EngineSettings;
-  readonly decode: EngineSettings;
+  readonly prefill: Engine;
+  readonly decode: Engine;
   readonly assumed: readonly string[];
 }
 
+type PlacelessRegion = Omit<RegionGeometry, "baseAddress">;
+
 /**
- * Lays out the caches of both engines from the shapes of their models. Errors: `KV_PLAN_INCOMPATIBLE` when the two models' caches differ,
- * `KV_PLAN_INVALID`, `KV_PLAN_UNSUPPORTED`.
+ * Lays out the caches of both engines as vLLM allocates and registers them. Errors: `KV_PLAN_INCOMPATIBLE` when the two models' caches differ,
+ * `KV_PLAN_UNSUPPORTED`.
  */
-export function pairFromModels(options: PairFromModelOptions): Pair {
-  const { prefillModel, decodeModel } = options;
-  requireEqualModels(prefillModel, decodeModel);
-  const assumed = [...new Set([...prefillModel.assumed, ...decodeModel.assumed, ...options.assumed])];
-  const sides = [options.prefill, options.decode];
-  // Pages of unlike sizes cannot serve two groups in turn; and what does not fit on one engine is not shared on the other either.
-  const shared = sides.every((settings) => sharesPages(decodeModel.layers, settings));
-  const groups = shared ? groupLayers(decodeModel.layers) : layersByShape(decodeModel.layers);
-  const layOut = shared ? sharedRegions : ownRegions;
-  const stages = ({ ppSize }: EngineSettings) => stagesOfLayers(decodeModel.numLayers, ppSize);
-  if (sides.some(({ ppSize }) => ppSize > 1)) {
-    if (shared) refuseSharedStages(groups);
-    assumed.push("layers are dealt out to pipeline stages evenly, as vLLM does (no VLLM_PP_LAYER_PARTITION)");
+export function pairOfEngines(options: PairOfEnginesOptions): Pair {
+  const { prefill, decode } = options;
+  requireEqualModels(prefill.caches, decode.caches);
+  requireHandedOver(options.title, decode);
+  const { groups } = decode.caches;
+  requireEqualGroups(prefill.caches.groups, groups);
+  requireScaledStates(prefill, decode);
+  const assumed = new Set([...prefill.caches.assumed, ...decode.caches.assumed, ...options.assumed]);
+  const laidOut = [prefill, decode].map((engine) => ({ engine, regions: regionsOf(engine) }));
+  const isShared = laidOut.some(({ regions }) => regions.some(({ groupId }) => groupId === -1));
+  const kinds = groups.map((group) => `${group.layers.length} ${kindOf(group)}`).join(", ");
+  if (prefill.ppSize > 1 || decode.ppSize > 1) {
+    if (isShared) refuseSharedStages(kinds);
+    assumed.add("layers are dealt out to pipeline stages evenly, as vLLM does (no VLLM_PP_LAYER_PARTITION)");
   }
-  if (groups.length > 1) {
-    const kinds = groups.map((group) => `${group.layers.length} ${group.kind}`).join(", ");
-    assumed.push(
-      shared
-        ? `layers are grouped as vLLM groups them (${kinds}), and groups share their regions`
-        : `layers of one kind and shape are a group (${kinds}), and each has a region of its own`,
+  if (groups.length > 1)
+    assumed.add(
+      `layers are grouped as vLLM groups them (${kinds})${isShared ? ", and groups share their regions" : ""}`,
     );
-  }
-  if (decodeModel.layers.some(({ state }) => state !== undefined))
-    assumed.push("states lie in the pages of attention; no prefix caching but with --computed");
-  assumed.push("one region per layer with K and V packed, blocks without padding, addresses made up");
+  for (const { layers } of groups) for (const note of notesOf(layers[0]?.spec)) assumed.add(note);
+  assumed.add("one region per page of a block, addresses made up");
+  const heads = groups.map(headsOfGroup);
   return {
     title: options.title,
-    numKvHeads: decodeModel.numKvHeads,
-    groups: groups.map((group) => group.kind),
-    cacheDtype: decodeModel.cacheDtype,
-    windowTokens: groups.map((group) => group.layers[0]?.windowTokens),
-    prefill: ranks(groups, options.prefill, layOut, stages(options.prefill)),
-    decode: ranks(groups, options.decode, layOut, stages(options.decode)),
-    assumed,
-    // The least block that holds a state is another one for each TP size: what the settings say holds for these sizes only.
-    ...(decodeModel.layers.some(({ state }) => state !== undefined)
-      ? {}
-      : {
-          withTp: (side: "prefill" | "decode", tpSize: number) =>
-            pairFromModels({ ...options, [side]: { ...options[side], tpSize } }),
-        }),
+    numKvHeads: decode.caches.numKvHeads,
+    groups: groups.map(kindOf),
+    ...(heads.some((count) => count !== decode.caches.numKvHeads) ? { groupKvHeads: heads } : {}),
+    cacheDtype: decode.caches.cacheDtype === "auto" ? decode.caches.modelDtype : decode.caches.cacheDtype,
+    windowTokens: groups.map(({ layers: [first] }) =>
+      first?.spec.class === "MambaSpec" ? undefined : first?.spec.slidingWindow,
+    ),
+    prefill: ranksOf(prefill, laidOut[0]?.regions ?? []),
+    decode: ranksOf(decode, laidOut[1]?.regions ?? []),
+    assumed: [...assumed],
+    caches: [prefill.caches, decode.caches],
   };
 }
 
-type LayOut = (
-  groups: readonly LayerGroup[],
-  settings: EngineSettings,
-) => Pick<RankGeometry, "groupBlockTokens"> & { readonly regions: readonly PlacelessRegion[] };
+function notesOf(spec: CacheSpec | undefined): readonly string[] {
+  if (spec?.class === "MambaSpec")
+    return [
+      "states lie in the pages of attention, channels outermost (VLLM_SSM_CONV_STATE_LAYOUT=DS, which vLLM's connector asks for)",
+      ...(spec.mambaType === "SHORT_CONV"
+        ? ["vLLM's own connector does not hand over states of short convolutions; that of this project does"]
+        : []),
+    ];
+  if (spec?.class === "ChunkedLocalAttentionSpec")
+    return [
+      `layers with chunks of ${spec.attentionChunkSize} tokens hand over all their blocks, as vLLM's connector does`,
+    ];
+  return [];
+}
 
-type PlacelessRegion = Omit<RegionGeometry, "baseAddress">;
+/** How the connector treats a group: only sliding windows are clipped. */
+function kindOf({ layers }: CacheGroup): KvCacheKind {
+  const classes = new Set(layers.map(({ spec }) => spec.class));
+  if (classes.has("MambaSpec")) return "mamba";
+  if (classes.has("SlidingWindowMLASpec")) return "swa-mla";
+  if (classes.has("SlidingWindowSpec")) return "swa";
+  return classes.size === 1 && classes.has("MLAAttentionSpec") ? "mla" : "full";
+}
 
-function ranks(
-  groups: readonly LayerGroup[],
-  settings: EngineSettings,
-  layOut: LayOut,
-  stageOfLayer: readonly number[],
-): RankGeometry[] {
-  const { ppSize } = settings;
-  const laidOut = layOut(groups, settings);
-  const layers = groups.flatMap((group) => group.layers);
-  const stageOf = new Map(layers.map(({ name, layer }) => [name, stageOfLayer[layer]]));
-  const state = layers.find((layer) => layer.state !== undefined)?.state;
-  return Array.from({ length: ppSize * settings.tpSize }, (_, index) => {
-    const [ppRank, tpRank] = [Math.floor(index / settings.tpSize), index % settings.tpSize];
-    const staged =
-      ppSize === 1
-        ? laidOut
-        : {
-            ...laidOut,
-            ppRank,
-            ppSize,
-            regions: laidOut.regions.filter(({ name }) => stageOf.get(name) === ppRank),
-          };
-    return placeRegions({
-      tpRank,
-      tpSize: settings.tpSize,
-      kernelBlockSize: settings.kernelBlockSize,
-      physicalBlocksPerLogical: settings.blockSize / settings.kernelBlockSize,
-      layout: settings.layout,
-      attentionBackend: settings.attentionBackend,
-      deviceId: tpRank,
-      ...staged,
-      stateSpace: state && stateOfRank(state, settings.tpSize),
+/** KV heads of the whole model in a group; 1 for latents and states. */
+function headsOfGroup({ layers }: CacheGroup): number {
+  return Math.max(1, ...layers.map(({ spec }) => modelHeads(spec)));
+}
+
+function modelHeads(spec: CacheSpec): number {
+  return spec.class === "MambaSpec" ? 1 : (spec.modelKvHeads ?? 1);
+}
+
+function requireHandedOver(title: string, { caches }: Engine): void {
+  if (caches.notHandedOver !== undefined)
+    throw new KvError("KV_PLAN_UNSUPPORTED", `${title}: ${caches.notHandedOver}`, {
+      hint: "serve such a model with engines that prefill and decode",
     });
-  });
+  if (caches.layers.length === 0)
+    throw new KvError("KV_PLAN_UNSUPPORTED", `${title}: no layer of the model has a KV cache`);
+}
+
+function requireEqualGroups(prefill: readonly CacheGroup[], decode: readonly CacheGroup[]): void {
+  const names = (groups: readonly CacheGroup[]) =>
+    groups.map(({ layers }) => layers.map(({ name }) => name).join()).join(";");
+  if (names(prefill) === names(decode)) return;
+  throw new KvError(
+    "KV_PLAN_UNSUPPORTED",
+    `vLLM groups the layers otherwise on the two engines: ${prefill.length} and ${decode.length} groups, because the pages of their caches differ`,
+    { hint: "use one TP size, one cache dtype and one block size on both sides" },
+  );
+}
+
+/** Where a state's projections have fewer groups than ranks, ranks hold replicas of them, and a rank's state is no share of another's. */
+function requireScaledStates(prefill: Engine, decode: Engine): void {
+  const [one, other] = [stateOf(prefill), stateOf(decode)];
+  if (one === undefined || other === undefined) return;
+  const whole = (state: MambaSpec, { tpSize }: Engine) => (stateBytes(state)[0] ?? 0) * tpSize;
+  if (whole(one, prefill) === whole(other, decode)) return;
+  throw new KvError(
+    "KV_PLAN_UNSUPPORTED",
+    `the groups of a state's projections B and C do not divide over TP sizes ${prefill.tpSize} and ${decode.tpSize}: ranks hold replicas of them`,
+    {
+      hint: "use one TP size on both sides",
+      details: { prefillTp: prefill.tpSize, decodeTp: decode.tpSize },
+    },
+  );
+}
+
+function stateOf({ caches }: Engine): MambaSpec | undefined {
+  for (const { spec } of caches.layers) if (spec.class === "MambaSpec") return spec;
+  return undefined;
 }
 
 /** A region that serves a layer of each group serves others on a stage than on a rank that has all layers. */
-function refuseSharedStages(groups: readonly LayerGroup[]): never {
-  const kinds = groups.map((group) => `${group.layers.length} ${group.kind}`).join(", ");
+function refuseSharedStages(kinds: string): never {
   throw new KvError(
     "KV_PLAN_UNSUPPORTED",
     `groups of layers share regions (${kinds}), which are other ones on a pipeline stage than on an engine without stages`,
@@ -122,117 +143,158 @@ function refuseSharedStages(groups: readonly LayerGroup[]): never {
   );
 }
 
-/** Bytes of a kernel block of so many tokens; of a compressed cache fewer cells than tokens. */
-function blockBytes(layer: LayerShape, tokens: number, { tpSize }: EngineSettings): number {
-  return (tokens / (layer.tokensPerCell ?? 1)) * tokenBytes(layer, tpSize);
+function ranksOf(engine: Engine, regions: readonly PlacelessRegion[]): RankGeometry[] {
+  const { caches, ppSize, tpSize, kernelBlockSize, blockSize } = engine;
+  const stageOfLayer = stagesOfLayers(caches.numLayers, ppSize);
+  const stageOf = new Map(caches.layers.map(({ name, layer }) => [name, stageOfLayer[layer]]));
+  const state = stateOf(engine);
+  const tokens = caches.groups.map((group) => group.blockSize);
+  const packed = packedMembers(engine);
+  return Array.from({ length: ppSize * tpSize }, (_, index) => {
+    const [ppRank, tpRank] = [Math.floor(index / tpSize), index % tpSize];
+    return placeRegions({
+      ...{ tpRank, tpSize, kernelBlockSize, deviceId: tpRank },
+      physicalBlocksPerLogical: blockSize / kernelBlockSize,
+      layout: engine.layout,
+      attentionBackend: engine.attentionBackend,
+      ...(ppSize === 1 ? {} : { ppRank, ppSize }),
+      regions: ppSize === 1 ? regions : regions.filter(({ name }) => stageOf.get(name) === ppRank),
+      ...(tokens.some((count) => count !== blockSize) ? { groupBlockTokens: tokens } : {}),
+      ...(packed === undefined ? {} : { packedMembers: packed }),
+      stateSpace: state && stateGeometry(state),
+    });
+  });
 }
 
-/** One page serves a layer of each group, where all attention's pages are as large, and a state fits into one. */
-function sharesPages(layers: readonly LayerShape[], settings: EngineSettings): boolean {
-  if (layersByShape(layers).length === 1) return false;
-  if (
-    layers.some(({ blockTokens, tokensPerCell }) => blockTokens !== undefined || tokensPerCell !== undefined)
-  )
-    return false;
-  const pages = layers.flatMap((layer) =>
-    layer.state === undefined ? [blockBytes(layer, settings.blockSize, settings)] : [],
+/** The parts of a state's block. vLLM's `derive_mamba_conv_split`: x of Mamba 1; x, B and C of Mamba 2; Q, K and V of a delta net. */
+function stateGeometry(state: MambaSpec): StateSpaceGeometry {
+  const [convBytes = 0, recurrentBytes = 0] = stateBytes(state);
+  const [[rows = 0, channels = 0] = [], [heads = 0, rowSize = 0] = []] = state.shapes;
+  const bytesOf = (count: number) => (convBytes / (rows * channels)) * rows * count;
+  // The heads' own channels are x of Mamba 2 and V of a delta net. The rest is two projections of one size.
+  const own = heads * rowSize;
+  const rest = (channels - own) / 2;
+  const split =
+    state.mambaType === "MAMBA2"
+      ? [own, rest, rest]
+      : state.mambaType === "GDN_ATTN"
+        ? [rest, rest, own]
+        : [channels];
+  return {
+    convProjectionBytes: split.filter((count) => count > 0).map(bytesOf),
+    ...{ convBytes, recurrentBytes },
+  };
+}
+
+/** The cache of a layer at its place in the allocation. */
+interface PlacedLayer {
+  readonly layer: LayerCache;
+  readonly group: number;
+  readonly offsetBytes: number;
+  readonly tensor: CacheTensor;
+}
+
+function placedLayers({ caches, layout, numBlocks }: Engine): readonly PlacedLayer[] {
+  const tensors = placeCaches(caches.groups, layout.startsWith("B"), numBlocks);
+  const groupOf = new Map(
+    caches.groups.flatMap(({ layers }, group) => layers.map(({ name }) => [name, group])),
   );
-  const [page = 0] = pages;
-  for (const { state } of layers) {
-    if (state === undefined) continue;
-    const { convBytes, recurrentBytes } = stateOfRank(state, settings.tpSize);
-    if (convBytes + recurrentBytes <= page) continue;
-    throw new KvError(
-      "KV_PLAN_INVALID",
-      `a state of ${convBytes} + ${recurrentBytes} bytes does not fit into a page of ${page} bytes (--block-size ${settings.blockSize}, TP ${settings.tpSize})`,
-      {
-        hint: `the least --block-size that fits is ${hybridBlockTokens(layers, settings.tpSize, KERNEL_TOKENS)} with --kernel-block-size ${KERNEL_TOKENS}; without the two each TP size has its least`,
-      },
-    );
-  }
-  return pages.every((bytes) => bytes === page);
+  return tensors.flatMap((tensor) =>
+    tensor.layers.map((layer, index) => ({
+      ...{ layer, tensor },
+      group: groupOf.get(layer.name) ?? 0,
+      offsetBytes: tensor.offsetBytes + index * tensor.layerStrideBytes,
+    })),
+  );
 }
 
-const sharedRegions: LayOut = (groups, settings) => {
-  const most = Math.max(...groups.map((group) => group.layers.length));
-  const attention = groups.find((group) => group.kind !== "mamba")?.layers[0];
-  const lengthBytes = attention === undefined ? 0 : blockBytes(attention, settings.kernelBlockSize, settings);
-  const regions = Array.from({ length: most }, (_, index): PlacelessRegion => {
-    const layers = groups.flatMap((group) => group.layers[index] ?? []);
-    const holders = [...groups.keys()].filter((group) => groups[group]?.layers[index] !== undefined);
+/** Whether rows hold the pages of all layers, and are registered whole: latents, which every rank has. */
+function isPacked({ caches, layout }: Engine): boolean {
+  return layout.startsWith("B") && caches.numKvHeads === 1 && stateOf({ caches } as Engine) === undefined;
+}
+
+function packedMembers(engine: Engine): RankGeometry["packedMembers"] {
+  if (!isPacked(engine)) return undefined;
+  return Object.fromEntries(
+    placedLayers(engine).map(({ layer, offsetBytes }) => [
+      layer.name,
+      { offsetBytes, lengthBytes: pageBytes(layer.spec) },
+    ]),
+  );
+}
+
+/** The regions of a rank, as vLLM's connector registers them: one for each address that a cache begins at, in the order of the layers' names. */
+function regionsOf(engine: Engine): readonly PlacelessRegion[] {
+  const { caches, kernelBlockSize, blockSize, numBlocks, memoryType } = engine;
+  const perLogical = blockSize / kernelBlockSize;
+  const common = { numBlocks: numBlocks * perLogical, memoryType };
+  if (isPacked(engine)) {
+    const rowBytes = caches.bytesPerBlock / perLogical;
+    const members = caches.layers.map(({ name }) => name);
+    return [
+      {
+        ...common,
+        name: members[0] ?? "row",
+        ...(caches.groups.length === 1 ? { groupId: 0 } : { groupId: -1 }),
+        ...{ blockLengthBytes: rowBytes, blockStrideBytes: rowBytes, members, replicated: true },
+      },
+    ];
+  }
+  const byAddress = new Map<number, PlacedLayer[]>();
+  for (const placed of placedLayers(engine)) {
+    const same = byAddress.get(placed.offsetBytes);
+    if (same === undefined) byAddress.set(placed.offsetBytes, [placed]);
+    else same.push(placed);
+  }
+  const regions = [...byAddress.values()].map((placed): PlacelessRegion => {
+    const sorted = [...placed].sort((one, other) => compareNames(one.layer.name, other.layer.name));
+    const [first] = sorted as [PlacedLayer, ...PlacedLayer[]];
+    const groups = [...new Set(placed.map(({ group }) => group))].sort((one, other) => one - other);
+    const isOne = groups.length === 1;
     return {
-      name: layers[0]?.name ?? `region ${index}`,
-      numBlocks: (settings.numBlocks * settings.blockSize) / settings.kernelBlockSize,
-      blockLengthBytes: lengthBytes,
-      blockStrideBytes: lengthBytes,
-      groupId: -1,
-      ...(holders.length < groups.length ? { groupIds: holders } : {}),
-      memoryType: settings.memoryType,
+      ...common,
+      name: first.layer.name,
+      blockLengthBytes: pageBytes(first.layer.spec) / perLogical,
+      blockStrideBytes: first.tensor.blockStrideBytes / perLogical,
+      groupId: isOne ? first.group : -1,
+      ...(isOne || groups.length === caches.groups.length ? {} : { groupIds: groups }),
+      ...headsAndCells(engine, sorted),
     };
   });
-  return { regions };
-};
+  return regions.sort((one, other) => compareNames(one.name, other.name));
+}
 
-/** A region for each layer; groups whose tokens take less have more of them in a block, where that makes blocks of one size. */
-const ownRegions: LayOut = (groups, settings) => {
-  const { blockSize, kernelBlockSize } = settings;
-  const perLogical = blockSize / kernelBlockSize;
-  const perToken = groups.map(({ layers: [first] }) =>
-    first === undefined || first.blockTokens !== undefined ? undefined : blockBytes(first, 1, settings),
-  );
-  const largest = Math.max(...perToken.map((bytes) => bytes ?? 0));
-  const tokens = groups.map(({ layers: [first] }, group) => {
-    const times = largest / (perToken[group] ?? largest);
-    const alike = first?.tokensPerCell === undefined && Number.isInteger(times) ? times : 1;
-    return first?.blockTokens ?? blockSize * alike;
-  });
-  const regions = groups.flatMap(({ layers, kind }, group) =>
-    layers.map((layer): PlacelessRegion => {
-      const lengthBytes = blockBytes(layer, (tokens[group] as number) / perLogical, settings);
-      if (!Number.isInteger(lengthBytes)) {
-        throw new KvError(
-          "KV_PLAN_INVALID",
-          `${layer.name}: a block of ${tokens[group]} tokens does not divide into cells of ${layer.tokensPerCell ?? 1} tokens`,
-          { hint: "give a --block-size that does" },
-        );
-      }
-      return {
-        name: layer.name,
-        numBlocks: settings.numBlocks * perLogical,
-        blockLengthBytes: lengthBytes,
-        blockStrideBytes: lengthBytes,
-        groupId: group,
-        memoryType: settings.memoryType,
-        ...(kind === "full" || kind === "swa" ? { numKvHeads: layer.numKvHeads } : {}),
-        ...(layer.unscaledBytes === undefined ? {} : { cellBytes: layer.unscaledBytes }),
-      };
-    }),
-  );
+/** What sets a region apart from the others of its group: its heads, its replicas, and cells that do not fill its blocks. */
+function headsAndCells(
+  { caches }: Engine,
+  placed: readonly PlacedLayer[],
+): Pick<RegionGeometry, "numKvHeads" | "replicated" | "cellBytes"> {
+  const heads = new Set(placed.map(({ layer }) => modelHeads(layer.spec)));
+  const [{ layer, group } = {}] = placed;
+  const spec = layer?.spec;
+  if (spec === undefined || placed.some((one) => one.layer.spec.class === "MambaSpec")) return {};
+  const isLatent = spec.class === "MLAAttentionSpec" || spec.class === "SlidingWindowMLASpec";
+  const kind = kindOf(caches.groups[group ?? 0] as CacheGroup);
+  const [count = 1] = heads;
   return {
-    regions,
-    ...(tokens.some((count) => count !== blockSize) ? { groupBlockTokens: tokens } : {}),
+    ...(isLatent && kind === "full" ? { replicated: true } : {}),
+    ...(!isLatent && heads.size === 1 && count !== caches.numKvHeads ? { numKvHeads: count } : {}),
+    // An indexer's block holds the scales of all keys after the last key.
+    ...("role" in spec && spec.role === "indexer" && spec.dtype === "uint8"
+      ? { cellBytes: Math.floor(cellBytes(spec) / 132) * 128 }
+      : {}),
   };
-};
+}
 
-function requireEqualModels(prefill: ModelShape, decode: ModelShape): void {
-  const facts = (model: ModelShape) => ({
-    "KV heads": model.numKvHeads,
-    "layers with a cache": model.layers.length,
-    "kinds of the layers": model.layers.map((layer) => layer.kind).join(" "),
-    "bytes of a head and token": model.layers.map((layer) => layer.bytesPerHeadAndToken).join(" "),
-  });
-  const [one, other] = [facts(prefill), facts(decode)];
-  for (const key of Object.keys(one) as (keyof typeof one)[]) {
-    if (one[key] === other[key]) continue;
-    const short = (value: string | number) =>
-      String(value).length > 60 ? `${String(value).slice(0, 60)}…` : value;
-    throw new KvError(
-      "KV_PLAN_INCOMPATIBLE",
-      `the two models differ in ${key}: prefill ${short(one[key])}, decode ${short(other[key])}`,
-      {
-        hint: "both engines must run one model with one --kv-cache-dtype",
-        details: { what: key, prefill: one[key], decode: other[key] },
-      },
-    );
+/** vLLM's order of regions: numbers within names as numbers. */
+function compareNames(one: string, other: string): number {
+  const [a, b] = [one.split(/(\d+)/), other.split(/(\d+)/)];
+  for (const [index, part] of a.entries()) {
+    const theirs = b[index];
+    if (theirs === undefined) return 1;
+    if (part === theirs) continue;
+    const [x, y] = [Number(part), Number(theirs)];
+    return index % 2 === 1 ? x - y : part < theirs ? -1 : 1;
   }
+  return a.length - b.length;
 }

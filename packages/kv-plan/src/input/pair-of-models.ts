@@ -1,21 +1,28 @@
 import type { EngineFlags } from "./engine-flags.js";
-import { settingsOf } from "./engine-settings.js";
-import type { ModelShape } from "./model-shape.js";
-import type { EngineSettings, Pair } from "./pair.js";
-import { pairFromModels } from "./pair-from-model.js";
+import { type Engine, enginesOf } from "./engine-settings.js";
+import type { ModelSource } from "./model-source.js";
+import type { Pair } from "./pair.js";
+import { pairOfEngines } from "./pair-from-model.js";
 
 /** The pair of two engines with these models, prefill's first, and settings. Errors: `KV_CONFIG_INVALID`, `KV_PLAN_*`. */
-export function pairOfModels(
-  [prefillModel, decodeModel]: readonly [ModelShape, ModelShape],
-  flags: EngineFlags,
-): Pair {
+export function pairOfModels(models: readonly [ModelSource, ModelSource], flags: EngineFlags): Pair {
   const assumed: string[] = [];
-  const [prefill, decode] = settingsOf(flags, assumed, prefillModel);
+  const [prefill, decode] = enginesOf(flags, assumed, models);
+  const [prefillModel, decodeModel] = models;
   const names = [...new Set([prefillModel.name, decodeModel.name])].join(" / ");
-  const title = `${names}: prefill ${sizesOf(prefill)} → decode ${sizesOf(decode)}`;
-  return pairFromModels({ title, prefillModel, decodeModel, prefill, decode, assumed });
+  return {
+    ...pairOfEngines({
+      title: `${names}: prefill ${sizesOf(prefill)} → decode ${sizesOf(decode)}`,
+      ...{ prefill, decode, assumed },
+    }),
+    plannedFrom: [...new Set([prefillModel.plannedFrom, decodeModel.plannedFrom])].join("; "),
+    withTp: (side, tpSize) => {
+      const tp = { prefill: prefill.tpSize, decode: decode.tpSize, [side]: tpSize };
+      return pairOfModels(models, { ...flags, tp: [tp.prefill, tp.decode] });
+    },
+  };
 }
 
-function sizesOf({ tpSize, ppSize }: EngineSettings): string {
+function sizesOf({ tpSize, ppSize }: Engine): string {
   return ppSize === 1 ? `TP ${tpSize}` : `TP ${tpSize}, PP ${ppSize}`;
 }

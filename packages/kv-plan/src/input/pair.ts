@@ -1,5 +1,6 @@
 import type { KvCacheKind, KvCacheLayout, MemoryType } from "@kv/interface";
 import type { RankGeometry, RegionGeometry } from "@kv/plan";
+import type { ModelCaches } from "../model/model-caches.js";
 
 /** Two engines, rank by rank. Every input of the command becomes a pair. */
 export interface Pair {
@@ -9,6 +10,8 @@ export interface Pair {
   readonly numKvHeads: number;
   /** Kind of each KV cache group. */
   readonly groups: readonly KvCacheKind[];
+  /** KV heads of each group, where groups differ. */
+  readonly groupKvHeads?: readonly number[] | undefined;
   /** Type of the cache, as `ModelGeometry.cacheDtype`. */
   readonly cacheDtype?: string | undefined;
   /** By group: tokens of its sliding window; undefined for a group without one. */
@@ -17,6 +20,10 @@ export interface Pair {
   readonly prefill: readonly RankGeometry[];
   /** Ranks of the decode engine. */
   readonly decode: readonly RankGeometry[];
+  /** The source of the geometry: vLLM's rules for an architecture, a file, or the engines themselves. */
+  readonly plannedFrom?: string | undefined;
+  /** Of a pair from models: the caches of prefill's and of decode's model on one rank. */
+  readonly caches?: readonly [ModelCaches, ModelCaches] | undefined;
   /** Assumptions that no input states; the report prints them. */
   readonly assumed: readonly string[];
   /** The pair with another TP size on one side, where the input gives the layout for it. Errors: `KV_PLAN_INVALID`, `KV_PLAN_UNSUPPORTED`. */

@@ -2,19 +2,22 @@ import { readFile } from "node:fs/promises";
 import { basename, dirname } from "node:path";
 import { KvError } from "@kv/interface";
 import type { CliOptions } from "../options.js";
+import { refusalOf } from "../report/refusal.js";
+import type { RefusalReport } from "../report/report.js";
+import { suggestSizes } from "../report/suggestions.js";
 import { both } from "./engine-flags.js";
-import { modelFromHfConfig } from "./hf-config.js";
-import type { ModelShape } from "./model-shape.js";
+import { type ModelSource, modelByHand, modelOfConfig } from "./model-source.js";
 import type { Pair } from "./pair.js";
 import { pairFromFile } from "./pair-file.js";
 import { pairOfModels } from "./pair-of-models.js";
+import { parsePythonJson } from "./python-json.js";
 import { type PairInput, refuseUnused } from "./unused-flags.js";
 
 /** A config.json has some kilobytes, and a described pair of hundreds of regions less than a megabyte. */
 const MAX_FILE_BYTES = 16 * 2 ** 20;
 
-/** Reads the pair from the input that the flags name. `assumed` lists what no input says. Errors: `KV_CONFIG_INVALID`, `KV_PLAN_*`. */
-export async function readPair(options: CliOptions): Promise<Pair> {
+/** Reads the pair from the input that the flags name. A model that is not understood, and a TP size that vLLM refuses, give the report of a refusal. Errors: `KV_CONFIG_INVALID`, `KV_PLAN_*`. */
+export async function readPair(options: CliOptions): Promise<Pair | RefusalReport> {
   const given: readonly (PairInput | undefined)[] = [
     options.file === undefined ? undefined : "--file",
     options.config.length > 0 ? "--config" : undefined,
@@ -36,22 +39,38 @@ export async function readPair(options: CliOptions): Promise<Pair> {
   if (options.file !== undefined) {
     return pairFromFile(options.file, await readJson(options.file));
   }
-  const models = options.config.length > 0 ? await configs(options) : flagged(options);
-  refuseUnusedStateDtype(options, models);
-  return pairOfModels(models, options);
+  const title = options.config.map(nameOf).join(" / ") || "model";
+  try {
+    const models = options.config.length === 0 ? flagged(options) : await configs(options);
+    refuseUnusedStateDtype(options, models);
+    return orRefusal(title, options.tp, (tp) => pairOfModels(models, { ...options, tp }));
+  } catch (error) {
+    return refusalOf(title, error, []);
+  }
 }
 
-async function configs(options: CliOptions): Promise<readonly [ModelShape, ModelShape]> {
-  if (options.config.length > 2) both("--config", options.config, "");
-  const models: ModelShape[] = [];
-  for (const file of options.config) {
-    models.push(
-      modelFromHfConfig(nameOf(file), await readJson(file), {
-        cache: options.kvCacheDtype,
-        state: options.ssmDtype,
-      }),
-    );
+/** The pair, or why it is refused and the TP sizes that would work. */
+function orRefusal(
+  title: string,
+  tp: readonly number[],
+  pairOf: (tp: readonly number[]) => Pair,
+): Pair | RefusalReport {
+  try {
+    return pairOf(tp);
+  } catch (error) {
+    return refusalOf(title, error, KvError.is(error) ? suggestSizes(tp, pairOf) : []);
   }
+}
+
+async function configs(options: CliOptions): Promise<readonly [ModelSource, ModelSource]> {
+  if (options.config.length > 2) both("--config", options.config, "");
+  const types = {
+    cacheDtype: options.kvCacheDtype,
+    stateDtype: options.ssmDtype,
+    prefixCaching: options.prefixCaching,
+  };
+  const models: ModelSource[] = [];
+  for (const file of options.config) models.push(modelOfConfig(nameOf(file), await readJson(file), types));
   const [prefill, decode = prefill] = models;
   if (prefill === undefined || decode === undefined) throw new KvError("KV_INTERNAL", "no config was read");
   return [prefill, decode];
@@ -63,33 +82,22 @@ function nameOf(file: string): string {
   return name === "config.json" ? basename(dirname(file)) || name : name.replace(/\.json$/, "");
 }
 
-function flagged(options: CliOptions): readonly [ModelShape, ModelShape] {
+function flagged(options: CliOptions): readonly [ModelSource, ModelSource] {
   const { layers = 0, headSize, kvHeads, mla } = options;
   if (headSize === undefined || (kvHeads === undefined && !mla)) {
     throw new KvError("KV_CONFIG_INVALID", `--layers needs --head-size${mla ? "" : " and --kv-heads"} too`);
   }
-  const dtype = options.kvCacheDtype === "auto" ? "bfloat16" : options.kvCacheDtype;
-  const model = modelFromHfConfig(
-    "model",
-    mla
-      ? { num_hidden_layers: layers, kv_lora_rank: headSize, dtype }
-      : {
-          num_hidden_layers: layers,
-          num_attention_heads: kvHeads,
-          num_key_value_heads: kvHeads,
-          head_dim: headSize,
-          dtype,
-        },
-  );
-  return options.kvCacheDtype === "auto"
-    ? [{ ...model, assumed: ["dtype bfloat16"] }, model]
-    : [model, model];
+  const model = modelByHand({
+    ...{ layers, headSize, isMla: mla, kvHeads: kvHeads ?? 1 },
+    cacheDtype: options.kvCacheDtype,
+  });
+  return [model, model];
 }
 
 /** Refuses `--ssm-dtype` for a model without states. */
-function refuseUnusedStateDtype({ ssmDtype }: CliOptions, models: readonly ModelShape[]): void {
+function refuseUnusedStateDtype({ ssmDtype }: CliOptions, models: readonly ModelSource[]): void {
   if (ssmDtype === "auto") return;
-  if (models.some(({ layers }) => layers.some(({ state }) => state !== undefined))) return;
+  if (models.some((model) => model.hasStates)) return;
   throw new KvError(
     "KV_CONFIG_INVALID",
     `--ssm-dtype ${ssmDtype} has no effect: no layer of the model has a state`,
@@ -113,7 +121,7 @@ async function readJson(file: string): Promise<unknown> {
     );
   }
   try {
-    return JSON.parse(text.toString("utf8")) as unknown;
+    return parsePythonJson(text.toString("utf8"));
   } catch (error) {
     throw KvError.from(error, "KV_CONFIG_INVALID", `${file} is not JSON`);
   }

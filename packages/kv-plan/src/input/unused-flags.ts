@@ -21,20 +21,23 @@ const SERVES_WITH: readonly (readonly [
   ["--num-blocks", "numBlocks", MODELS],
   ["--kv-cache-dtype", "kvCacheDtype", MODELS],
   ["--ssm-dtype", "ssmDtype", ["--config"]],
+  ["--no-prefix-caching", "prefixCaching", ["--config"]],
   ["--kv-heads", "kvHeads", ["--layers"]],
   ["--head-size", "headSize", ["--layers"]],
   ["--mla", "mla", ["--layers"]],
 ];
 
 /** Whether the value of an option is not its default. */
-function isGiven(value: CliOptions[keyof CliOptions]): boolean {
+function isGiven(option: keyof CliOptions, value: CliOptions[keyof CliOptions]): boolean {
+  // vLLM's default is on, and the flag takes it away.
+  if (option === "prefixCaching") return value === false;
   return Array.isArray(value) ? value.length > 0 : value !== undefined && value !== false && value !== "auto";
 }
 
 /** Refuses flags that have no effect with an input. Errors: `KV_CONFIG_INVALID` with the flags. */
 export function refuseUnused(options: CliOptions, input: PairInput): void {
   const unused = SERVES_WITH.filter(
-    ([, option, inputs]) => isGiven(options[option]) && !inputs.includes(input),
+    ([, option, inputs]) => isGiven(option, options[option]) && !inputs.includes(input),
   );
   if (unused.length > 0) {
     const serving = [...new Set(unused.flatMap(([, , inputs]) => inputs))];

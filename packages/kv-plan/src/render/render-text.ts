@@ -41,6 +41,7 @@ function planned(report: PlanReport): string[] {
   ].filter((part) => part !== undefined);
   return [
     report.title,
+    ...(report.plannedFrom === null ? [] : [`planned from: ${report.plannedFrom}`]),
     "",
     ...engines(report),
     "",

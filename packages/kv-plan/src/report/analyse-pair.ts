@@ -13,7 +13,9 @@ import { handshakeTargetRanks } from "@kv/topology";
 import { hashPlan } from "../data/plan-hash.js";
 import type { Pair } from "../input/pair.js";
 import { byStage, placeOf, refuseStagesOfDecode } from "../input/pipeline-stages.js";
+import type { ModelCaches } from "../model/model-caches.js";
 import { blockReports } from "./block-reports.js";
+import { cacheReports } from "./cache-reports.js";
 import {
   type EngineReport,
   type PairReport,
@@ -57,6 +59,7 @@ export function plansOf(
       remotes: stages.flatMap((ranks) => asked.flatMap((rank) => ranks[rank] ?? [])),
       numKvHeads: pair.numKvHeads,
       groups: pair.groups,
+      groupKvHeads: pair.groupKvHeads,
       cacheDtype: pair.cacheDtype,
       conversions: options.conversions,
       masksUncovered: options.masksUncovered,
@@ -113,10 +116,11 @@ function planned(pair: Pair, options: AnalyseOptions): PairReport {
     version: REPORT_VERSION,
     outcome: "planned",
     title: pair.title,
+    plannedFrom: pair.plannedFrom ?? null,
     groups: pair.groups,
     numKvHeads: pair.numKvHeads,
-    prefill: engineReport(pair.prefill),
-    decode: engineReport(pair.decode),
+    prefill: engineReport(pair.prefill, pair.caches?.[0]),
+    decode: engineReport(pair.decode, pair.caches?.[1]),
     form: first.form,
     formReason: first.formReason,
     blockSizeRatio: first.local.kernelBlockSize / first.remote.kernelBlockSize,
@@ -155,6 +159,7 @@ function planned(pair: Pair, options: AnalyseOptions): PairReport {
     proof: proveEnginePlans(plans, {
       remotes: pair.prefill,
       numKvHeads: pair.numKvHeads,
+      groupKvHeads: pair.groupKvHeads,
       ...(sum((read) => read.descriptors) > MAX_PROVEN_DESCRIPTORS
         ? {}
         : { requests: [{ blocks, plans: requests }] }),
@@ -219,7 +224,7 @@ function headsOf(pair: Pair, rank: RankGeometry): readonly [number, number] {
   return [begin, begin + size];
 }
 
-function engineReport(ranks: readonly RankGeometry[]): EngineReport {
+function engineReport(ranks: readonly RankGeometry[], caches: ModelCaches | undefined): EngineReport {
   const [rank] = ranks;
   if (rank === undefined) throw new KvError("KV_PLAN_INVALID", "an engine has at least one rank");
   return {
@@ -228,6 +233,7 @@ function engineReport(ranks: readonly RankGeometry[]): EngineReport {
     kernelBlockSize: rank.kernelBlockSize,
     blockSize: rank.kernelBlockSize * rank.physicalBlocksPerLogical,
     groupBlockTokens: rank.groupBlockTokens ?? null,
+    caches: caches === undefined ? null : cacheReports(caches),
     layout: rank.layout,
     attentionBackend: rank.attentionBackend,
     regions: byStage(ranks).reduce((sum, [first]) => sum + (first?.regions.length ?? 0), 0),

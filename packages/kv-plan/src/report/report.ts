@@ -18,6 +18,8 @@ export interface EngineReport {
   readonly blockSize: number;
   /** Tokens in a logical block of each group, where they differ from `blockSize`. */
   readonly groupBlockTokens: readonly number[] | null;
+  /** The caches of a rank by KV cache group; null where the input does not describe a model. */
+  readonly caches: readonly CacheReport[] | null;
   /** KV cache layout. */
   readonly layout: string;
   /** Attention backend. */
@@ -113,6 +115,34 @@ export interface BlockReport {
   })[];
 }
 
+/** The layers of one KV cache group that have caches of one shape, on one rank, with vLLM's names. */
+export interface CacheReport {
+  /** Index of the KV cache group. */
+  readonly group: number;
+  /** vLLM's class of the cache, such as "SlidingWindowSpec". */
+  readonly class: string;
+  /** Layers of this shape in the group. */
+  readonly layers: number;
+  /** Tokens in a block. */
+  readonly blockTokens: number;
+  /** Bytes of a block of one layer, with padding. */
+  readonly pageBytes: number;
+  /** Of these, bytes that hold something. */
+  readonly usedBytes: number;
+  /** KV heads of the rank; null for a state. */
+  readonly numKvHeads: number | null;
+  /** Elements of the K of a head, or of a latent; null for a state. */
+  readonly headSize: number | null;
+  /** Elements of the V of a head, 0 of a latent; null for a state. */
+  readonly headSizeV: number | null;
+  /** Tokens of a sliding window or of a chunk; null where the whole sequence is kept. */
+  readonly windowTokens: number | null;
+  /** Shapes of a state; null for attention. */
+  readonly shapes: readonly (readonly number[])[] | null;
+  /** Types of the elements. */
+  readonly dtypes: readonly string[];
+}
+
 /** The report of a pair that has a plan. */
 export interface PlanReport {
   /** `REPORT_VERSION`. */
@@ -121,6 +151,8 @@ export interface PlanReport {
   readonly outcome: "planned";
   /** Title of the pair. */
   readonly title: string;
+  /** The source of the geometry, such as vLLM's rules for an architecture; null where the pair does not say it. */
+  readonly plannedFrom: string | null;
   /** Kind of each KV cache group. */
   readonly groups: readonly KvCacheKind[];
   /** KV heads of the model. */

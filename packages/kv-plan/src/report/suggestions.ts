@@ -18,6 +18,29 @@ export function suggestChanges(pair: Pair, plan: (pair: Pair) => void): readonly
   return single.length > 0 ? single : tried(sizesOfBoth(), pair, plan);
 }
 
+/** The TP sizes with which a pair of models is not refused: of one engine, else of both. */
+export function suggestSizes(
+  tp: readonly number[],
+  pairOf: (tp: readonly number[]) => Pair,
+): readonly string[] {
+  const [prefill = 1, decode = prefill] = tp;
+  const works = (sizes: readonly [number, number]) => {
+    try {
+      return pairOf(sizes) !== undefined;
+    } catch {
+      return false;
+    }
+  };
+  const others = (size: number, other: number) =>
+    [...new Set([other, ...TP_SIZES])].filter((each) => each !== size);
+  const single = [
+    ...others(decode, prefill).flatMap((size) => (works([prefill, size]) ? [`decode with TP ${size}`] : [])),
+    ...others(prefill, decode).flatMap((size) => (works([size, decode]) ? [`prefill with TP ${size}`] : [])),
+  ];
+  if (single.length > 0) return single;
+  return TP_SIZES.flatMap((size) => (works([size, size]) ? [`TP ${size} on both sides`] : []));
+}
+
 function tried(changes: readonly Change[], pair: Pair, plan: (pair: Pair) => void): readonly string[] {
   return changes.flatMap(({ what, apply }) => {
     try {

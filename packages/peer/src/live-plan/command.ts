@@ -87,9 +87,14 @@ async function run(options: Options): Promise<void> {
       timeoutMs: options.timeout,
     });
     const assumed = groups.length > 0 ? [] : ["one group of full attention (--groups)"];
-    process.exitCode = await printReport({ ...pair, assumed: [...pair.assumed, ...assumed] }, options, {
-      stdout: print,
-    });
+    const plannedFrom = "the engines' handshakes";
+    process.exitCode = await printReport(
+      { ...pair, plannedFrom, assumed: [...pair.assumed, ...assumed] },
+      options,
+      {
+        stdout: print,
+      },
+    );
   } finally {
     await sideChannel.close();
   }

@@ -20,7 +20,8 @@ function pieces({ local, remote }: PieceContext): readonly Piece[] {
   requireScaled("recurrent states", mine.recurrentBytes, theirs.recurrentBytes, times, shares);
 
   const projections = mine.convProjectionBytes ?? [mine.convBytes];
-  const parts = [...projections, mine.recurrentBytes];
+  // A short convolution has no recurrent state.
+  const parts = mine.recurrentBytes === 0 ? projections : [...projections, mine.recurrentBytes];
   let localOffset = 0;
   return parts.map((bytes, index): Piece => {
     if (bytes % shares !== 0) {

@@ -1,0 +1,82 @@
+import { KvError } from "@kv/interface";
+import { type CacheSpec, leastCommonMultiple, unpaddedPageBytes } from "./cache-spec.js";
+import type { LayerCache } from "./kv-cache-groups.js";
+import type { Backend, ModelContext, ModelDraft } from "./model-draft.js";
+
+/** vLLM's `DEFAULT_BLOCK_SIZE`. */
+const DEFAULT_BLOCK_TOKENS = 16;
+
+/** Tokens in the blocks of an engine. */
+export interface BlockSizes {
+  /** vLLM's `block_size`. */
+  readonly blockSize: number;
+  /** vLLM's `mamba_block_size`, of models with states. */
+  readonly stateBlockSize?: number;
+  /** Bytes to which the page of a state is padded. */
+  readonly statePageBytes?: number;
+}
+
+/**
+ * Block sizes as vLLM 0.33 derives them (`Platform.update_block_size_for_backend`): what is asked for, or 16, or the least that all backends take; of a hybrid the fewest
+ * tokens whose page of attention holds a state. `maxTokens`: vLLM's `max_model_len`, the block size of states without prefix
+ * caching. Errors: `KV_CONFIG_INVALID` for a block size that a kernel does not take.
+ */
+export function blockSizesOf(
+  context: Pick<ModelContext, "name" | "prefixCaching">,
+  draft: ModelDraft,
+  asked: number | undefined,
+  maxTokens: number,
+): BlockSizes {
+  const preferred = asked ?? draft.blockSize ?? commonBlockSize(draft.backends);
+  for (const { name, kernelTokens } of draft.backends)
+    if (preferred % kernelTokens !== 0)
+      throw new KvError(
+        "KV_CONFIG_INVALID",
+        `${context.name}: ${name} takes blocks of multiples of ${kernelTokens} tokens, and --block-size is ${preferred}`,
+      );
+  const states = draft.layers.flatMap(({ spec }) => ("mambaType" in spec ? [{ ...spec, blockSize: 1 }] : []));
+  const [state] = states;
+  if (state === undefined) return { blockSize: preferred };
+  // vLLM caches no prefixes of a model without attention.
+  const align = context.prefixCaching && draft.backends.length > 0;
+  const blockSize =
+    draft.tokenBytes === 0 ? preferred : hybridBlockSize(draft, preferred, unpaddedPageBytes(state), align);
+  const statePageBytes = blockSize * (draft.tokenBytes ?? 0);
+  return {
+    blockSize,
+    stateBlockSize: align ? blockSize : maxTokens,
+    ...(statePageBytes > unpaddedPageBytes(state) ? { statePageBytes } : {}),
+  };
+}
+
+/** The least number of tokens that all backends take; 16 where they do. */
+function commonBlockSize(backends: readonly Backend[]): number {
+  const takes = (tokens: number) =>
+    backends.every(({ kernelTokens, only = false }) =>
+      only ? tokens === kernelTokens : tokens % kernelTokens === 0,
+    );
+  if (takes(DEFAULT_BLOCK_TOKENS)) return DEFAULT_BLOCK_TOKENS;
+  return backends.map(({ kernelTokens }) => kernelTokens).reduce(leastCommonMultiple, 1);
+}
+
+/** The fewest tokens whose page of attention holds a state, in multiples that kernels and checkpoints of states ask for. */
+function hybridBlockSize(draft: ModelDraft, preferred: number, state: number, align: boolean): number {
+  const { backends, tokenBytes = 0, leastBlockTokens = 1, stateAlignment = 1 } = draft;
+  const kernels = backends.map(({ kernelTokens }) => kernelTokens);
+  const least = Math.max(...kernels.slice(0, 1), preferred, leastBlockTokens);
+  const unit = align ? leastCommonMultiple(least, stateAlignment) : least;
+  const kernel = kernels.reduce(leastCommonMultiple, 1);
+  const tokens = unit * Math.ceil(state / (unit * tokenBytes));
+  return Math.max(preferred, kernel * Math.ceil(tokens / kernel));
+}
+
+/** The caches of a draft with their block sizes. */
+export function layersOf(draft: ModelDraft, sizes: BlockSizes): readonly LayerCache[] {
+  return draft.layers.map(({ name, layer, spec, blockSize }) => {
+    const isState = "mambaType" in spec;
+    const tokens = blockSize ?? (isState ? sizes.stateBlockSize : undefined) ?? sizes.blockSize;
+    const padded =
+      isState && sizes.statePageBytes !== undefined ? { pageSizePadded: sizes.statePageBytes } : {};
+    return { name, layer, spec: { ...spec, blockSize: tokens, ...padded } as CacheSpec };
+  });
+}

@@ -1,0 +1,124 @@
+import { KvError } from "@kv/interface";
+import type { AttentionSpec } from "./cache-spec.js";
+import { type ConfigFields, isRecord } from "./config-fields.js";
+import type { ModelContext } from "./model-draft.js";
+
+/** Models that vLLM never runs in float16 (`_FLOAT16_NOT_SUPPORTED_MODELS`). */
+const NO_FLOAT16: ReadonlySet<string> = new Set(["gemma2", "gemma3", "gemma3_text", "glm4"]);
+
+/** The type of the model's elements, as vLLM resolves `--dtype auto`: float32 checkpoints run as bfloat16. Errors: `KV_CONFIG_INVALID`. */
+export function modelDtypeOf(
+  name: string,
+  outer: ConfigFields,
+  inner: ConfigFields,
+  assumed: string[],
+): string {
+  const said = [outer, inner].flatMap((fields) => fields.text("dtype") ?? fields.text("torch_dtype") ?? []);
+  const dtype = said[0]?.replace(/^torch\./, "");
+  if (dtype === undefined) {
+    assumed.push(
+      `${name} does not say its dtype: bfloat16, as vLLM takes it (unless its safetensors say float16)`,
+    );
+    return "bfloat16";
+  }
+  const resolved = { half: "float16", float: "float32" }[dtype] ?? dtype;
+  if (resolved === "float32") return "bfloat16";
+  if (resolved === "float16") return NO_FLOAT16.has(outer.text("model_type") ?? "") ? "bfloat16" : "float16";
+  if (resolved === "bfloat16") return "bfloat16";
+  throw new KvError("KV_CONFIG_INVALID", `${name}: dtype "${dtype}" is none of bfloat16, float16, float32`, {
+    hint: "give the config.json of a model that vLLM serves",
+  });
+}
+
+/**
+ * vLLM's `cache_dtype`: what is asked for, or for "auto" what the checkpoint's quantization says. Errors: `KV_PLAN_UNSUPPORTED` for a scheme that is not known.
+ */
+export function resolvedCacheDtype(
+  name: string,
+  asked: string,
+  outer: ConfigFields,
+  inner: ConfigFields,
+): string {
+  if (asked !== "auto") return asked;
+  const quantization = outer.value("quantization_config") ?? outer.value("compression_config");
+  const config = quantization ?? inner.value("quantization_config");
+  if (!isRecord(config)) return "auto";
+  const method = methodOf(config);
+  if (method.startsWith("modelopt")) return ofModelOpt(config, quantization !== undefined);
+  const scheme = config["kv_cache_scheme"];
+  if (method === "compressed-tensors" && isRecord(scheme)) return ofScheme(name, scheme);
+  return "auto";
+}
+
+function methodOf(config: Readonly<Record<string, unknown>>): string {
+  const { producer, quantization, quant_method: method } = config;
+  const algorithm = isRecord(quantization) ? quantization["quant_algo"] : undefined;
+  const isModelOpt = isRecord(producer) && producer["name"] === "modelopt";
+  const isLegacy = isRecord(quantization) && "modelopt_quant_config" in quantization;
+  if ((isModelOpt || isLegacy) && typeof algorithm === "string") return "modelopt";
+  return String(method ?? "")
+    .toLowerCase()
+    .replaceAll("compressed_tensors", "compressed-tensors");
+}
+
+/** NVIDIA ModelOpt: FP8 or NVFP4 by its scheme or its algorithm. vLLM takes any other for "auto", and reads the outermost config only. */
+function ofModelOpt(config: Readonly<Record<string, unknown>>, isOutermost: boolean): string {
+  if (!isOutermost) return "auto";
+  const inner = isRecord(config["quantization"]) ? config["quantization"] : config;
+  const said =
+    inner["kv_cache_scheme"] ||
+    config["kv_cache_scheme"] ||
+    inner["kv_cache_quant_algo"] ||
+    config["kv_cache_quant_algo"];
+  if (typeof said === "string") return { fp8: "fp8_e4m3", nvfp4: "nvfp4" }[said.toLowerCase()] ?? "auto";
+  if (!isRecord(said) || said["type"] !== "float") return "auto";
+  if (said["num_bits"] === 8 && said["dynamic"] === false) return "fp8_e4m3";
+  return said["num_bits"] === 4 ? "nvfp4" : "auto";
+}
+
+function ofScheme(name: string, scheme: Readonly<Record<string, unknown>>): string {
+  if (scheme["type"] === "float" && scheme["num_bits"] === 8) return "fp8";
+  throw new KvError(
+    "KV_PLAN_UNSUPPORTED",
+    `${name}: quantization_config.kv_cache_scheme is ${JSON.stringify(scheme)}; floats of 8 bits are known`,
+    { hint: "give the type with --kv-cache-dtype" },
+  );
+}
+
+/** Bytes of the K, or the V, of one head and token in types that pack elements with their scales (vLLM 0.33: `nvfp4_kv_cache_full_dim`, `TritonAttentionBackend`). */
+const PACKED_ROW_BYTES: Readonly<Record<string, (headSize: number) => number>> = {
+  nvfp4: (headSize) => Math.floor(headSize / 2) + Math.floor(headSize / 16),
+  nvfp4_4over6: (headSize) => Math.floor(headSize / 2) + Math.floor(headSize / 16),
+  fp8_per_token_head: (headSize) => headSize + 4,
+  int8_per_token_head: (headSize) => headSize + 4,
+  int4_per_token_head: (headSize) => Math.floor(headSize / 2) + 4,
+};
+const FP8: ReadonlySet<string> = new Set(["fp8", "fp8_e4m3", "fp8_e5m2"]);
+
+/** Whether vLLM keeps the cache's elements as FP8 with one scale for a tensor. */
+export function isFp8({ cacheDtype }: Pick<ModelContext, "cacheDtype">): boolean {
+  return FP8.has(cacheDtype);
+}
+
+/** The type of a cache's elements, and the bytes of K and V where they are packed with scales. Errors: `KV_CONFIG_INVALID` for an unknown type. */
+export function elementsOf(
+  { name, cacheDtype, modelDtype }: Pick<ModelContext, "name" | "cacheDtype" | "modelDtype">,
+  headSize: number,
+  headSizeV: number,
+): Pick<AttentionSpec, "dtype" | "contentBytes"> {
+  if (cacheDtype === "auto") return { dtype: modelDtype };
+  if (FP8.has(cacheDtype)) return { dtype: "uint8" };
+  if (cacheDtype === "half") return { dtype: "float16" };
+  if (cacheDtype === "bfloat16" || cacheDtype === "float16" || cacheDtype === "float32")
+    return { dtype: cacheDtype };
+  const packed = PACKED_ROW_BYTES[cacheDtype];
+  if (packed !== undefined)
+    return {
+      dtype: "uint8",
+      contentBytes: packed(headSize) + (headSizeV === 0 ? 0 : packed(headSizeV)),
+    };
+  const known = ["bfloat16", "float16", ...FP8, ...Object.keys(PACKED_ROW_BYTES)].join(", ");
+  throw new KvError("KV_CONFIG_INVALID", `${name}: cache dtype "${cacheDtype}" is none of ${known}`, {
+    hint: "give it with --kv-cache-dtype",
+  });
+}

@@ -1,0 +1,177 @@
+import { KvError } from "@kv/interface";
+import { DECIDING_FIELDS, OTHER_FIELDS } from "./deciding-fields.js";
+
+const MAX_COUNT = 2 ** 31;
+const MAX_LAYERS = 10_000;
+
+/**
+ * The fields of a `config.json`. A family of models reads those that it knows. `refuseUnread` then refuses a field that may decide a cache and that nobody
+ * has read, so that what is not understood is never left out in silence.
+ */
+export class ConfigFields {
+  readonly #model: string;
+  readonly #values: Readonly<Record<string, unknown>>;
+  readonly #path: string;
+  readonly #read: Set<string>;
+
+  /** `path`: the place of the fields within the file, with a dot at its end, or "". */
+  constructor(
+    model: string,
+    values: Readonly<Record<string, unknown>>,
+    path = "",
+    read: Set<string> = new Set(),
+  ) {
+    this.#model = model;
+    this.#values = values;
+    this.#path = path;
+    this.#read = read;
+  }
+
+  /** The same fields with other values for some. */
+  with(values: Readonly<Record<string, unknown>>): ConfigFields {
+    return new ConfigFields(this.#model, { ...this.#values, ...values }, this.#path, this.#read);
+  }
+
+  /** The value of a field; undefined where it is missing or null. */
+  value(name: string): unknown {
+    this.#read.add(name);
+    return this.#values[name] ?? undefined;
+  }
+
+  has(name: string): boolean {
+    return this.value(name) !== undefined;
+  }
+
+  /** Marks fields as understood that have no effect on the caches of the family that reads them. */
+  ignore(...names: readonly string[]): void {
+    for (const name of names) this.#read.add(name);
+  }
+
+  /** A whole number, of the first of these names that has one. Errors: `KV_CONFIG_INVALID` for another value. */
+  optionalCount(...names: readonly string[]): number | undefined {
+    let found: number | undefined;
+    for (const name of names) {
+      const value = this.value(name);
+      if (value === undefined) continue;
+      if (typeof value !== "number" || !Number.isSafeInteger(value) || value < 0 || value > MAX_COUNT)
+        throw this.#invalid(name, value, "a whole number");
+      found ??= value;
+    }
+    return found;
+  }
+
+  /** As `optionalCount`, above 0, or `otherwise`: the value that vLLM takes. Errors: `KV_CONFIG_INVALID` where there is none. */
+  count(names: string | readonly string[], otherwise?: number): number {
+    const all = typeof names === "string" ? [names] : names;
+    const found = this.optionalCount(...all) ?? otherwise;
+    if (found === undefined)
+      throw new KvError(
+        "KV_PLAN_UNSUPPORTED",
+        `${this.#model}: ${this.#path}${all.join(" or ")} is missing`,
+        {
+          hint: "give the config.json of a decoder model from Hugging Face",
+        },
+      );
+    if (found === 0) throw this.#invalid(all[0] ?? "", 0, "above 0");
+    return found;
+  }
+
+  /** The number of layers. Errors: `KV_CONFIG_INVALID`. */
+  layers(names: string | readonly string[]): number {
+    const found = this.count(names);
+    if (found <= MAX_LAYERS) return found;
+    throw this.#invalid(String(names), found, `at most ${MAX_LAYERS} layers`);
+  }
+
+  /** A number that need not be whole. Errors: `KV_CONFIG_INVALID`. */
+  number(name: string, otherwise: number): number {
+    const value = this.value(name) ?? otherwise;
+    if (typeof value === "number" && Number.isFinite(value) && value > 0) return value;
+    throw this.#invalid(name, value, "a number above 0");
+  }
+
+  text(name: string): string | undefined {
+    const value = this.value(name);
+    if (value === undefined || typeof value === "string") return value;
+    throw this.#invalid(name, value, "a text");
+  }
+
+  flag(name: string, otherwise: boolean): boolean {
+    const value = this.value(name) ?? otherwise;
+    if (typeof value === "boolean") return value;
+    throw this.#invalid(name, value, "true or false");
+  }
+
+  /** A list with a value for each layer; undefined where the field is missing. Errors: `KV_CONFIG_INVALID` for a shorter list. */
+  perLayer<T extends string | number>(
+    name: string,
+    type: T extends string ? "string" : "number",
+    layers: number,
+  ): readonly T[] | undefined {
+    const value = this.value(name);
+    if (value === undefined || (Array.isArray(value) && value.length === 0)) return undefined;
+    if (!Array.isArray(value) || value.some((each) => typeof each !== type))
+      throw this.#invalid(name, value, `a list of ${type}s`);
+    if (value.length < layers)
+      throw this.#invalid(name, `${value.length} entries`, `as long as the model's ${layers} layers`);
+    return value as T[];
+  }
+
+  /** The fields of an object within these; undefined where it is missing. */
+  object(name: string): ConfigFields | undefined {
+    const value = this.value(name);
+    if (value === undefined) return undefined;
+    if (!isRecord(value)) throw this.#invalid(name, value, "an object");
+    return new ConfigFields(this.#model, value, `${this.#path}${name}.`);
+  }
+
+  /** Refuses a value of a field that the family does not know. */
+  unknownValue(name: string, value: unknown, known: string): KvError {
+    return new KvError(
+      "KV_PLAN_UNSUPPORTED",
+      `${this.#model}: ${this.#path}${name} is ${shown(value)}; ${known}`,
+      { hint: HINT },
+    );
+  }
+
+  /** Refuses a field that may decide a cache, is present, and was not read. Errors: `KV_PLAN_UNSUPPORTED` with the fields. */
+  refuseUnread(family: string): void {
+    const unread = Object.entries(this.#values).filter(
+      ([name, value]) => decides(name, value) && !this.#read.has(name),
+    );
+    if (unread.length === 0) return;
+    const names = unread.map(([name, value]) => `${this.#path}${name} (${shown(value)})`).join(", ");
+    throw new KvError(
+      "KV_PLAN_UNSUPPORTED",
+      `${this.#model}: ${names}: ${unread.length === 1 ? "a field" : "fields"} that may decide the KV cache, which the rules for ${family} do not know`,
+      { hint: HINT, details: { fields: unread.map(([name]) => name) } },
+    );
+  }
+
+  #invalid(name: string, value: unknown, wanted: string): KvError {
+    return new KvError(
+      "KV_CONFIG_INVALID",
+      `${this.#model}: ${this.#path}${name} is ${shown(value)}, not ${wanted}`,
+      { hint: "give the config.json of a decoder model from Hugging Face" },
+    );
+  }
+}
+
+const HINT =
+  "describe the regions in a file (--file), ask two running engines (kv-peer plan), or ask an installed vLLM for its caches (tools/vllm/cache_specs.py)";
+
+/** Null, false, 0 and empty values switch off what a field is about. */
+function decides(name: string, value: unknown): boolean {
+  if (value === null || value === undefined || value === false || value === 0) return false;
+  if (typeof value === "object" && Object.keys(value).length === 0) return false;
+  return !OTHER_FIELDS.has(name) && DECIDING_FIELDS.some((pattern) => pattern.test(name));
+}
+
+export function isRecord(value: unknown): value is Readonly<Record<string, unknown>> {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+function shown(value: unknown): string {
+  const text = JSON.stringify(value) ?? String(value);
+  return text.length > 60 ? `${text.slice(0, 60)}…` : text;
+}

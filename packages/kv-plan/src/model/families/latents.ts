@@ -1,0 +1,144 @@
+import { elementsOf, isFp8 } from "../cache-dtype.js";
+import type { AttentionSpec } from "../cache-spec.js";
+import type { ConfigFields } from "../config-fields.js";
+import {
+  type Backend,
+  divided,
+  type Family,
+  type LayerDraft,
+  type ModelContext,
+  type ModelDraft,
+} from "../model-draft.js";
+
+/** Latents with their scales, as sparse MLA packs them (vLLM: `fp8_ds_mla`). */
+const PACKED_LATENT_BYTES = 656;
+/** Tokens of a kernel block of sparse MLA, its indexer, and dense MLA with FP8 latents. */
+const MLA_KERNEL_TOKENS = 64;
+
+/** Bytes of an indexer's FP8 key with a float32 scale for each 128 elements. */
+export function indexerKeyBytes(headSize: number): number {
+  return headSize + Math.ceil(headSize / 128) * 4;
+}
+
+/** The elements of a latent: the compressed K and V, and the part with positions. */
+export function latentSize(fields: ConfigFields): number {
+  fields.ignore(
+    "q_lora_rank",
+    "qk_nope_head_dim",
+    "v_head_dim",
+    "head_dim",
+    "qk_head_dim",
+    "num_key_value_heads",
+  );
+  return fields.count("kv_lora_rank") + (fields.optionalCount("qk_rope_head_dim") ?? 0);
+}
+
+/** The backend of dense MLA on an H100: FP8 latents have kernel blocks of 64 tokens. */
+export function denseMlaBackend(context: ModelContext): Backend {
+  return isFp8(context)
+    ? { name: "FLASHMLA", kernelTokens: MLA_KERNEL_TOKENS, only: true }
+    : { name: "FLASH_ATTN_MLA", kernelTokens: 16 };
+}
+
+/** A latent for each token, the same on every rank. */
+export function denseLatentSpec(context: ModelContext, headSize: number): Omit<AttentionSpec, "blockSize"> {
+  return {
+    class: "MLAAttentionSpec",
+    numKvHeads: 1,
+    headSize,
+    headSizeV: 0,
+    ...elementsOf(context, headSize, 0),
+    cacheDtype: context.cacheDtype,
+    ...(isFp8(context) ? { kernelBlock: MLA_KERNEL_TOKENS } : {}),
+  };
+}
+
+/** Multi-head latent attention (DeepSeek V2, V3, R1; Kimi K2). */
+export function latents(family: string, layerName = "model.layers.*.self_attn.attn"): Family {
+  return {
+    name: family,
+    read(context): ModelDraft {
+      const { fields } = context;
+      if (fields.has("index_topk")) return sparse(context, layerName);
+      const layers = fields.layers("num_hidden_layers");
+      divided(context, fields.count("num_attention_heads"), "attention heads");
+      const spec = denseLatentSpec(context, latentSize(fields));
+      return {
+        numLayers: layers,
+        numKvHeads: 1,
+        backends: [denseMlaBackend(context)],
+        layout: "LBNHC",
+        layers: Array.from({ length: layers }, (_, layer) => ({
+          name: layerName.replace("*", String(layer)),
+          layer,
+          spec,
+        })),
+      };
+    },
+  };
+}
+
+/** Sparse MLA: an indexer's keys beside each layer's latents (DeepSeek V3.2, GLM 5). */
+export function sparseLatents(family: string, layerName = "model.layers.*.self_attn.attn"): Family {
+  return { name: family, read: (context) => sparse(context, layerName) };
+}
+
+function sparse(context: ModelContext, layerName: string): ModelDraft {
+  const { fields } = context;
+  const layers = fields.layers("num_hidden_layers");
+  divided(context, fields.count("num_attention_heads"), "attention heads");
+  fields.ignore("index_n_heads", "index_topk", "layer_types");
+  const headSize = latentSize(fields);
+  const backend = sparseBackend(context);
+  const keys: Omit<AttentionSpec, "blockSize"> = {
+    ...{ class: "MLAAttentionSpec", numKvHeads: 1, headSizeV: 0, dtype: "uint8", role: "indexer" },
+    headSize: indexerKeyBytes(fields.count("index_head_dim")),
+    kernelBlock: MLA_KERNEL_TOKENS,
+  };
+  const plain = elementsOf(context, headSize, 0);
+  const isPacked = backend.name === "FLASHMLA_SPARSE" && isFp8(context);
+  const cacheDtype = isPacked ? "fp8_ds_mla" : context.cacheDtype;
+  const latent: Omit<AttentionSpec, "blockSize"> = {
+    ...{ class: "MLAAttentionSpec", numKvHeads: 1, headSize, headSizeV: 0, ...plain, cacheDtype },
+    ...(isPacked
+      ? { contentBytes: PACKED_LATENT_BYTES, kernelBlock: MLA_KERNEL_TOKENS }
+      : { strideAlignment: headSize * (plain.dtype === "uint8" ? 1 : 2) }),
+  };
+  const leads = leadersOf(fields, layers);
+  return {
+    numLayers: layers,
+    numKvHeads: 1,
+    backends: [{ name: "DEEPSEEK_V32_INDEXER", kernelTokens: MLA_KERNEL_TOKENS, only: true }, backend],
+    layout: "LBNHC",
+    cacheDtype,
+    layers: Array.from({ length: layers }, (_, layer): LayerDraft[] => {
+      const name = layerName.replace("*", String(layer));
+      if (!leads(layer)) return [{ name, layer, spec: latent }];
+      return [
+        { name: name.replace(/\.attn$/, ".indexer.k_cache"), layer, spec: keys },
+        { name, layer, spec: { ...latent, role: "index group leader" } },
+      ];
+    }).flat(),
+  };
+}
+
+/** On an H100. FP8 that a checkpoint asks for keeps one scale for a tensor; FP8 by `--kv-cache-dtype fp8` is packed. */
+function sparseBackend(context: ModelContext): Backend {
+  if (!isFp8(context)) return { name: "FLASH_ATTN_MLA_SPARSE", kernelTokens: MLA_KERNEL_TOKENS };
+  if (context.cacheDtype === "fp8_e4m3")
+    return { name: "FLASHINFER_MLA_SPARSE_SM90", kernelTokens: MLA_KERNEL_TOKENS };
+  return { name: "FLASHMLA_SPARSE", kernelTokens: MLA_KERNEL_TOKENS, only: true };
+}
+
+/** The layers with an indexer of their own. Others take the choice of the one before. */
+function leadersOf(fields: ConfigFields, layers: number): (layer: number) => boolean {
+  // The type of a layer's indexer says the same as the frequency, and vLLM reads the frequency.
+  fields.ignore("indexer_types");
+  const every = fields.count("index_topk_freq", 1);
+  const offset = fields.optionalCount("index_skip_topk_offset") ?? 2;
+  const pattern = fields.value("index_topk_pattern");
+  if (pattern === undefined) return (layer) => Math.max(layer - offset + 1, 0) % every === 0;
+  const letters = typeof pattern === "string" ? [...pattern] : pattern;
+  if (Array.isArray(letters) && letters.length >= layers) return (layer) => letters[layer] !== "S";
+  throw fields.unknownValue("index_topk_pattern", pattern, `a letter for each of ${layers} layers is known`);
+}

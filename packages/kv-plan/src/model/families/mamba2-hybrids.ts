@@ -1,0 +1,194 @@
+import type { Family, ModelContext } from "../model-draft.js";
+import { hybrid, kindOfType, mamba2, recurrentDtype } from "./state-shapes.js";
+
+/** Nemotron-H: a letter for each layer, M of Mamba 2, * of attention, others without a cache. */
+export const nemotronH = (family: string, prefix = "model."): Family => ({
+  name: family,
+  read(context) {
+    const { fields } = context;
+    const letters = nemotronLetters(context);
+    const heads = fields.count("mamba_num_heads");
+    const state = mamba2(
+      context,
+      {
+        heads,
+        headSize: fields.count("mamba_head_dim"),
+        stateSize: fields.count(["ssm_state_size", "mamba_state_dim"]),
+        groups: fields.count(["mamba_n_groups", "n_groups"]),
+        kernel: fields.count(["mamba_d_conv", "conv_kernel"]),
+      },
+      recurrentDtype(context, "mamba_ssm_cache_dtype", "float32"),
+    );
+    fields.ignore("expand", "mamba_expand", "layer_types", "attention_head_dim");
+    // The pattern counts the layers, whatever num_hidden_layers says.
+    fields.ignore("num_hidden_layers");
+    const kinds = { M: ["state"], "*": ["attention"], "-": [], E: [] } as const;
+    return hybrid(
+      withLayers(context, letters.length),
+      letters.length,
+      (layer) => kinds[letters[layer] ?? "-"],
+      {
+        state,
+        attentionName: `${prefix}layers.*.mixer.attn`,
+        stateName: `${prefix}layers.*.mixer`,
+        stateAlignment: 1,
+      },
+    );
+  },
+});
+
+type NemotronLetter = "M" | "*" | "-" | "E";
+const NEMOTRON_TYPES: Readonly<Record<string, NemotronLetter>> = {
+  ...{ mamba: "M", linear_attention: "M", attention: "*", full_attention: "*", mlp: "-", moe: "E" },
+};
+
+function nemotronLetters({ fields }: ModelContext): readonly NemotronLetter[] {
+  const field = fields.has("layers_block_type") ? "layers_block_type" : "hybrid_override_pattern";
+  const pattern = fields.value(field);
+  const entries = typeof pattern === "string" ? [...pattern] : pattern;
+  fields.ignore("hybrid_override_pattern");
+  if (!Array.isArray(entries) || entries.length === 0 || entries.length > 10_000)
+    throw fields.unknownValue(field, pattern, "a letter or a type for each layer is needed");
+  return entries.map((entry: unknown) => {
+    const letter = typeof entry === "string" ? (NEMOTRON_TYPES[entry] ?? entry) : "";
+    if (letter === "M" || letter === "*" || letter === "-" || letter === "E") return letter;
+    throw fields.unknownValue(field, [entry], "M, *, - and E (mamba, attention, mlp, moe) are known");
+  });
+}
+
+/** The context of a model whose layers another field counts. */
+function withLayers(context: ModelContext, layers: number): ModelContext {
+  const fields = context.fields.with({ num_hidden_layers: layers });
+  return { ...context, fields };
+}
+
+/** Falcon-H1: attention and Mamba 2 side by side in every layer. The states have numbers of their own, after all of attention's. */
+export const falconH1: Family = {
+  name: "Falcon-H1",
+  read(context) {
+    const { fields } = context;
+    const layers = fields.layers("num_hidden_layers");
+    const inner =
+      fields.optionalCount("mamba_d_ssm") ??
+      Math.floor(fields.number("mamba_expand", 2) * fields.count("hidden_size"));
+    fields.ignore("mamba_expand", "attn_layer_indices", "layer_types", "layers_block_type");
+    const heads = fields.count("mamba_n_heads");
+    const headSize = fields.value("mamba_d_head") === "auto" ? inner / heads : fields.count("mamba_d_head");
+    const state = mamba2(
+      context,
+      {
+        ...{ heads, headSize, inner },
+        stateSize: fields.count("mamba_d_state"),
+        groups: fields.count("mamba_n_groups"),
+        kernel: fields.count("mamba_d_conv"),
+      },
+      recurrentDtype(context, undefined, context.modelDtype),
+    );
+    const draft = hybrid(context, layers, () => ["attention", "state"], {
+      state,
+      attentionName: "model.layers.*.attn",
+      stateName: "model.*.mixer",
+      stateAlignment: 1,
+    });
+    const named = draft.layers.map((each) =>
+      "mambaType" in each.spec ? { ...each, name: `model.${layers + each.layer}.mixer` } : each,
+    );
+    return { ...draft, layers: named };
+  },
+};
+
+/** Granite 4: Mamba 2 in most layers. */
+export const graniteHybrid: Family = {
+  name: "Granite 4",
+  read(context) {
+    const { fields } = context;
+    const layers = fields.layers("num_hidden_layers");
+    const types =
+      fields.perLayer<string>("layer_types", "string", layers) ??
+      fields.perLayer<string>("layers_block_type", "string", layers);
+    if (types === undefined)
+      throw fields.unknownValue("layer_types", null, "the type of each layer is needed");
+    const inner = fields.count("mamba_expand", 2) * fields.count("hidden_size");
+    const heads = fields.count("mamba_n_heads");
+    const headSize = fields.value("mamba_d_head") === "auto" ? inner / heads : fields.count("mamba_d_head");
+    const state = mamba2(
+      context,
+      {
+        ...{ heads, headSize, inner },
+        stateSize: fields.count("mamba_d_state"),
+        groups: fields.count("mamba_n_groups"),
+        kernel: fields.count("mamba_d_conv"),
+      },
+      recurrentDtype(context, undefined, context.modelDtype),
+    );
+    return hybrid(context, layers, (layer) => [kindOfType(context, "layer_types", types[layer])], {
+      state,
+      attentionName: "model.layers.*.self_attn.attn",
+      stateName: "model.layers.*.mamba",
+      stateAlignment: 1,
+    });
+  },
+};
+
+/** Zamba 2: Mamba 2 in every layer, and attention with heads of twice the size in some. */
+export const zamba2: Family = {
+  name: "Zamba 2",
+  read(context) {
+    const { fields } = context;
+    const layers = fields.layers("num_hidden_layers");
+    const types = fields.perLayer<string>("layers_block_type", "string", layers);
+    if (types === undefined)
+      throw fields.unknownValue("layers_block_type", null, "the type of each layer is needed");
+    const hidden = fields.count("hidden_size");
+    const inner = fields.count("mamba_expand", 2) * hidden;
+    const heads = fields.count(["n_mamba_heads"]);
+    fields.ignore(
+      "attention_head_dim",
+      "attention_hidden_size",
+      "hybrid_layer_ids",
+      "mamba_headdim",
+      "num_query_groups",
+      "kv_channels",
+    );
+    fields.ignore(
+      "use_shared_attention_adapter",
+      "use_shared_mlp_adapter",
+      "use_conv_bias",
+      "mamba_dt_rank",
+      "head_dim",
+      "num_mem_blocks",
+    );
+    const state = mamba2(
+      context,
+      {
+        ...{ heads, inner, headSize: Math.floor(inner / heads) },
+        stateSize: fields.count("mamba_d_state"),
+        groups: fields.count("mamba_ngroups"),
+        kernel: fields.count("mamba_d_conv"),
+      },
+      recurrentDtype(context, undefined, context.modelDtype),
+    );
+    const headSize = (2 * hidden) / fields.count("num_attention_heads");
+    const kindsOf = (layer: number) => {
+      const type = types[layer];
+      if (type !== "hybrid" && type !== "mamba" && type !== "linear_attention")
+        throw fields.unknownValue("layers_block_type", [type], "hybrid and mamba are known");
+      return type === "hybrid" ? (["attention", "state"] as const) : (["state"] as const);
+    };
+    const draft = hybrid(context, layers, kindsOf, {
+      ...{ state, headSize, stateAlignment: 1 },
+      attentionName: "model.attn.*",
+      stateName: "*.mixer",
+    });
+    // vLLM makes all of attention first, and numbers the two kinds one after the other.
+    const attention = draft.layers.filter(({ spec }) => !("mambaType" in spec));
+    const states = draft.layers.filter(({ spec }) => "mambaType" in spec);
+    return {
+      ...draft,
+      layers: [
+        ...attention.map((each, index) => ({ ...each, name: `model.attn.${index}` })),
+        ...states.map((each) => ({ ...each, name: `${attention.length + each.layer}.mixer` })),
+      ],
+    };
+  },
+};

@@ -1,0 +1,200 @@
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { KvError } from "@kv/interface";
+import { describe, expect, test } from "vitest";
+import { modelOfConfig } from "../../packages/kv-plan/src/input/model-source.js";
+import { pairOfModels } from "../../packages/kv-plan/src/input/pair-of-models.js";
+import { parsePythonJson } from "../../packages/kv-plan/src/input/python-json.js";
+import { type CacheSettings, modelCaches } from "../../packages/kv-plan/src/model/model-caches.js";
+import { analysePair } from "../../packages/kv-plan/src/report/analyse-pair.js";
+import { familyTable } from "./family-table.js";
+import { judgeModel, type ModelLine } from "./models.js";
+import { readVectors } from "./vector-file.js";
+
+const root = fileURLToPath(new URL("../..", import.meta.url));
+const file = fileURLToPath(new URL("fixtures/models.jsonl.gz", import.meta.url));
+const cases = readVectors(file, []).flatMap(({ model, config }) =>
+  model === undefined ? [] : [{ model, config }],
+);
+const configOf = (name: string) =>
+  cases.find(({ model }) => model.config === name)?.config as Readonly<Record<string, unknown>>;
+
+describe("field.md 2: the caches of published configs are vLLM's own", () => {
+  const judged = cases.map(({ model, config }) => ({ model, outcome: judgeModel(model, file, config) }));
+
+  test("each case is equal, or refused", () => {
+    const failed = judged.flatMap(({ model, outcome }) =>
+      outcome.kind === "failed"
+        ? [`${model.config} TP ${model.tp} ${model.kv_cache_dtype}: ${outcome.reason}`]
+        : [],
+    );
+    expect(failed).toEqual([]);
+  });
+
+  test("what vLLM serves is equal in more than nine of ten cases, and what it refuses is refused", () => {
+    const served = judged.filter(({ model }) => model.error === undefined);
+    const refused = served.filter(
+      ({ outcome }) => outcome.kind === "passed" && outcome.refused !== undefined,
+    );
+    expect(cases.length).toBeGreaterThan(650);
+    expect(refused.length).toBeLessThan(served.length / 10);
+    // Beside BERT, which has no cache, nothing that vLLM serves is refused.
+    expect([...new Set(refused.map(({ model }) => model["architecture"]))]).toEqual(["BertModel"]);
+  });
+
+  test("a line that says otherwise is found out, by each of its fields", () => {
+    const line = cases.find(({ model }) => model.config.includes("Gemma-4-26B"));
+    if (line === undefined) return expect.fail("the case is missing");
+    const changed = (change: (line: Record<string, unknown>) => void) => {
+      const copy = structuredClone(line.model) as Record<string, unknown>;
+      change(copy);
+      return judgeModel(copy as ModelLine, file, line.config).kind;
+    };
+    const specs = (copy: Record<string, unknown>) => copy["specs"] as Record<string, unknown>[];
+    expect(changed(() => {})).toBe("passed");
+    for (const field of ["num_kv_heads", "head_size", "head_size_v", "block_size", "page_size_bytes"])
+      expect([field, changed((copy) => Object.assign(specs(copy)[0] ?? {}, { [field]: 7 }))]).toEqual([
+        field,
+        "failed",
+      ]);
+    expect(changed((copy) => (copy["groups"] as unknown[]).pop())).toBe("failed");
+    expect(changed((copy) => Object.assign(copy, { resolved_dtype: "auto" }))).toBe("failed");
+    expect(changed((copy) => Object.assign(copy, { num_blocks_in_64_TiB: 1 }))).toBe("failed");
+  });
+});
+
+const refusal = (
+  config: unknown,
+  settings: Partial<CacheSettings> = {},
+): { code: string; message: string } => {
+  try {
+    modelCaches("model", config, { tpSize: 1, ...settings });
+  } catch (error) {
+    if (KvError.is(error)) return { code: error.code, message: error.message };
+    throw error;
+  }
+  return expect.fail("nothing was refused");
+};
+
+describe("field.md 2: what is not understood is refused by name", () => {
+  const llama = configOf("meta-llama--Meta-Llama-3.1-405B.json");
+
+  test.each<[string, unknown]>([
+    ["attn_layer_period", 8],
+    ["linear_num_value_heads", 32],
+    ["mamba_d_state", 128],
+    ["ssm_state_size", 128],
+    ["full_attention_interval", 4],
+    ["hybrid_override_pattern", "M*"],
+    ["attention_chunk_size", 8192],
+    ["num_kv_shared_layers", 10],
+    ["block_configs", [{ attention: { no_op: true } }]],
+    ["index_topk", 2048],
+    ["layers_block_type", ["mamba"]],
+    ["swa_num_key_value_heads", 8],
+    ["sparse_attention_config", { sparse_index_dim: 128 }],
+    ["compress_ratios", [4]],
+    ["num_global_key_value_heads", 2],
+    ["kv_lora_rank", 512],
+    ["cross_attention_layers", [3]],
+    ["conv_L_cache", 3],
+  ])("%s in a dense model", (field, value) => {
+    const found = refusal({ ...llama, [field]: value });
+    expect(found.code).toBe("KV_PLAN_UNSUPPORTED");
+    expect(found.message).toContain(field);
+    expect(found.message).toContain("LlamaForCausalLM");
+    // Null, false and empty values switch a feature off.
+    modelCaches("model", { ...llama, [field]: null }, { tpSize: 1 });
+  });
+
+  test("an unknown architecture, one that vLLM took out, and a config that names none", () => {
+    expect(refusal({ ...llama, architectures: ["NewForCausalLM"] }).message).toMatch(/NewForCausalLM/);
+    expect(refusal({ ...llama, architectures: ["BambaForCausalLM"] }).message).toMatch(
+      /does not serve BambaForCausalLM; 0\.23\.0/,
+    );
+    expect(refusal({ ...llama, architectures: undefined }).message).toMatch(/architectures is missing/);
+  });
+
+  test("a model without a KV cache and an encoder-decoder are said to be that", () => {
+    expect(refusal(configOf("Snowflake--snowflake-arctic-embed-m.json")).message).toMatch(/no KV cache/);
+    expect(
+      refusal({ architectures: ["T5ForConditionalGeneration"], is_encoder_decoder: true }).message,
+    ).toMatch(/is an encoder-decoder/);
+  });
+
+  test("heads that a TP size does not divide are refused with the heads (C9)", () => {
+    expect(refusal(configOf("microsoft--phi-4.json"), { tpSize: 4 }).message).toMatch(
+      /10 KV heads cannot be split over TP size 4/,
+    );
+    expect(refusal(configOf("Qwen--Qwen2.5-7B-Instruct.json"), { tpSize: 8 }).message).toMatch(
+      /28 attention heads cannot be split over TP size 8/,
+    );
+  });
+});
+
+test("field.md 2: JSON as Python writes it is read", () => {
+  expect(parsePythonJson('{"a": Infinity, "b": [-Infinity, NaN, 1], "c": "NaN \\" Infinity"}')).toEqual({
+    a: null,
+    b: [null, null, 1],
+    c: 'NaN " Infinity',
+  });
+  expect(() => parsePythonJson('{"a": Infinit}')).toThrow(SyntaxError);
+});
+
+test.each<[string, string]>([
+  ["deepseek-v2-lite", "deepseek-ai--DeepSeek-V2-Lite"],
+  ["deepseek-v3.2", "deepseek-ai--DeepSeek-V3.2"],
+  ["deepseek-v4-flash", "deepseek-ai--DeepSeek-V4-Flash"],
+  ["gpt-oss-20b", "openai--gpt-oss-20b"],
+  ["nemotron-3-nano-30b", "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"],
+])("field.md 2: the known model %s is the published file", (name, published) => {
+  const path = join(root, `packages/kv-plan/models/${name}.json`);
+  expect(parsePythonJson(readFileSync(path, "utf8"))).toMatchObject(
+    withoutEmpty(configOf(`${published}.json`)),
+  );
+});
+
+/** Fields that the fixture leaves out are empty objects in it. */
+function withoutEmpty(config: Readonly<Record<string, unknown>>): object {
+  const { quantization_config: _, ...fields } = config;
+  return fields;
+}
+
+// `npx vitest run tools/conformance/models.test.ts -u` writes the table again.
+test("the table of families in docs/kv-plan.md is that of the code", async () => {
+  const path = join(root, "docs/kv-plan.md");
+  const page = readFileSync(path, "utf8");
+  const [begin, end] = ["<!-- families -->\n", "<!-- /families -->"];
+  const [from, to] = [page.indexOf(begin) + begin.length, page.indexOf(end)];
+  expect(from).toBeLessThanOrEqual(to);
+  await expect(`${page.slice(0, from)}\n${familyTable()}\n${page.slice(to)}`).toMatchFileSnapshot(path);
+});
+
+describe("field.md 2: a pair of each family is planned and proven, states and shared regions too", () => {
+  const byFamily = new Map<string, { name: string; config: unknown }>();
+  for (const { model, config } of cases) {
+    if (model.error !== undefined || model.tp !== 1) continue;
+    try {
+      const { family, notHandedOver } = modelCaches(model.config, config, { tpSize: 1 });
+      if (notHandedOver === undefined && !byFamily.has(family))
+        byFamily.set(family, { name: model.config, config });
+    } catch {
+      // Refused: without a pair.
+    }
+  }
+
+  test.each([...byFamily])("%s", (_family, { name, config }) => {
+    const model = modelOfConfig(name, config);
+    const none = { pp: [], blockSize: [], kernelBlockSize: [], layout: [], backend: [] };
+    const pair = pairOfModels([model, model], { ...none, tp: [1], numBlocks: [1200] });
+    const report = analysePair(pair, {
+      ...{ numTokens: 1000, computedBlocks: 0, pool: "consecutive", bandwidthGBps: 25 },
+      ...{ conversions: [], masksUncovered: false, form: undefined },
+    });
+    if (report.outcome !== "planned") return expect.fail(report.reason);
+    expect(report.proof).toMatchObject({ proven: true });
+    expect(report.plannedFrom).toContain("vLLM 0.33's rules for");
+    expect(report.prefill.caches?.length).toBeGreaterThan(0);
+  });
+});

@@ -1,0 +1,164 @@
+import { readFileSync } from "node:fs";
+import { dirname, join } from "node:path";
+import { KvError } from "@kv/interface";
+import { parsePythonJson } from "../../packages/kv-plan/src/input/python-json.js";
+import { type CacheSpec, pageBytes, unpaddedPageBytes } from "../../packages/kv-plan/src/model/cache-spec.js";
+import { type ModelCaches, modelCaches, tensorsOf } from "../../packages/kv-plan/src/model/model-caches.js";
+import { firstDifference, type Outcome } from "./outcome.js";
+
+/** A line of vLLM's own answer: the caches of a published config with some flags. */
+export interface ModelLine {
+  readonly config: string;
+  readonly tp: number;
+  readonly kv_cache_dtype: string;
+  readonly prefix_caching?: boolean;
+  readonly error?: string;
+  readonly [field: string]: unknown;
+}
+
+/** Whether a line of a vector file is one of a model. */
+export function isModelLine(line: Readonly<Record<string, unknown>>): line is ModelLine {
+  return typeof line["config"] === "string" && typeof line["tp"] === "number";
+}
+
+const POOL_BYTES = 2 ** 46;
+
+/** Compares our caches with vLLM's. A config lies in the folder `configs` beside the file of the line, unless it is given. */
+export function judgeModel(line: ModelLine, file: string, given?: unknown): Outcome {
+  const config = given ?? parsePythonJson(readFileSync(join(dirname(file), "configs", line.config), "utf8"));
+  let caches: ModelCaches;
+  try {
+    caches = modelCaches(line.config, config, {
+      tpSize: line.tp,
+      cacheDtype: line.kv_cache_dtype,
+      prefixCaching: line.prefix_caching,
+    });
+  } catch (error) {
+    if (!KvError.is(error))
+      return { kind: "failed", reason: error instanceof Error ? (error.stack ?? "") : String(error) };
+    if (error.code === "KV_PLAN_UNSUPPORTED") return { kind: "passed", refused: error.message };
+    return { kind: "failed", reason: `refused as if the file were wrong: ${error.message}` };
+  }
+  if (line.error !== undefined) return { kind: "failed", reason: `vLLM refuses (${line.error}), we plan` };
+  const difference = differenceOf(caches, line);
+  return difference === undefined ? { kind: "passed" } : { kind: "failed", reason: difference };
+}
+
+/** The first difference between our caches and vLLM's. */
+function differenceOf(caches: ModelCaches, line: ModelLine): string | undefined {
+  const theirs = expanded(line);
+  const ours = caches.layers.map(({ layer, spec, name }) => ({
+    layer: numberIn(name) ?? layer,
+    ...described(spec),
+  }));
+  const numBlocks = caches.bytesPerBlock === 0 ? 1 : Math.floor(POOL_BYTES / caches.bytesPerBlock);
+  const order = new Map(caches.layers.map(({ name }, index) => [name, index]));
+  const [first, second] = [
+    {
+      facts: {
+        architecture: caches.architecture,
+        resolved_dtype: caches.cacheDtype,
+        model_dtype: caches.modelDtype,
+        block_size: caches.blockSize,
+        layout: caches.layout,
+        // vLLM's line has it of hybrids only.
+        ...(line["mamba_block_size"] === undefined ? {} : { mamba_block_size: caches.stateBlockSize }),
+      },
+      layers: ours,
+      groups: caches.groups.map((group) => ({
+        members: group.layers.map(({ name }) => order.get(name)),
+        block_size: group.blockSize,
+        page_sizes: [...new Set(group.layers.map(({ spec }) => pageBytes(spec)))].sort((a, b) => a - b),
+      })),
+      num_blocks: numBlocks,
+      tensors: tensorsOf(caches, numBlocks).map((tensor) => [
+        tensor.layers.length,
+        tensor.offsetBytes,
+        tensor.layerStrideBytes,
+        tensor.blockStrideBytes,
+      ]),
+    },
+    theirs,
+  ];
+  return firstDifference(first, second, line.config);
+}
+
+/** A layer's number, where its name has one. */
+function numberIn(name: string): number | undefined {
+  const part = name.split(".").find((one) => /^\d+$/.test(one));
+  return part === undefined ? undefined : Number(part);
+}
+
+/** A spec with vLLM's names of its fields, without those that say nothing of bytes, blocks or heads. */
+function described(spec: CacheSpec): Readonly<Record<string, unknown>> {
+  const padded = pageBytes(spec) === unpaddedPageBytes(spec) ? {} : { page_size_padded: pageBytes(spec) };
+  const common = {
+    class: spec.class,
+    block_size: spec.blockSize,
+    page_size_bytes: pageBytes(spec),
+    ...padded,
+  };
+  if (spec.class === "MambaSpec")
+    return { ...common, shapes: spec.shapes, dtypes: spec.dtypes, mamba_type: spec.mambaType };
+  return {
+    ...common,
+    num_kv_heads: spec.numKvHeads,
+    head_size: spec.headSize,
+    head_size_v: spec.headSizeV,
+    dtype: spec.dtype,
+    ...optional("state_content_bytes", spec.contentBytes),
+    ...optional("tokens_per_state", spec.tokensPerState),
+    ...optional("sliding_window", spec.slidingWindow),
+    ...optional("attention_chunk_size", spec.attentionChunkSize),
+    ...optional("alignment", spec.alignment),
+  };
+}
+
+const optional = (name: string, value: unknown) => (value === undefined ? {} : { [name]: value });
+
+/** Fields of vLLM's specs that say nothing of bytes, blocks or heads, or that follow from others. */
+const OTHER_SPEC_FIELDS: ReadonlySet<string> = new Set([
+  ...["block_stride_alignment", "max_tp_shards", "kv_quant_mode", "cache_dtype_str", "topk_buffer_width"],
+  ...["cache_role", "is_index_group_leader", "model_version", "mamba_cache_mode"],
+  ...["num_prefill_checkpoint_blocks", "prefill_checkpoint_alignment"],
+]);
+
+/** vLLM's line, counted out, with the same fields as ours. */
+function expanded(line: ModelLine): unknown {
+  const specs = line["specs"] as Readonly<Record<string, unknown>>[];
+  const rows = line["layers"] as (readonly [number, number, number, number | null])[];
+  const plain = specs.map((spec) => {
+    const fields = Object.entries(spec).filter(([name]) => !OTHER_SPEC_FIELDS.has(name));
+    return {
+      ...Object.fromEntries(fields),
+      ...(spec["class"] === "MambaSpec" ? { mamba_type: spec["mamba_type"] ?? "MAMBA2" } : {}),
+    };
+  });
+  const groups = line["groups"] as {
+    members: [number, number, number][];
+    block_size: number;
+    page_sizes: number[];
+  }[];
+  return {
+    facts: {
+      architecture: line["architecture"],
+      resolved_dtype: line["resolved_dtype"],
+      model_dtype: line["model_dtype"],
+      block_size: line["block_size"],
+      layout: line["layout"],
+      ...(line["mamba_block_size"] === undefined ? {} : { mamba_block_size: line["mamba_block_size"] }),
+    },
+    layers: rows.flatMap(([count, spec, , first]) =>
+      Array.from({ length: count }, (_, index) => ({ layer: (first ?? 0) + index, ...plain[spec] })),
+    ),
+    groups: groups.map(({ members, block_size, page_sizes }) => ({
+      members: members.flatMap(([first, count, step]) =>
+        Array.from({ length: count }, (_, index) => first + index * step),
+      ),
+      block_size,
+      page_sizes,
+    })),
+    num_blocks: line["num_blocks_in_64_TiB"],
+    tensors: line["tensors"],
+  };
+}
