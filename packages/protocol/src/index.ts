@@ -84,6 +84,7 @@ export type {
   RegistrationWritten,
 } from "./notifications/registration.js";
 export {
+  decodeDone,
   decodeRequestControl,
   encodeRequestControl,
   REQUEST_CONTROL,
