@@ -42,8 +42,10 @@ export function rankGeometry(
   metadata: AgentMetadata,
   rank: { tpRank: number; tpSize: number },
 ): RankGeometry {
+  const [convBytes = 0, recurrentBytes = 0] = metadata.ssmSizes;
   return {
     ...rank,
+    ...(convBytes + recurrentBytes > 0 ? { stateSpace: { convBytes, recurrentBytes } } : {}),
     dcpSize: metadata.dcpSize,
     kernelBlockSize: metadata.blockSize,
     physicalBlocksPerLogical: metadata.physicalBlocksPerLogical,

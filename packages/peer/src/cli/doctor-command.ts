@@ -1,11 +1,16 @@
-import { KvError } from "@kv/interface";
+import { type KvCacheKind, KvError } from "@kv/interface";
 import { count, duration, hostAndPort, listOf, printDoctorReport } from "@kv/program";
 import { type Command, Option } from "commander";
 import { pairDoctor } from "../doctor/pair-doctor.js";
 import { type PairReport, reportText } from "../doctor/pair-report.js";
 import { readTarget } from "../doctor/target.js";
 import type { SideChannelAddress } from "../protocol/handshake.js";
-import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
+import {
+  groupsOption,
+  handshakeKeyOption,
+  openSideChannel,
+  type SideChannelOptions,
+} from "./side-channel-option.js";
 
 interface Options extends SideChannelOptions {
   prefill: string;
@@ -25,6 +30,7 @@ interface Options extends SideChannelOptions {
   kvHeads?: number;
   headSize?: number;
   layers?: number;
+  groups?: KvCacheKind[];
   lease: number;
   timeout: number;
   json?: true;
@@ -62,6 +68,7 @@ export function addDoctor(program: Command): void {
     .option("--kv-heads <n>", "KV heads of the model", count)
     .option("--head-size <n>", "head size of the model", count)
     .option("--layers <n>", "layers of the model", count)
+    .addOption(groupsOption())
     .optionsGroup("Options:")
     .option("--json", "print a JSON report")
     .action(async (options: Options) => {
@@ -80,6 +87,7 @@ async function runDoctor(options: Options): Promise<PairReport> {
       decodeTp: options.decodeTp ?? options.tp,
       sideChannels: { prefill: options.prefillSideChannel, decode: options.decodeSideChannel },
       ask: options.ask,
+      groups: options.groups,
       factors: factorsOf(options),
       leaseMs: options.lease,
       timeoutMs: options.timeout,

@@ -1,7 +1,7 @@
 import { createHash } from "node:crypto";
 import { mkdir, readFile, writeFile } from "node:fs/promises";
 import { dirname, join } from "node:path";
-import { KvError } from "@kv/interface";
+import { KV_CACHE_KINDS, KvError } from "@kv/interface";
 import {
   type AgentMetadata,
   decodeAgentMetadata,
@@ -38,6 +38,11 @@ export const manifestSchema = z.object({
   tpSize: z.int().min(1).max(4096),
   prefill: sideSchema,
   decode: sideSchema.optional(),
+  groups: z
+    .array(z.enum(KV_CACHE_KINDS))
+    .max(64)
+    .optional()
+    .describe("The kind of each KV cache group, where the user has given them."),
   prompts: z.array(promptSchema).min(1).max(10_000),
 });
 /** The content of a recording's `manifest.json`: the servers, the files of their handshakes, and the prompts with the files of their KV. */

@@ -93,9 +93,11 @@ describe.each(someOf(PAIRS, 3))("field.md P1 at %s", { timeout: 180_000 }, (_, o
       expect(await watch.round()).toMatchObject({ findings: [], cost: { outputTokens: 4 } });
     await expectFreed(pair);
   });
+});
 
+describe.each(someOf(PAIRS, 6))("field.md P1 at %s", { timeout: 180_000 }, (_, open) => {
   test("decode --no-notify: the blocks stay at P until the lease ends, and are not leaked", async () => {
-    pair = await open(SHORT_LEASE_SECONDS);
+    await using pair = await open(SHORT_LEASE_SECONDS);
     const { prefill: server, transport, sideChannel } = pair;
     const requests = isLongRun ? 10 : 2;
     const { pulls, leaks } = await load({

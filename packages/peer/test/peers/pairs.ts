@@ -5,8 +5,20 @@ import type { AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { memoryMetrics } from "@kv/connector";
-import { type KvTransferParams, type SideChannel, systemRandom, type Transport } from "@kv/interface";
-import { decodeAgentMetadata, decodeHandshakeReply } from "@kv/protocol";
+import {
+  type KvCacheKind,
+  type KvTransferParams,
+  type SideChannel,
+  systemRandom,
+  type Transport,
+} from "@kv/interface";
+import {
+  type AgentMetadata,
+  decodeAgentMetadata,
+  decodeHandshakeReply,
+  encodeAgentMetadata,
+  encodeHandshakePayload,
+} from "@kv/protocol";
 import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
 import { memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { startInstance } from "../../../../apps/demo/src/instance/instance.js";
@@ -14,6 +26,7 @@ import { readInstanceConfig } from "../../../../apps/demo/src/instance/instance-
 import { openHeadlessPrefill } from "../../src/headless/headless-prefill.js";
 import { PrefillServer } from "../../src/headless/prefill-server.js";
 import { EngineServer } from "../../src/http/engine-server.js";
+import { kernelBlocksOfRegion } from "../../src/protocol/region-blocks.js";
 import { readRemotePrefill } from "../../src/protocol/remote-prefill.js";
 import { receiveKv } from "../../src/recording/receive-kv.js";
 import { createRecording, openRecording } from "../../src/recording/recording.js";
@@ -27,6 +40,7 @@ export interface Pair {
   /** Of kv-peer. */
   readonly sideChannel: SideChannel;
   close(): Promise<void>;
+  [Symbol.asyncDispose](): Promise<void>;
 }
 
 type Mode = "pull" | "push";
@@ -66,7 +80,7 @@ export async function ownPair(options: {
   const instances = await Promise.all([start("prefill", prefillTp), start("decode", decodeTp)]);
   const transport = memoryTransport({ network });
   const sideChannel = zmqSideChannel({ handshakeKeys });
-  return {
+  return disposable({
     prefill: new EngineServer(instances[0].url),
     decode: new EngineServer(instances[1].url),
     transport,
@@ -77,7 +91,11 @@ export async function ownPair(options: {
       await transport.close();
       rmSync(folder, { recursive: true, force: true });
     },
-  };
+  });
+}
+
+function disposable<P extends Omit<Pair, typeof Symbol.asyncDispose>>(pair: P): P & Pair {
+  return { ...pair, [Symbol.asyncDispose]: () => pair.close() };
 }
 
 const fixtures = new URL("../../../protocol/fixtures/wire/", import.meta.url);
@@ -106,17 +124,44 @@ export const RECORDED = {
  */
 export async function recordedPair(
   name: keyof typeof RECORDED,
-  { length, leaseMs = 30_000 }: { readonly length: number; readonly leaseMs?: number },
-): Promise<Pair> {
+  {
+    length,
+    leaseMs = 30_000,
+    damage,
+    ...engine
+  }: {
+    readonly length: number;
+    readonly leaseMs?: number;
+    /** Changes the KV that P hands out. */
+    readonly damage?: (kv: Uint8Array) => void;
+    readonly change?: Partial<AgentMetadata>;
+    readonly blocks?: readonly number[];
+    /** Given to P. */
+    readonly groups?: readonly KvCacheKind[];
+  },
+): Promise<Pair & { readonly folder: string }> {
   const { version, mode, ranks } = RECORDED[name];
   const folder = mkdtempSync(join(tmpdir(), "kv-peer-pair-"));
   const network = memoryNetwork();
-  const transports = Array.from({ length: 3 }, () => memoryTransport({ network }));
-  const [ofPrefill, ofDecode, transport] = transports as [Transport, Transport, Transport];
+  const transports = [0, 1, 2].map((): Transport => memoryTransport({ network })) as [
+    Transport,
+    Transport,
+    Transport,
+  ];
+  const [ofPrefill, ofDecode, transport] = transports;
   const sideChannel = zmqSideChannel();
   const metrics = memoryMetrics();
+  const recording = await openRecording(await writeRecording(folder, { ranks, mode, length, ...engine }));
   const prefill = await openHeadlessPrefill({
-    recording: await openRecording(await writeRecording(folder, { ranks, mode, length })),
+    recording: {
+      ...recording,
+      async kv(prompt) {
+        const kv = await recording.kv(prompt);
+        damage?.(kv);
+        return kv;
+      },
+    },
+    groups: engine.groups,
     metrics,
     transport: ofPrefill,
     sideChannel,
@@ -153,7 +198,8 @@ export async function recordedPair(
     return [...createHash("sha256").update(kv).digest().subarray(0, count)];
   }
   await new Promise<void>((resolve) => decode.listen(0, "127.0.0.1", resolve));
-  return {
+  return disposable({
+    folder,
     prefill: new EngineServer(url),
     decode: new EngineServer(`http://127.0.0.1:${(decode.address() as AddressInfo).port}`),
     transport,
@@ -167,23 +213,47 @@ export async function recordedPair(
       await Promise.all(transports.map((each) => each.close()));
       rmSync(folder, { recursive: true, force: true });
     },
-  };
+  });
 }
 
-/** A recording with these handshakes and one prompt, whose KV has another value in every byte's neighbourhood. */
+/**
+ * Writes a recording with these handshakes and one prompt. `change` makes them the handshakes of another engine; `blocks` has a number of blocks for each KV
+ * cache group, by default those of one group of attention.
+ */
 async function writeRecording(
   folder: string,
-  { ranks, mode, length }: { ranks: readonly string[]; mode: Mode; length: number },
+  {
+    ranks,
+    mode,
+    length,
+    change = {},
+    blocks,
+  }: {
+    ranks: readonly string[];
+    mode: Mode;
+    length: number;
+    change?: Partial<AgentMetadata>;
+    blocks?: readonly number[] | undefined;
+  },
 ): Promise<string> {
   const writer = createRecording(folder);
   const read = (name: string) => new Uint8Array(readFileSync(new URL(name, fixtures)));
-  const replies = ranks.map((rank) => [read(`${rank}.rep0.bin`), read(`${rank}.rep1.bin`)]);
-  const [metadata] = replies.map((reply) =>
-    decodeAgentMetadata(decodeHandshakeReply(reply).payload.agentMetadataBytes),
-  );
+  const engines = ranks.map((rank) => {
+    const { payload } = decodeHandshakeReply([read(`${rank}.rep0.bin`), read(`${rank}.rep1.bin`)]);
+    const metadata = { ...decodeAgentMetadata(payload.agentMetadataBytes), ...change };
+    const agentMetadataBytes = encodeAgentMetadata(metadata);
+    return { metadata, frame: encodeHandshakePayload({ ...payload, agentMetadataBytes }) };
+  });
+  const replies = engines.map(({ frame }, at) => [frame, read(`${ranks[at]}.rep1.bin`)]);
+  const metadata = engines[0]?.metadata;
   if (metadata === undefined) throw new Error("a recording has a rank");
-  const blocks = Math.ceil(length / metadata.blockSize);
-  const rankBytes = metadata.blockLengthsBytes.reduce((sum, bytes) => sum + bytes * blocks, 0);
+  const counts = blocks ?? [Math.ceil(length / (metadata.blockSize * metadata.physicalBlocksPerLogical))];
+  let next = 1;
+  const blockIds = counts.map((count) => Array.from({ length: count }, () => next++));
+  const rankBytes = metadata.blockLengthsBytes.reduce(
+    (sum, bytes, region) => sum + bytes * kernelBlocksOfRegion(metadata, region, blockIds).length,
+    0,
+  );
   const kv = Uint8Array.from({ length: rankBytes * ranks.length }, (_, at) => (at * 31 + (at >> 9)) % 251);
   const recorded = await Promise.all(
     replies.map(async (frames, tpRank) => ({
@@ -202,7 +272,7 @@ async function writeRecording(
         params: {
           do_remote_prefill: true,
           do_remote_decode: false,
-          remote_block_ids: [Array.from({ length: blocks }, (_, block) => block + 1)],
+          remote_block_ids: blockIds,
           remote_engine_id: metadata.engineId,
           remote_request_id: "cmpl-0",
           remote_host: "127.0.0.1",
