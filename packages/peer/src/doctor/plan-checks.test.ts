@@ -113,3 +113,24 @@ test("field.md P5: a plan in the direct form is not said to need a pass", () => 
   const [check] = plan(larger, server("decode", { attentionBackend }));
   expect(check?.found).toMatch(/blocks are cut so that each piece is read to its final place/);
 });
+
+test.each<[string, Partial<AgentMetadata>, Partial<AgentMetadata>, number]>([
+  ["32 to 16", {}, { blockSize: 16, ...sized(0.5) }, 1],
+  ["32 to 48", {}, { blockSize: 48, ...sized(1.5) }, 1],
+  ["16 to 32 with more ranks at prefill", { blockSize: 16, ...sized(0.25) }, {}, 2],
+])(
+  "vllm#42895: kernel blocks of %s: vLLM's D refuses every request, and the check fails",
+  (_, p, d, prefillTp) => {
+    const attentionBackend = "FLASH_ATTN";
+    const checks = plan(
+      server("prefill", { ...p, attentionBackend }),
+      server("decode", { ...d, attentionBackend }),
+      { prefillTp },
+    );
+    expect(checks.at(-1)).toMatchObject({
+      id: "plan.vllm",
+      status: "fail",
+      found: expect.stringMatching(/^a vLLM .* refuses a peer /),
+    });
+  },
+);

@@ -60,6 +60,7 @@ export function planChecks(prefill: ServerFacts, decode: ServerFacts, options: P
     isPush: [prefill, decode].some(({ remotePrefill }) => remotePrefill?.transferMode === "push"),
     hasVllm: prefill.vllmVersion !== undefined || decode.vllmVersion !== undefined,
     decodeIsVllm: decode.vllmVersion !== undefined,
+    prefillIsVllm: prefill.vllmVersion !== undefined,
     decodeVersion: decode.vllmVersion,
   });
   if (limit !== undefined) {
