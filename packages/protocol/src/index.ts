@@ -8,7 +8,12 @@ export {
   type CompatibilityExplanation,
   explainCompatibility,
 } from "./compatibility/explain-compatibility.js";
-export { COMMON_CANDIDATES, type FactorCandidates, modelForms } from "./compatibility/factor-candidates.js";
+export {
+  COMMON_CANDIDATES,
+  type FactorCandidates,
+  modelForms,
+  speculativeForms,
+} from "./compatibility/factor-candidates.js";
 export {
   type Factors,
   findHashFactors,
