@@ -8,6 +8,7 @@ import {
   type RequestRead,
   type StateSpaceGeometry,
 } from "@kv/plan";
+import { decodeDone } from "@kv/protocol";
 import { computeTpMapping, handshakeTargetRanks } from "@kv/topology";
 import { fields } from "./fields.js";
 import { Difference } from "./outcome.js";
@@ -191,6 +192,13 @@ export interface ExchangedBlocks {
   readonly localComputedBlocks?: readonly number[];
 }
 
+function doneOf(transfer: Recorded): { readonly requestId: string; readonly readers: number } {
+  const notification = String(transfer["notif"]);
+  const done = decodeDone(new TextEncoder().encode(notification));
+  if (done === undefined) throw new Difference(`the notification ${notification} has no known form`);
+  return done;
+}
+
 /** The block ids of the request that a transfer names, from the other recordings of the run; undefined when they do not contain them. */
 export function exchangedBlocks(
   transfer: Recorded,
@@ -200,8 +208,7 @@ export function exchangedBlocks(
     readonly proc: unknown;
   },
 ): ExchangedBlocks | undefined {
-  const notification = String(transfer["notif"]);
-  const requestId = notification.slice(0, notification.lastIndexOf(":"));
+  const { requestId } = doneOf(transfer);
   const steps = beside.metadata
     .filter((line) => line["proc"] === beside.proc)
     .map((line) => record(line["meta"], "meta"));
@@ -252,8 +259,7 @@ export function checkTransfer(worker: Worker, exchanged: ExchangedBlocks, line: 
   const { ours, awaited } =
     line["op"] === "WRITE" ? written(worker, remotes, exchanged, nth) : read(worker, remotes, exchanged, nth);
   same("pairs", ours, pairs(fields(line).numbers("local_idx"), fields(line).numbers("remote_idx")));
-  const notification = String(line["notif"]);
-  same("notifications awaited", awaited, Number(notification.slice(notification.lastIndexOf(":") + 1)));
+  same("notifications awaited", awaited, doneOf(line).readers);
 }
 
 /** The ranks of one engine as the worker knew them when it posted a transfer: for each rank the metadata that it had loaded last. */

@@ -46,9 +46,16 @@ export {
   type PairToPlan,
   planRanks,
   rankGeometry,
-  type VllmLimit,
   vllmLimit,
 } from "./pairing/plan-pair.js";
+export {
+  type CheckedPair,
+  type CheckedSide,
+  refusalOf,
+  VLLM_REFUSALS,
+  type VllmLimit,
+  type VllmRefusal,
+} from "./pairing/vllm-refusals.js";
 export { builtInRouting, ROUTING_NAMES, type RoutingName } from "./routing/built-in-routings.js";
 export {
   type DisaggregationInputs,

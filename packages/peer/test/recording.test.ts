@@ -1,4 +1,15 @@
-import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { once } from "node:events";
+import {
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  symlinkSync,
+  truncateSync,
+  writeFileSync,
+} from "node:fs";
+import { createServer } from "node:http";
+import type { AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { systemRandom } from "@kv/interface";
@@ -129,4 +140,40 @@ test("a manifest that names a file outside its folder is refused", async () => {
   const file = join(folder, "manifest.json");
   writeFileSync(file, readFileSync(file, "utf8").replace("kv/prompt-0.bin", "../../etc/passwd"));
   await expect(openRecording(folder)).rejects.toThrow(/prompts\.0\.kv\.file/);
+});
+
+test("strain.md: a recording that links to /dev/zero, or has a larger file than a frame, is refused and not read", async () => {
+  const folder = await sample([40]);
+  const recording = await openRecording(folder);
+  const frame = join(folder, "frames/p.pp0tp0.rep0.bin");
+  rmSync(frame);
+  symlinkSync("/dev/zero", frame);
+  await expect(recording.handshakes(recording.manifest.prefill)).rejects.toThrow(/rep0\.bin is not a file/);
+  rmSync(frame);
+  writeFileSync(frame, "");
+  truncateSync(frame, 2 ** 30);
+  await expect(recording.handshakes(recording.manifest.prefill)).rejects.toThrow(
+    /1073741824 bytes; the limit is/,
+  );
+});
+
+test("strain.md: a redirect of a server is an error that names where it leads, and nothing is sent there", async () => {
+  let asked = 0;
+  const other = createServer((_, response) => {
+    asked += 1;
+    response.end("{}");
+  }).listen(0, "127.0.0.1");
+  await once(other, "listening");
+  const target = `http://127.0.0.1:${(other.address() as AddressInfo).port}/version`;
+  const server = createServer((_, response) => response.writeHead(307, { location: target }).end());
+  server.listen(0, "127.0.0.1");
+  await once(server, "listening");
+  try {
+    const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+    await expect(new EngineServer(url).version()).rejects.toThrow(`a redirect to "${target}"`);
+    expect(asked).toBe(0);
+  } finally {
+    server.close();
+    other.close();
+  }
 });

@@ -8,7 +8,12 @@ export {
   type CompatibilityExplanation,
   explainCompatibility,
 } from "./compatibility/explain-compatibility.js";
-export { COMMON_CANDIDATES, type FactorCandidates, modelForms } from "./compatibility/factor-candidates.js";
+export {
+  COMMON_CANDIDATES,
+  type FactorCandidates,
+  modelForms,
+  speculativeForms,
+} from "./compatibility/factor-candidates.js";
 export {
   type Factors,
   findHashFactors,
@@ -84,6 +89,7 @@ export type {
   RegistrationWritten,
 } from "./notifications/registration.js";
 export {
+  decodeDone,
   decodeRequestControl,
   encodeRequestControl,
   REQUEST_CONTROL,

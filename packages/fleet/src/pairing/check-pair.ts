@@ -175,6 +175,7 @@ function checkPlan(prefill: EngineFacts, decode: EngineFacts): PairCheck {
     isPush: prefill.mode === "push" || decode.mode === "push",
     hasVllm: prefill.isVllm || decode.isVllm,
     decodeIsVllm: decode.isVllm,
+    prefillIsVllm: prefill.isVllm,
     decodeVersion: decode.isVllm ? decode.vllmVersion : undefined,
   });
   if (limit !== undefined) {

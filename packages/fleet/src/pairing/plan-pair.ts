@@ -5,8 +5,9 @@ import {
   type RankGeometry,
   type ReceiveConversion,
 } from "@kv/plan";
-import { type AgentMetadata, describedVersion } from "@kv/protocol";
+import { type AgentMetadata, describedVersion, NEWEST_VLLM_VERSION } from "@kv/protocol";
 import { handshakeTargetRanks } from "@kv/topology";
+import { type CheckedSide, refusalOf, type VllmLimit } from "./vllm-refusals.js";
 
 /** Two engines, each by the metadata of its rank (0, 0), and what handshakes do not carry. */
 export interface PairToPlan {
@@ -42,8 +43,10 @@ export function rankGeometry(
   metadata: AgentMetadata,
   rank: { tpRank: number; tpSize: number },
 ): RankGeometry {
+  const [convBytes = 0, recurrentBytes = 0] = metadata.ssmSizes;
   return {
     ...rank,
+    ...(convBytes + recurrentBytes > 0 ? { stateSpace: { convBytes, recurrentBytes } } : {}),
     dcpSize: metadata.dcpSize,
     kernelBlockSize: metadata.blockSize,
     physicalBlocksPerLogical: metadata.physicalBlocksPerLogical,
@@ -90,37 +93,26 @@ export function planRanks(
 /** All conversions that a decode engine may be able to do after a receive. */
 export const CONVERSIONS: readonly ReceiveConversion[] = ["attention-order", "hnd-to-nhd"];
 
-/** A pair that has a plan, and that vLLM cannot serve. */
-export interface VllmLimit {
-  /** What differs: "block_size", "attn_backend_name" or "tp_size". */
-  readonly factor: string;
-  /** The prefill engine's value. */
-  readonly prefill: number | string;
-  /** The decode engine's value; for "tp_size" the model's KV heads. */
-  readonly decode: number | string;
-  /** One sentence for people. */
-  readonly text: string;
-  /** The remedy. */
-  readonly fix: string;
-}
-
 /** The sides of a pair that are vLLM, and how KV is moved. */
 interface VllmSides {
   /** P writes. */
   readonly isPush: boolean;
   /** One of the engines is vLLM, or both are. Engines of this project push to blocks of any size. */
   readonly hasVllm: boolean;
-  /** The decode engine is vLLM, which reads from no more ranks than the model has KV heads. */
+  /** The decode engine is vLLM. */
   readonly decodeIsVllm: boolean;
+  /** The prefill engine is vLLM; in push it checks decode too. */
+  readonly prefillIsVllm: boolean;
   /** What the decode engine answers to `/version`. */
   readonly decodeVersion: string | undefined;
 }
 
 /** Why vLLM (0.33, unless its version says otherwise) cannot serve a pair that has a plan; undefined where it can. */
 export function vllmLimit(
-  { prefill, decode, prefillTp, decodeTp, numKvHeads }: PairToPlan,
-  { isPush, hasVllm, decodeIsVllm, decodeVersion }: VllmSides,
+  pair: PairToPlan,
+  { isPush, hasVllm, decodeIsVllm, prefillIsVllm, decodeVersion }: VllmSides,
 ): VllmLimit | undefined {
+  const { prefill, decode } = pair;
   const sizes = [prefill.blockSize, decode.blockSize] as const;
   if (isPush && hasVllm && sizes[0] !== sizes[1]) {
     const text = `push with kernel blocks of ${sizes[0]} and ${sizes[1]} tokens fails at prefill, or stops the decode engine`;
@@ -141,10 +133,53 @@ export function vllmLimit(
     const fix = "give both the same --block-size, or upgrade to vLLM 0.32";
     return { factor: "block_size", prefill: sizes[0], decode: sizes[1], text, fix };
   }
-  if (decodeIsVllm && !hasMla(prefill) && prefillTp > decodeTp && prefillTp > numKvHeads) {
-    const text = `a vLLM decode worker refuses prefill TP ${prefillTp} above the ${numKvHeads} KV heads`;
-    const fix = `start prefill with TP ${numKvHeads} or less`;
-    return { factor: "tp_size", prefill: prefillTp, decode: numKvHeads, text, fix };
-  }
-  return undefined;
+  // In push both sides check the other.
+  const asked = decodeIsVllm ? limitOf(pair, isPush, "decode", decodeVersion) : undefined;
+  return asked ?? (isPush && prefillIsVllm ? limitOf(pair, isPush, "prefill", undefined) : undefined);
+}
+
+/** What the vLLM on one side says of the other, where a plan does not say it. */
+function limitOf(
+  { prefill, decode, prefillTp, decodeTp, numKvHeads, groups, cacheDtype = "auto" }: PairToPlan,
+  isPush: boolean,
+  checking: "prefill" | "decode",
+  version = NEWEST_VLLM_VERSION.version as string,
+): VllmLimit | undefined {
+  const sides = { prefill: checkedSide(prefill, prefillTp), decode: checkedSide(decode, decodeTp) };
+  const [local, remote] =
+    checking === "decode" ? [sides.decode, sides.prefill] : [sides.prefill, sides.decode];
+  const checked = {
+    ...{ local, remote, numKvHeads, cacheDtype, isPush },
+    isMla: hasMla(prefill),
+    hasStates: prefill.ssmSizes.some((bytes) => bytes > 0),
+    needsHma: groups.length > 1,
+    // A handshake does not carry these; each has a default at which vLLM refuses less.
+    prefixCaching: false,
+    usesHostBuffer: false,
+    permutes: true,
+    draftKvHeads: null,
+  };
+  const release = describedVersion(version)?.version ?? NEWEST_VLLM_VERSION.version;
+  const limit = refusalOf(checked, release)?.limit?.(checked);
+  if (limit === undefined) return undefined;
+  const { values, ...said } = limit;
+  const [theirs, own] = values;
+  const [p, d] = checking === "decode" ? [theirs, own] : [own, theirs];
+  return { ...said, prefill: p, decode: d };
+}
+
+function checkedSide(metadata: AgentMetadata, tpSize: number): CheckedSide {
+  const { blockLengthsBytes, blockStridesBytes } = metadata;
+  return {
+    tpSize,
+    dcpSize: metadata.dcpSize,
+    blockSize: metadata.blockSize,
+    kernelsPerLogical: metadata.physicalBlocksPerLogical,
+    layout: metadata.kvCacheLayout,
+    attentionBackend: metadata.attentionBackend,
+    blockLengthsBytes,
+    blockStridesBytes: blockStridesBytes.length > 0 ? blockStridesBytes : blockLengthsBytes,
+    regionNames: metadata.regionNames,
+    regionGroupIds: metadata.regionGroupIds ?? blockLengthsBytes.map(() => 0),
+  };
 }

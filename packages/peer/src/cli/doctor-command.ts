@@ -1,11 +1,16 @@
-import { KvError } from "@kv/interface";
-import { count, duration, hostAndPort, listOf, printDoctorReport } from "@kv/program";
+import { type KvCacheKind, KvError } from "@kv/interface";
+import { count, duration, hostAndPort, listOf, oneOf, printDoctorReport, refuseValue } from "@kv/program";
 import { type Command, Option } from "commander";
 import { pairDoctor } from "../doctor/pair-doctor.js";
 import { type PairReport, reportText } from "../doctor/pair-report.js";
 import { readTarget } from "../doctor/target.js";
 import type { SideChannelAddress } from "../protocol/handshake.js";
-import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
+import {
+  groupsOption,
+  handshakeKeyOption,
+  openSideChannel,
+  type SideChannelOptions,
+} from "./side-channel-option.js";
 
 interface Options extends SideChannelOptions {
   prefill: string;
@@ -25,6 +30,14 @@ interface Options extends SideChannelOptions {
   kvHeads?: number;
   headSize?: number;
   layers?: number;
+  attentionBackend?: string;
+  kvCacheDtype?: string;
+  disableHybridKvCacheManager?: true;
+  speculativeConfig?: Readonly<Record<string, unknown>>;
+  transferMode?: "pull" | "push";
+  vllmVersion?: string;
+  connectorVersion?: number;
+  groups?: KvCacheKind[];
   lease: number;
   timeout: number;
   json?: true;
@@ -62,6 +75,18 @@ export function addDoctor(program: Command): void {
     .option("--kv-heads <n>", "KV heads of the model", count)
     .option("--head-size <n>", "head size of the model", count)
     .option("--layers <n>", "layers of the model", count)
+    .option("--attention-backend <name>", "attention backend of the servers")
+    .option("--kv-cache-dtype <name>", "type of the cache, as vLLM names it")
+    .option("--disable-hybrid-kv-cache-manager", "the servers run with this flag")
+    .option(
+      "--speculative-config <json>",
+      "vLLM's setting of the server that has one: its method, model and revision",
+      speculativeConfig,
+    )
+    .option("--transfer-mode <mode>", "pull or push", oneOf("pull", "push"))
+    .option("--vllm-version <version>", "version of the servers, where they do not announce it")
+    .option("--connector-version <n>", "NIXL_CONNECTOR_VERSION of the servers", count)
+    .addOption(groupsOption())
     .optionsGroup("Options:")
     .option("--json", "print a JSON report")
     .action(async (options: Options) => {
@@ -80,6 +105,7 @@ async function runDoctor(options: Options): Promise<PairReport> {
       decodeTp: options.decodeTp ?? options.tp,
       sideChannels: { prefill: options.prefillSideChannel, decode: options.decodeSideChannel },
       ask: options.ask,
+      groups: options.groups,
       factors: factorsOf(options),
       leaseMs: options.lease,
       timeoutMs: options.timeout,
@@ -96,17 +122,40 @@ async function runDoctor(options: Options): Promise<PairReport> {
   }
 }
 
+/** Errors: those of a flag that is no JSON object. */
+function speculativeConfig(text: string): Readonly<Record<string, unknown>> {
+  let value: unknown;
+  try {
+    value = JSON.parse(text);
+  } catch {
+    value = undefined;
+  }
+  if (typeof value === "object" && value !== null && !Array.isArray(value) && "method" in value)
+    return value as Readonly<Record<string, unknown>>;
+  return refuseValue(
+    'It must be a JSON object with a method, such as {"method":"eagle3","model":"org/name"}.',
+  );
+}
+
 /** The factors of the compatibility hash that were given, by vLLM's names. A factor that was not given is absent. */
-function factorsOf({ model, dtype, kvHeads, headSize, layers }: Options): Record<string, unknown> {
+function factorsOf(options: Options): Record<string, unknown> {
+  const { dtype } = options;
   if (dtype !== undefined && !/^(torch\.)?(bfloat16|float16|float32)$/.test(dtype)) {
     throw new KvError("KV_CONFIG_INVALID", `--dtype is "${dtype}"; it must be bfloat16, float16 or float32`);
   }
   const factors = {
-    model,
+    model: options.model,
     dtype: dtype === undefined || dtype.startsWith("torch.") ? dtype : `torch.${dtype}`,
-    num_kv_heads: kvHeads,
-    head_size: headSize,
-    num_hidden_layers: layers,
+    num_kv_heads: options.kvHeads,
+    head_size: options.headSize,
+    num_hidden_layers: options.layers,
+    attn_backend_name: options.attentionBackend,
+    cache_dtype: options.kvCacheDtype,
+    is_hma_enabled: options.disableHybridKvCacheManager === true ? false : undefined,
+    speculative_config: options.speculativeConfig,
+    transfer_mode: options.transferMode,
+    vllm_version: options.vllmVersion,
+    nixl_connector_version: options.connectorVersion,
   };
   return Object.fromEntries(Object.entries(factors).filter(([, value]) => value !== undefined));
 }

@@ -1,11 +1,17 @@
 import { memoryMetrics } from "@kv/connector";
+import type { KvCacheKind } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { count, duration, onInterrupt, port, print } from "@kv/program";
 import { type Command, Option } from "commander";
 import { openHeadlessPrefill } from "../headless/headless-prefill.js";
 import { PrefillServer } from "../headless/prefill-server.js";
 import { openRecording } from "../recording/recording.js";
-import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
+import {
+  groupsOption,
+  handshakeKeyOption,
+  openSideChannel,
+  type SideChannelOptions,
+} from "./side-channel-option.js";
 
 interface Options extends SideChannelOptions {
   from: string;
@@ -15,6 +21,7 @@ interface Options extends SideChannelOptions {
   sideChannelPort: number;
   lease: number;
   blocks: number;
+  groups?: KvCacheKind[];
   anyPrompt?: true;
 }
 
@@ -33,6 +40,7 @@ export function addPrefill(program: Command): void {
         .argParser(duration)
         .default(30_000, "30s"),
     )
+    .addOption(groupsOption())
     .option("--blocks <n>", "blocks of the cache", count, 256)
     .option(
       "--any-prompt",
@@ -57,6 +65,7 @@ async function serve(options: Options): Promise<void> {
     sideChannelPort: options.sideChannelPort,
     leaseMs: options.lease,
     numBlocks: options.blocks,
+    groups: options.groups,
     anyPrompt: options.anyPrompt,
   });
   const { model = "recorded", vllmVersion = "0.0.0" } = manifest.prefill;

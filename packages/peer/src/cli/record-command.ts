@@ -1,3 +1,4 @@
+import type { KV_CACHE_KINDS } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { count, listOf, number, port, print, printJson } from "@kv/program";
 import { type Command, Option } from "commander";
@@ -6,7 +7,12 @@ import { EngineServer } from "../http/engine-server.js";
 import { type DiffOptions, diffRecordings } from "../recording/diff.js";
 import { record } from "../recording/record.js";
 import { openRecording } from "../recording/recording.js";
-import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
+import {
+  groupsOption,
+  handshakeKeyOption,
+  openSideChannel,
+  type SideChannelOptions,
+} from "./side-channel-option.js";
 
 interface RecordFlags extends SideChannelOptions {
   prefill: string;
@@ -14,6 +20,7 @@ interface RecordFlags extends SideChannelOptions {
   to: string;
   promptTokens: number[];
   outputTokens: number;
+  groups?: (typeof KV_CACHE_KINDS)[number][];
   sideChannelHost: string;
   sideChannelPort: number;
 }
@@ -36,6 +43,7 @@ export function addRecord(program: Command): void {
       [100],
     )
     .option("--output-tokens <n>", "tokens that the decode server generates per prompt", count, 16)
+    .addOption(groupsOption())
     .option("--side-channel-host <host>", "host at which a server that pushes reaches this one", "127.0.0.1")
     .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 0)
     .addOption(handshakeKeyOption())
@@ -53,6 +61,7 @@ async function runRecord(flags: RecordFlags): Promise<void> {
       decode: decode === undefined ? undefined : new EngineServer(decode),
       transport,
       sideChannel,
+      groups: flags.groups,
       sideChannelHost: flags.sideChannelHost,
       sideChannelPort: flags.sideChannelPort,
       prompts: promptTokens.map(fixedPrompt),
@@ -76,6 +85,7 @@ function fixedPrompt(length: number, index: number): number[] {
 interface DiffFlags {
   type?: DiffOptions["valueType"];
   tolerance?: number;
+  groups?: (typeof KV_CACHE_KINDS)[number][];
   json?: true;
 }
 
@@ -95,14 +105,20 @@ export function addDiff(program: Command): void {
       ]),
     )
     .option("--tolerance <x>", "largest difference of two values that counts as equal", number)
+    .addOption(groupsOption())
     .option("--json", "print JSON")
     .action(runDiff);
 }
 
-async function runDiff(one: string, other: string, { type, tolerance, json }: DiffFlags): Promise<void> {
+async function runDiff(
+  one: string,
+  other: string,
+  { type, tolerance, groups, json }: DiffFlags,
+): Promise<void> {
   const differences = await diffRecordings(await openRecording(one), await openRecording(other), {
     valueType: type,
     tolerance,
+    groups,
   });
   const lines = differences.map(
     ({ kind, where, one, other }) => `${kind.padEnd(7)}  ${where}: ${one} | ${other}`,

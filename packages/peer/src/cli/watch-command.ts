@@ -1,5 +1,5 @@
 import { connectionLimits, HttpServer, send } from "@kv/http";
-import { KvError, systemClock, systemRandom } from "@kv/interface";
+import { type KvCacheKind, KvError, systemClock, systemRandom } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { count, duration, httpUrl, number, onInterrupt, port, print, printError } from "@kv/program";
 import { type Command, Option } from "commander";
@@ -12,7 +12,12 @@ import { openRecording } from "../recording/recording.js";
 import type { CanaryReference, WatchedPair } from "../watch/canary.js";
 import { FINDING_KINDS, type Finding, findingLine } from "../watch/findings.js";
 import { requireAnswers, Watch, type WatchRound } from "../watch/watch.js";
-import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
+import {
+  groupsOption,
+  handshakeKeyOption,
+  openSideChannel,
+  type SideChannelOptions,
+} from "./side-channel-option.js";
 
 interface WatchFlags extends SideChannelOptions {
   pair: string[];
@@ -23,6 +28,7 @@ interface WatchFlags extends SideChannelOptions {
   outputTokens: number;
   type?: keyof typeof TOLERANCES;
   tolerance?: number;
+  groups?: KvCacheKind[];
   sideChannelHost: string;
   sideChannelPort: number;
   metricsHost: string;
@@ -79,6 +85,7 @@ export function addWatch(program: Command): void {
       "largest difference of two values that counts as equal (default: by --type)",
       number,
     )
+    .addOption(groupsOption())
     .option("--side-channel-host <host>", "host at which a server that pushes reaches this one", "127.0.0.1")
     .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 0)
     .addOption(handshakeKeyOption())
@@ -91,7 +98,7 @@ export function addWatch(program: Command): void {
 
 async function watch(flags: WatchFlags): Promise<void> {
   const pairs = flags.pair.map(readPair);
-  const { prompt, reference } = await readReference(flags);
+  const { prompt, reference, groups } = await readReference(flags);
   const transport = nixlTransport();
   const sideChannel = openSideChannel(flags);
   const watching = new Watch({
@@ -100,6 +107,7 @@ async function watch(flags: WatchFlags): Promise<void> {
     prompt,
     outputTokens: flags.outputTokens,
     ...comparison(flags),
+    groups,
     transport,
     sideChannel,
     sideChannelHost: flags.sideChannelHost,
@@ -145,13 +153,14 @@ function readPair(text: string): WatchedPair {
 }
 
 /** The canary prompt, and what it must give where a recording says so. */
-async function readReference({ against, promptTokens }: WatchFlags): Promise<{
+async function readReference({ against, promptTokens, groups }: WatchFlags): Promise<{
   readonly prompt: readonly number[];
   readonly reference: CanaryReference | undefined;
+  readonly groups: readonly KvCacheKind[] | undefined;
 }> {
   if (against === undefined) {
     const prompt = Array.from({ length: promptTokens }, (_, at) => ((7 * at * at + 3 * at + 11) % 900) + 10);
-    return { prompt, reference: undefined };
+    return { prompt, reference: undefined, groups };
   }
   const recording = await openRecording(against);
   const [first] = recording.manifest.prompts;
@@ -161,7 +170,7 @@ async function readReference({ against, promptTokens }: WatchFlags): Promise<{
     kv: await recording.kv(first),
     tokens: first.made,
   };
-  return { prompt: first.tokens, reference };
+  return { prompt: first.tokens, reference, groups: groups ?? recording.manifest.groups };
 }
 
 function comparison({ type, tolerance: given }: WatchFlags): DiffOptions {

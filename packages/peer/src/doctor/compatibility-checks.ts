@@ -2,12 +2,15 @@ import {
   compareFactors,
   compatibilityHash,
   explainCompatibility,
+  type FactorCandidates,
   type FactorDifference,
   type Factors,
   findHashFactors,
   type HashSearch,
+  modelForms,
+  speculativeForms,
 } from "@kv/protocol";
-import type { Check } from "./pair-report.js";
+import type { Check, Role } from "./pair-report.js";
 import type { ServerFacts } from "./server-facts.js";
 import { versionsWithFields } from "./wire-version.js";
 
@@ -38,10 +41,34 @@ export function compatibilityChecks(
   if (decode.payload !== undefined) checks.push(factorCheck(decode, decodeFactors));
   if (prefill.payload !== undefined && decode.payload !== undefined) {
     const hashes = { prefill: prefill.payload.compatibilityHash, decode: decode.payload.compatibilityHash };
-    checks.push(pairCheck(hashes, prefillFactors?.factors, decodeFactors?.factors));
+    checks.push(
+      pairCheck(hashes, prefillFactors?.factors, decodeFactors?.factors, {
+        prefill: candidatesOf(prefill, options),
+        decode: candidatesOf(decode, options),
+      }),
+    );
   }
   return { checks, factors: { prefill: prefillFactors?.factors, decode: decodeFactors?.factors } };
 }
+
+/** What is known of a server beside its hash: values to try for its factors. */
+function candidatesOf(server: ServerFacts, { knownFactors }: CompatibilityOptions): FactorCandidates {
+  const { speculative_config, ...others } = knownFactors;
+  const models = [server.model?.root, server.model?.id].filter((name) => name !== undefined);
+  const known = Object.entries(others).map(([name, value]) => [name, [value]] as const);
+  const given = isRecord(speculative_config)
+    ? speculativeForms(speculative_config, String(others["cache_dtype"] ?? "auto"))
+    : [];
+  return {
+    ...Object.fromEntries(known),
+    model: [...new Set([...models, ...models.flatMap((name) => [...modelForms(name)])])],
+    speculative_config: given,
+    ...(server.metadata === undefined ? {} : { attn_backend_name: [server.metadata.attentionBackend] }),
+  };
+}
+
+const isRecord = (value: unknown): value is Readonly<Record<string, unknown>> =>
+  typeof value === "object" && value !== null && !Array.isArray(value);
 
 /** `announced`: the server sent its factors (an engine of this project). `search`: they were found by trying. */
 type Found = HashSearch & { readonly source: "announced" | "search" };
@@ -78,7 +105,7 @@ function factorCheck({ role, payload }: ServerFacts, found: Found | undefined): 
       ...about,
       status: "note",
       found: `${hash.slice(0, 16)}…: its factors are unknown; none of ${found?.tried ?? 0} combinations has this hash`,
-      fix: "give what you know of the model: --model, --dtype, --kv-heads, --head-size, --layers",
+      fix: "give what you know of the server: --model, --dtype, --kv-heads, --head-size, --layers, --kv-cache-dtype, --attention-backend, --speculative-config",
       details: { hash },
     };
   }
@@ -98,10 +125,11 @@ function pairCheck(
   hashes: { readonly prefill: string; readonly decode: string },
   prefill: Factors,
   decode: Factors,
+  candidates: Readonly<Record<Role, FactorCandidates>>,
 ): Check {
   const about = { id: "compatibility.pair", area: "compatibility" as const, title: "the two hashes" };
   if (hashes.prefill === hashes.decode) return { ...about, status: "ok", found: "equal" };
-  const { differences, text } = explainDifference(hashes, prefill, decode);
+  const { differences, text } = explainDifference(hashes, prefill, decode, candidates);
   return {
     ...about,
     status: "fail",
@@ -116,15 +144,16 @@ function explainDifference(
   hashes: { readonly prefill: string; readonly decode: string },
   prefill: Factors,
   decode: Factors,
+  candidates: Readonly<Record<Role, FactorCandidates>>,
 ): { readonly differences: readonly FactorDifference[]; readonly text: string } {
   if (prefill !== undefined && decode !== undefined) {
     const differences = compareFactors(decode, prefill);
     return { differences, text: list(differences) };
   }
   // When only one server's factors are known, the other hash is searched among similar factors.
-  if (decode !== undefined) return explainCompatibility(decode, { hash: hashes.prefill });
+  if (decode !== undefined) return explainCompatibility(decode, { hash: hashes.prefill }, candidates.prefill);
   if (prefill !== undefined) {
-    const { differences, text } = explainCompatibility(prefill, { hash: hashes.decode });
+    const { differences, text } = explainCompatibility(prefill, { hash: hashes.decode }, candidates.decode);
     const swapped = differences.map(({ factor, ours, theirs }) => ({ factor, ours: theirs, theirs: ours }));
     return { differences: swapped, text: swapped.length === 0 ? text : list(swapped) };
   }

@@ -1,4 +1,4 @@
-import type { SideChannel } from "@kv/interface";
+import type { KvCacheKind, SideChannel } from "@kv/interface";
 import { reportOfChecks } from "@kv/program";
 import type { AgentMetadata } from "@kv/protocol";
 import { EngineServer } from "../http/engine-server.js";
@@ -32,6 +32,8 @@ export interface PairDoctorOptions {
   readonly sideChannels?: Readonly<Partial<Record<Role, SideChannelAddress | undefined>>> | undefined;
   /** Whether each server gets a prompt of two tokens; without one it does not announce its side channel. @default true */
   readonly ask?: boolean | undefined;
+  /** The kind of each KV cache group, where the handshake of the prefill server does not say it. @default undefined */
+  readonly groups?: readonly KvCacheKind[] | undefined;
   /** Known factors of the compatibility hash, by vLLM's names. @default undefined */
   readonly factors?: Readonly<Record<string, unknown>> | undefined;
   /** `kv_lease_duration` of the prefill server, in ms, which it does not announce. @default 30_000 */
@@ -77,6 +79,7 @@ export async function pairDoctor(options: PairDoctorOptions): Promise<PairReport
         tpIsAssumed: !isTpKnown(prefill) || !isTpKnown(decode),
         numKvHeads: typeof heads === "number" ? heads : undefined,
         cacheDtype: typeof cacheDtype === "string" ? cacheDtype : undefined,
+        groups: options.groups,
       }),
     );
   }

@@ -94,3 +94,43 @@ test("vllm#52516: nvfp4 at TP 1 to 2 is refused by name, at equal TP sizes it is
   expect(at("fp8", 2)?.found).not.toContain("assumed");
   expect(at(undefined, 2)?.found).toContain("assumed: a cache whose blocks are split by head");
 });
+
+test("field.md P3: an engine with states is planned with given kinds only", () => {
+  const hybrid = { ssmSizes: [1000, 2000] as [number, number], regionGroupIds: [-1, -1, -1, -1] };
+  const [p, d] = [server("prefill", hybrid), server("decode", hybrid)];
+  expect(plan(p, d)).toMatchObject([
+    {
+      status: "note",
+      found: expect.stringMatching(/no plan was tried: the engine has states/),
+      fix: expect.stringMatching(/--groups full,mamba/),
+    },
+  ]);
+});
+
+test("field.md P5: a plan in the direct form is not said to need a pass", () => {
+  const attentionBackend = "FLASH_ATTN";
+  const larger = server("prefill", { blockSize: 64, ...sized(2), attentionBackend });
+  const [check] = plan(larger, server("decode", { attentionBackend }));
+  expect(check?.found).toMatch(/blocks are cut so that each piece is read to its final place/);
+});
+
+test.each<[string, Partial<AgentMetadata>, Partial<AgentMetadata>, number]>([
+  ["32 to 16", {}, { blockSize: 16, ...sized(0.5) }, 1],
+  ["32 to 48", {}, { blockSize: 48, ...sized(1.5) }, 1],
+  ["16 to 32 with more ranks at prefill", { blockSize: 16, ...sized(0.25) }, {}, 2],
+])(
+  "vllm#42895: kernel blocks of %s: vLLM's D refuses every request, and the check fails",
+  (_, p, d, prefillTp) => {
+    const attentionBackend = "FLASH_ATTN";
+    const checks = plan(
+      server("prefill", { ...p, attentionBackend }),
+      server("decode", { ...d, attentionBackend }),
+      { prefillTp },
+    );
+    expect(checks.at(-1)).toMatchObject({
+      id: "plan.vllm",
+      status: "fail",
+      found: expect.stringMatching(/^a vLLM .* refuses a peer /),
+    });
+  },
+);

@@ -1,6 +1,7 @@
-import { assumedGroups, CONVERSIONS, hasMla, type PairToPlan, planRanks, vllmLimit } from "@kv/fleet";
-import { KvError } from "@kv/interface";
+import { CONVERSIONS, hasMla, type PairToPlan, planRanks, vllmLimit } from "@kv/fleet";
+import { type KvCacheKind, KvError } from "@kv/interface";
 import type { EngineTransferPlan } from "@kv/plan";
+import { groupKinds } from "../protocol/cache-groups.js";
 import type { Check } from "./pair-report.js";
 import type { ServerFacts } from "./server-facts.js";
 
@@ -12,6 +13,8 @@ export interface PlanOptions {
   readonly numKvHeads: number | undefined;
   /** Type of the cache, by vLLM's name; undefined where no server says it. */
   readonly cacheDtype?: string | undefined;
+  /** The kind of each KV cache group, where the user has given them. */
+  readonly groups?: readonly KvCacheKind[] | undefined;
 }
 
 /** Builds the transfer plan of every decode rank from the metadata of rank (0, 0) of both servers, and reports why a plan is refused. */
@@ -22,9 +25,22 @@ export function planChecks(prefill: ServerFacts, decode: ServerFacts, options: P
   const { prefillTp, decodeTp, cacheDtype } = options;
   const isMla = hasMla(remote);
   const numKvHeads = options.numKvHeads ?? Math.max(prefillTp, decodeTp);
-  const groups = assumedGroups(remote, prefill.remotePrefill?.remoteBlockIds.length);
+  const numGroups =
+    prefill.remotePrefill?.remoteBlockIds.length ??
+    1 + (remote.regionGroupIds ?? [0]).reduce((most, id) => Math.max(most, id), 0);
   const about = { id: "plan.built", area: "plan" as const, title: `TP ${prefillTp} to TP ${decodeTp}` };
+  let groups: readonly KvCacheKind[];
+  try {
+    groups = groupKinds(remote, numGroups, options.groups);
+  } catch (thrown) {
+    const { message, hint = "", code } = KvError.from(thrown, "KV_INTERNAL", "no kinds");
+    return [
+      { ...about, status: "note", found: `no plan was tried: ${message}`, fix: hint, details: { code } },
+    ];
+  }
   const assumed: string[] = [];
+  if (groups.length > 1 && options.groups === undefined)
+    assumed.push("full attention in every KV cache group (--groups)");
   if (options.tpIsAssumed) assumed.push("a TP size (--prefill-tp, --decode-tp)");
   if (options.numKvHeads === undefined && prefillTp !== decodeTp && !isMla)
     assumed.push("the number of KV heads (--kv-heads)");
@@ -44,6 +60,7 @@ export function planChecks(prefill: ServerFacts, decode: ServerFacts, options: P
     isPush: [prefill, decode].some(({ remotePrefill }) => remotePrefill?.transferMode === "push"),
     hasVllm: prefill.vllmVersion !== undefined || decode.vllmVersion !== undefined,
     decodeIsVllm: decode.vllmVersion !== undefined,
+    prefillIsVllm: prefill.vllmVersion !== undefined,
     decodeVersion: decode.vllmVersion,
   });
   if (limit !== undefined) {
@@ -60,16 +77,19 @@ export function planChecks(prefill: ServerFacts, decode: ServerFacts, options: P
   return checks;
 }
 
+const FORMS: Readonly<Record<EngineTransferPlan["form"], string>> = {
+  copy: "each byte is read to its final place",
+  direct: "blocks are cut so that each piece is read to its final place",
+  permute: "a pass puts heads and tokens in order after the READ",
+};
+
 function describe(plans: readonly EngineTransferPlan[]): string {
   const [first] = plans;
   if (first === undefined) return "nothing to plan";
   const { sources, blockSizeRatio, form, localConsumers, notifyOnlyRanks } = first;
   const heads = sources.length > 1 ? `heads of ${sources.length} prefill ranks` : "one prefill rank";
   const blocks = blockSizeRatio > 1 ? `, ${blockSizeRatio} prefill blocks per decode block` : "";
-  const pass =
-    form === "copy"
-      ? "each byte is read to its final place"
-      : "a pass puts heads and tokens in order after the READ";
+  const pass = FORMS[form];
   const notified =
     notifyOnlyRanks.length > 0 ? `, notifies ${notifyOnlyRanks.length} more without reading` : "";
   return (

@@ -4,12 +4,15 @@ import {
   ambient,
   type BlockIds,
   type ConnectorModule,
+  type KvCacheKind,
   KvError,
   type KvTransferParams,
   type SideChannel,
   type Transport,
   type WorkerOutput,
 } from "@kv/interface";
+import type { AgentMetadata, RemotePrefillParams } from "@kv/protocol";
+import { groupKinds, hasStates } from "../protocol/cache-groups.js";
 import { kernelBlocksOfRegion } from "../protocol/region-blocks.js";
 import { readRemotePrefill } from "../protocol/remote-prefill.js";
 import type { RecordedHandshake, RecordedPrompt, Recording } from "../recording/recording.js";
@@ -35,6 +38,8 @@ export interface HeadlessPrefillOptions extends AmbientOptions {
   readonly numBlocks: number;
   /** Serve a prompt that was not recorded with the KV of a recorded one of at least its length. For load tests; answers are meaningless. @default undefined */
   readonly anyPrompt?: boolean | undefined;
+  /** The kind of each KV cache group, for a server that pushes. @default those of the recording, or of its handshake where that says them */
+  readonly groups?: readonly KvCacheKind[] | undefined;
   /** Sends the KV. @default the connector of the recorded server, pull or push */
   readonly connector?: ConnectorModule | undefined;
 }
@@ -179,6 +184,28 @@ function sameTokens(one: readonly number[], other: readonly number[]): boolean {
   return one.length === other.length && one.every((token, index) => token === other[index]);
 }
 
+/** Errors: those of `groupKinds`; `KV_PLAN_UNSUPPORTED` for states, because the parts of a state, which D's ranks share, are not on the wire. */
+function pushedGroups(
+  metadata: AgentMetadata,
+  { remoteBlockIds }: RemotePrefillParams,
+  { groups, recording }: HeadlessPrefillOptions,
+): readonly KvCacheKind[] {
+  if (hasStates(metadata)) {
+    throw new KvError(
+      "KV_PLAN_UNSUPPORTED",
+      `the recorded server pushes states of ${metadata.ssmSizes.join(" + ")} bytes, whose parts for each rank of a D a handshake does not carry`,
+      { hint: "record a server that pulls (NixlConnector) and serve that recording" },
+    );
+  }
+  const kinds = groupKinds(metadata, remoteBlockIds.length, groups ?? recording.manifest.groups);
+  if (kinds.length === 1 || (groups ?? recording.manifest.groups) !== undefined) return kinds;
+  throw new KvError(
+    "KV_CONFIG_INVALID",
+    `the recorded server pushes ${kinds.length} KV cache groups, and its handshake does not say which of them have a sliding window`,
+    { hint: "give the kind of each group in the order of remote_block_ids, such as --groups full,swa" },
+  );
+}
+
 /**
  * Opens a prefill engine without a model that serves a recording: a worker connector per recorded rank and a handshake listener. Errors:
  * `KV_CONFIG_INVALID` for a recording without all of its ranks; those of the connector, the transport and the side channel.
@@ -196,11 +223,12 @@ export async function openHeadlessPrefill(options: HeadlessPrefillOptions): Prom
       `the recording in ${recording.folder} has handshakes of ${handshakes.length} ranks, but its tpSize is ${manifest.tpSize}`,
     );
   }
-  const settings = matchingSettings(rank0.metadata, readRemotePrefill(prompt0.params), {
+  const remote = readRemotePrefill(prompt0.params);
+  const settings = matchingSettings(rank0.metadata, remote, {
     engineId: `kv-peer-prefill-${environment.random.uuid()}`,
     numBlocks,
     // A push connector splits blocks between D's ranks; a pull connector leaves that to D.
-    splitsHeads: true,
+    groups: remote.transferMode === "push" ? pushedGroups(rank0.metadata, remote, options) : undefined,
   });
   const connector = options.connector ?? settings.connector;
   const config = readTransferConfig(

@@ -3,13 +3,15 @@ import { rankGeometry } from "@kv/fleet";
 import {
   type AmbientOptions,
   ambient,
-  type KvCacheGroup,
+  type KvCacheKind,
   type SideChannel,
   type Transport,
 } from "@kv/interface";
+import { type CacheKind, registerCacheKind } from "@kv/plan";
 import type { AgentMetadata, RemotePrefillParams } from "@kv/protocol";
+import { hasStates } from "../protocol/cache-groups.js";
 import { readRankMetadata } from "../protocol/handshake.js";
-import { SHARED_REGION } from "../protocol/region-blocks.js";
+import { groupsOfRegion } from "../protocol/region-blocks.js";
 import { connectorFor, countRemoteBlocks } from "../protocol/remote-prefill.js";
 import { type HeadlessDecode, type HeadlessDecodeOptions, openHeadlessDecode } from "./headless-decode.js";
 
@@ -26,9 +28,16 @@ export interface MatchingSettingsOptions {
   readonly sideChannelPort?: number | undefined;
   /** Logical blocks of the cache. */
   readonly numBlocks: number;
-  /** Blocks may be split between the ranks of an engine with another TP size. Default: blocks are copied as a whole. */
-  readonly splitsHeads?: boolean;
+  /**
+   * The kind of each KV cache group; blocks may then be split between the ranks of an engine with another TP size. Default: every block is copied byte for
+   * byte, whatever it holds.
+   */
+  readonly groups?: readonly KvCacheKind[] | undefined;
 }
+
+/** Blocks of any kind of cache, copied whole: nothing needs to be known of what they hold, and no byte of them is zeroed. */
+const WHOLE_BLOCKS: CacheKind = { name: "whole-blocks", sharding: "heads", extent: "whole" };
+registerCacheKind(WHOLE_BLOCKS);
 
 /** More KV heads on a rank than any TP size divides. */
 const MAX_HEADS_PER_RANK = 64;
@@ -46,7 +55,10 @@ export function matchingSettings(
   const { regions } = rankGeometry(metadata, { tpRank: 0, tpSize: remote.tpSize });
   const kernels = metadata.physicalBlocksPerLogical;
   const connector = connectorFor(remote);
-  const headsPerRank = options.splitsHeads === true ? countHeads(regions, metadata.blockSize) : 1;
+  const headsPerRank = options.groups === undefined ? 1 : countHeads(regions, metadata.blockSize);
+  const numGroups = remote.remoteBlockIds.length;
+  const kinds = options.groups ?? Array.from({ length: numGroups }, () => WHOLE_BLOCKS.name);
+  const [convBytes = 0, recurrentBytes = 0] = metadata.ssmSizes;
   return {
     connector,
     config: readTransferConfig(
@@ -79,7 +91,13 @@ export function matchingSettings(
       },
     },
     cache: {
-      groups: cacheGroups(metadata, remote, regions),
+      groups: kinds.map((kind, group) => ({
+        kind,
+        layerNames: regions
+          .filter((_, region) => groupsOfRegion(metadata, region, numGroups).includes(group))
+          .map(({ name }) => name),
+      })),
+      ...(hasStates(metadata) ? { stateSpace: { convProjectionBytes: [convBytes], recurrentBytes } } : {}),
       blockSize: metadata.blockSize * kernels,
       physicalBlocksPerLogical: kernels,
       numKvHeads: remote.tpSize * headsPerRank,
@@ -98,22 +116,6 @@ export function matchingSettings(
       numBlocks: options.numBlocks * kernels,
     })),
   };
-}
-
-function cacheGroups(
-  metadata: AgentMetadata,
-  { remoteBlockIds }: RemotePrefillParams,
-  regions: readonly { readonly name: string; readonly groupId: number }[],
-): KvCacheGroup[] {
-  const isMla = metadata.attentionBackend.includes("MLA");
-  const longest = Math.max(0, ...remoteBlockIds.map((ids) => ids.length));
-  return remoteBlockIds.map((ids, group) => ({
-    // A group with fewer blocks than the longest has a sliding window.
-    kind: isMla ? "mla" : ids.length < longest ? "swa" : "full",
-    layerNames: regions
-      .filter(({ groupId }) => groupId === group || groupId === SHARED_REGION)
-      .map(({ name }) => name),
-  }));
 }
 
 /**

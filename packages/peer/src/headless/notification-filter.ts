@@ -1,5 +1,6 @@
 import { delegateTo } from "@kv/connector/building-blocks";
 import type { Agent, Transport } from "@kv/interface";
+import { decodeDone } from "@kv/protocol";
 
 /** A transport that discards the read notifications of chosen requests. */
 export interface NotificationFilter {
@@ -15,11 +16,10 @@ export interface NotificationFilter {
 export function filterNotifications(transport: Transport): NotificationFilter {
   const dropped = new Set<string>();
 
-  /** A read notification is `<request id>:<number of readers>`. */
   function isDropped(payload: Uint8Array | undefined): boolean {
     if (payload === undefined || dropped.size === 0) return false;
-    const text = new TextDecoder().decode(payload);
-    return dropped.has(text.slice(0, text.lastIndexOf(":")));
+    const done = decodeDone(payload);
+    return done !== undefined && dropped.has(done.requestId);
   }
 
   function filtered(agent: Agent): Agent {

@@ -20,7 +20,7 @@ const MAX_RESPONSE_BYTES = 32 << 20;
 
 /**
  * Sends one HTTP request on a connection of its own: vLLM closes idle connections after five seconds, possibly just when the next request
- * leaves. Errors: `KV_PROXY_UPSTREAM_FAILED` when there is no answer; the signal's reason.
+ * leaves. Errors: `KV_PROXY_UPSTREAM_FAILED` when there is no answer, and for a redirect; the signal's reason.
  */
 export async function sendRequest(url: string, request: HttpRequest): Promise<HttpResponse> {
   const { method = "GET", body, headers, timeoutMs, signal } = request;
@@ -34,8 +34,10 @@ export async function sendRequest(url: string, request: HttpRequest): Promise<Ht
         ...headers,
       },
       body: body === undefined ? null : JSON.stringify(body),
+      redirect: "manual",
       signal: signal === undefined ? timeout : AbortSignal.any([timeout, signal]),
     });
+    if (response.status >= 300 && response.status < 400) throw redirected(url, response);
     return { status: response.status, text: await readText(response, url), headers: response.headers };
   } catch (error) {
     if (KvError.is(error)) throw error;
@@ -63,6 +65,17 @@ export async function requestJson(url: string, request: HttpRequest): Promise<un
       cause: error,
     });
   }
+}
+
+/** Prompts and parameters go to the server that the user named, and to no other. */
+function redirected(url: string, response: Response): KvError {
+  void response.body?.cancel();
+  const location = (response.headers.get("location") ?? "").slice(0, 300);
+  return new KvError(
+    "KV_PROXY_UPSTREAM_FAILED",
+    `${url} answered ${response.status}, a redirect to ${JSON.stringify(location)}, which is not followed`,
+    { hint: "give the address of the engine itself", details: { status: response.status } },
+  );
 }
 
 async function readText(response: Response, url: string): Promise<string> {

@@ -1,5 +1,8 @@
+import type { KvCacheKind } from "@kv/interface";
+import { cacheKind } from "@kv/plan";
 import type { AgentMetadata } from "@kv/protocol";
-import { kernelBlocksOfRegion } from "../protocol/region-blocks.js";
+import { groupKinds } from "../protocol/cache-groups.js";
+import { groupsOfRegion } from "../protocol/region-blocks.js";
 import { readRemotePrefill } from "../protocol/remote-prefill.js";
 import type { RecordedHandshake, RecordedPrompt, Recording } from "./recording.js";
 
@@ -22,6 +25,8 @@ export interface Difference {
 export interface DiffOptions {
   /** The largest difference between two values of KV that counts as equal. @default 0 */
   readonly tolerance?: number | undefined;
+  /** The kind of each KV cache group. @default those of the recordings, or of the handshakes where these say them */
+  readonly groups?: readonly KvCacheKind[] | undefined;
   /** The type of the values in KV. @default bytes are compared */
   readonly valueType?: "float32" | "float16" | "bfloat16" | undefined;
 }
@@ -121,7 +126,9 @@ async function kvDifferences(
 ): Promise<(Pick<Difference, "one" | "other"> & { readonly region: string })[]> {
   if (prompt.kv.sha256 === match.kv.sha256) return [];
   const handshakes = await one.handshakes(one.manifest.prefill);
-  return compareKv(await one.kv(prompt), await other.kv(match), filledParts(handshakes, prompt), options);
+  const groups = options.groups ?? one.manifest.groups ?? other.manifest.groups;
+  const parts = filledParts(handshakes, prompt, groups);
+  return compareKv(await one.kv(prompt), await other.kv(match), parts, options);
 }
 
 /** Compares the KV of one prompt, region by region: those that differ. */
@@ -143,32 +150,52 @@ export function compareKv(
   return found;
 }
 
-/** The blocks of one region that a prompt fills completely. */
+/** What a prompt determines of one KV cache group's blocks in one region. */
 export interface FilledPart {
   readonly name: string;
   readonly offsetBytes: number;
   readonly lengthBytes: number;
 }
 
-/** Where the blocks that a prompt fills lie in its KV. The rest of a last block holds leftovers of other requests. */
+/**
+ * Where the bytes that a prompt determines lie in its KV: of attention the blocks that it fills, of states the last one without the rest of its page. The rest
+ * holds leftovers of other requests. Errors: `KV_CONFIG_INVALID` where the kinds of the groups must be given.
+ */
 export function filledParts(
   handshakes: readonly Pick<RecordedHandshake, "tpRank" | "metadata">[],
   { params, tokens }: Pick<RecordedPrompt, "params" | "tokens">,
+  given?: readonly KvCacheKind[] | undefined,
 ): FilledPart[] {
   const parts: FilledPart[] = [];
   const blockIds = readRemotePrefill(params).remoteBlockIds;
   let offsetBytes = 0;
   for (const { tpRank, metadata } of handshakes) {
+    const kinds = groupKinds(metadata, blockIds.length, given);
     const kernels = metadata.physicalBlocksPerLogical;
-    const tail = tokens.length % (metadata.blockSize * kernels) === 0 ? 0 : kernels;
+    const blockTokens = metadata.blockSize * kernels;
     for (const [region, blockLengthBytes] of metadata.blockLengthsBytes.entries()) {
-      const blocks = kernelBlocksOfRegion(metadata, region, blockIds).length;
-      parts.push({
-        name: `rank ${tpRank}, ${metadata.regionNames?.[region] ?? `region ${region}`}`,
-        offsetBytes,
-        lengthBytes: Math.max(0, blocks - tail) * blockLengthBytes,
-      });
-      offsetBytes += blocks * blockLengthBytes;
+      const pageBytes = blockLengthBytes * kernels;
+      const name = `rank ${tpRank}, ${metadata.regionNames?.[region] ?? `region ${region}`}`;
+      const groups = groupsOfRegion(metadata, region, blockIds.length);
+      for (const group of groups) {
+        const pages = blockIds[group]?.length ?? 0;
+        const { extent } = cacheKind(kinds[group] ?? "full");
+        const part = { name: groups.length > 1 ? `${name}, group ${group}` : name };
+        if (extent === "state") {
+          const [convBytes = 0, recurrentBytes = 0] = metadata.ssmSizes;
+          const lengthBytes = Math.min(pageBytes, convBytes + recurrentBytes);
+          if (pages > 0)
+            parts.push({ ...part, offsetBytes: offsetBytes + (pages - 1) * pageBytes, lengthBytes });
+        } else if (extent !== "whole") {
+          const isFull = tokens.length % blockTokens === 0 && pages * blockTokens <= tokens.length;
+          parts.push({
+            ...part,
+            offsetBytes,
+            lengthBytes: Math.max(0, pages - (isFull ? 0 : 1)) * pageBytes,
+          });
+        }
+        offsetBytes += pages * pageBytes;
+      }
     }
   }
   return parts;

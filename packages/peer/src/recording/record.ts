@@ -1,4 +1,5 @@
 import {
+  type KV_CACHE_KINDS,
   KvError,
   type KvTransferParams,
   type Random,
@@ -34,6 +35,8 @@ export interface RecordOptions {
   readonly sideChannel: SideChannel;
   /** The prompts, as token ids. */
   readonly prompts: readonly (readonly number[])[];
+  /** The kind of each KV cache group, where handshakes do not say them; kept in the recording for `diffRecordings`. @default undefined */
+  readonly groups?: readonly (typeof KV_CACHE_KINDS)[number][] | undefined;
   /** Tokens that the decode server generates per prompt. @default 16 */
   readonly outputTokens?: number | undefined;
   /** Where a P that pushes reaches this side. @default "127.0.0.1" */
@@ -101,6 +104,7 @@ class Recorder {
       tpSize: this.#tpSize,
       prefill: this.#prefillSide,
       decode: decode === undefined ? undefined : await this.#recordDecodeSide(decode),
+      ...(this.#options.groups === undefined ? {} : { groups: [...this.#options.groups] }),
       prompts: this.#prompts,
     };
     await this.#writer.finish(manifest);

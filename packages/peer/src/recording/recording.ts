@@ -1,7 +1,8 @@
 import { createHash } from "node:crypto";
-import { mkdir, readFile, writeFile } from "node:fs/promises";
+import { constants } from "node:fs";
+import { mkdir, open, writeFile } from "node:fs/promises";
 import { dirname, join } from "node:path";
-import { KvError } from "@kv/interface";
+import { KV_CACHE_KINDS, KvError } from "@kv/interface";
 import {
   type AgentMetadata,
   decodeAgentMetadata,
@@ -38,6 +39,11 @@ export const manifestSchema = z.object({
   tpSize: z.int().min(1).max(4096),
   prefill: sideSchema,
   decode: sideSchema.optional(),
+  groups: z
+    .array(z.enum(KV_CACHE_KINDS))
+    .max(64)
+    .optional()
+    .describe("The kind of each KV cache group, where the user has given them."),
   prompts: z.array(promptSchema).min(1).max(10_000),
 });
 /** The content of a recording's `manifest.json`: the servers, the files of their handshakes, and the prompts with the files of their KV. */
@@ -73,22 +79,24 @@ export interface RecordedHandshake {
 }
 
 const MANIFEST = "manifest.json";
+const MAX_MANIFEST_BYTES = 256 << 20;
+const MAX_FRAME_BYTES = 32 << 20;
 
 /** Opens a recording and validates its manifest; the KV is validated when it is read. Errors: `KV_CONFIG_INVALID` with the file and the reason. */
 export async function openRecording(folder: string): Promise<Recording> {
   const file = join(folder, MANIFEST);
-  const text = await readFile(file, "utf8").catch((error: unknown) => {
-    throw new KvError("KV_CONFIG_INVALID", `${file} cannot be read: ${(error as Error).message}`, {
+  const bytes = await readBytes(file, MAX_MANIFEST_BYTES).catch((error: KvError) => {
+    throw new KvError("KV_CONFIG_INVALID", error.message, {
       hint: "make a recording with: kv-peer record --prefill URL --to DIR",
       cause: error,
     });
   });
-  const manifest = parseManifest(text, file);
+  const manifest = parseManifest(new TextDecoder().decode(bytes), file);
   return {
     folder,
     manifest,
     async handshakes(side) {
-      const read = (name: string) => readBytes(join(folder, name));
+      const read = (name: string) => readBytes(join(folder, name), MAX_FRAME_BYTES);
       return Promise.all(
         side.ranks.map(async ({ tpRank, reply }) => {
           const { payload } = decodeHandshakeReply(await Promise.all(reply.map(read)));
@@ -97,7 +105,7 @@ export async function openRecording(folder: string): Promise<Recording> {
       );
     },
     async kv({ kv }) {
-      const bytes = await readBytes(join(folder, kv.file));
+      const bytes = await readBytes(join(folder, kv.file), Math.max(kv.lengthBytes, MAX_FRAME_BYTES));
       const sha256 = digest(bytes);
       if (bytes.byteLength === kv.lengthBytes && sha256 === kv.sha256) return bytes;
       throw new KvError(
@@ -156,10 +164,22 @@ function parseManifest(text: string, file: string): Manifest {
   );
 }
 
-async function readBytes(file: string): Promise<Uint8Array> {
+/** Reads a regular file of at most `maxBytes`. Errors: `KV_CONFIG_INVALID`. */
+async function readBytes(file: string, maxBytes: number): Promise<Uint8Array> {
   try {
-    // A copy: `slice` of a Buffer would share its memory.
-    return new Uint8Array(await readFile(file));
+    await using handle = await open(file, constants.O_RDONLY | constants.O_NONBLOCK);
+    const stats = await handle.stat();
+    if (!stats.isFile()) throw new KvError("KV_CONFIG_INVALID", `${file} is not a file`);
+    if (stats.size > maxBytes)
+      throw new KvError("KV_CONFIG_INVALID", `${file} has ${stats.size} bytes; the limit is ${maxBytes}`);
+    const bytes = new Uint8Array(stats.size);
+    let length = 0;
+    while (length < bytes.byteLength) {
+      const { bytesRead } = await handle.read(bytes, length);
+      if (bytesRead === 0) break;
+      length += bytesRead;
+    }
+    return bytes.subarray(0, length);
   } catch (error) {
     throw KvError.from(error, "KV_CONFIG_INVALID", `${file} cannot be read`);
   }

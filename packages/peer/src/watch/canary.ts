@@ -86,7 +86,7 @@ export async function runCanary(
         tpRank,
         metadata: metadata as AgentMetadata,
       }));
-      const parts = filledParts(ranks, { params: { ...params }, tokens: [...prompt] });
+      const parts = filledParts(ranks, { params: { ...params }, tokens: [...prompt] }, options.groups);
       const different = compareKv(reference.kv, kv, parts, options);
       const [first] = different;
       if (first !== undefined) {

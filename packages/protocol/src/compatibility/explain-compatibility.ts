@@ -1,6 +1,12 @@
 import { VLLM_VERSIONS, type VllmVersion, vllmWire } from "../versions/vllm-wire.js";
 import { compareFactors, compatibilityHash, type FactorDifference, sha256Hex } from "./compatibility-hash.js";
-import { COMMON_CANDIDATES, type FactorCandidates, modelForms } from "./factor-candidates.js";
+import {
+  COMMON_CANDIDATES,
+  type FactorCandidates,
+  modelForms,
+  SINGLE_CANDIDATES,
+  speculativeCandidates,
+} from "./factor-candidates.js";
 import { byCodePoint, pythonJson } from "./python-json.js";
 
 /** Most combinations that are hashed. They take some tens of milliseconds of the event loop, once per refused handshake. */
@@ -61,12 +67,14 @@ function search(ours: Factors, hash: string, candidates: FactorCandidates): Comp
   const releases = VLLM_VERSIONS.flatMap((version) => asRelease(ours, version));
   const release = releases.findIndex((factors) => compatibilityHash(factors) === hash);
   if (release >= 0) return guessed(ours, releases[release] ?? ours, release + 1);
-  const options = optionsOf(ours, candidates);
+  const common = optionsOf(ours, [candidates, COMMON_CANDIDATES]);
+  let options = common;
   // The texts of all entries in Python's order, changed in place: formatting all factors for each combination takes ten times as long.
   const factors = Object.keys(ours).sort(byCodePoint);
   const entry = (factor: string, value: unknown) => pythonJson({ [factor]: value }).slice(1, -1);
   const entries = factors.map((factor) => entry(factor, ours[factor]));
   let tried = releases.length;
+  let limit = MAX_TRIED;
 
   /** Tries changes of `changes` factors, none before index `from`. Returns the combination that gives the peer's hash. */
   function tryChanges(from: number, changes: number): Factors | undefined {
@@ -75,7 +83,7 @@ function search(ours: Factors, hash: string, candidates: FactorCandidates): Comp
       const at = factors.indexOf(factor);
       const own = entries[at] ?? "";
       for (const value of values) {
-        if (tried >= MAX_TRIED) return undefined;
+        if (tried >= limit) return undefined;
         entries[at] = entry(factor, value);
         let found: Factors | undefined;
         if (changes > 1) found = tryChanges(i + 1, changes - 1);
@@ -90,14 +98,26 @@ function search(ours: Factors, hash: string, candidates: FactorCandidates): Comp
     return undefined;
   }
 
-  for (const changes of [1, 2, 3]) {
-    const found = tryChanges(0, changes);
-    if (found === undefined) continue;
-    return guessed(ours, { ...ours, ...found }, tried);
+  /** Tries values of single factors that are too many to be combined. */
+  function tryWide(): Factors | undefined {
+    if (tried >= limit) return undefined;
+    const before = tried;
+    limit += MAX_TRIED;
+    options = optionsOf(ours, [{ speculative_config: speculativeCandidates(ours) }, SINGLE_CANDIDATES]);
+    const found = tryChanges(0, 1);
+    options = common;
+    limit += tried - before - MAX_TRIED;
+    return found;
+  }
+
+  const passes = [() => tryChanges(0, 1), tryWide, () => tryChanges(0, 2), () => tryChanges(0, 3)];
+  for (const pass of passes) {
+    const found = pass();
+    if (found !== undefined) return guessed(ours, { ...ours, ...found }, tried);
   }
   const searchedFor = options.map(({ factor }) => factor);
   const left = Object.keys(ours).filter((factor) => !searchedFor.includes(factor));
-  const gaveUp = tried >= MAX_TRIED ? "; the search ended there" : "";
+  const gaveUp = tried >= limit ? "; the search ended there" : "";
   const text = `the peer sent only a hash, ${hash.slice(0, 16)}…, and none of ${tried} combinations of other values of ${searchedFor.join(
     ", ",
   )} gives it${gaveUp}; not tried: other values of ${left.join(", ") || "no factor"}. Ours are ${pythonJson(ours)}`;
@@ -126,13 +146,17 @@ function asRelease(ours: Factors, version: VllmVersion): Factors[] {
 }
 
 /** The values to try for each factor, without ours and without repetitions; the caller's candidates come first. */
-function optionsOf(ours: Factors, candidates: FactorCandidates): { factor: string; values: unknown[] }[] {
+function optionsOf(
+  ours: Factors,
+  candidates: readonly FactorCandidates[],
+): { factor: string; values: unknown[] }[] {
   return Object.keys(ours)
     .map((factor) => {
       const own = ours[factor];
       const forms = factor === "model" && typeof own === "string" ? modelForms(own) : [];
       const seen = new Set([pythonJson(own)]);
-      const values = [...(candidates[factor] ?? []), ...forms, ...(COMMON_CANDIDATES[factor] ?? [])];
+      const [given = {}, ...more] = candidates;
+      const values = [...(given[factor] ?? []), ...forms, ...more.flatMap((each) => each[factor] ?? [])];
       const fresh = values.filter((value) => {
         const text = pythonJson(value);
         return !seen.has(text) && seen.add(text);

@@ -1,3 +1,5 @@
+import { VLLM_VERSIONS } from "../versions/vllm-wire.js";
+
 /** Per factor, the values that a peer may have in place of ours. */
 export type FactorCandidates = Readonly<Record<string, readonly unknown[]>>;
 
@@ -34,6 +36,80 @@ export const COMMON_CANDIDATES: FactorCandidates = {
   speculative_config: [null],
   transfer_mode: ["pull", "push"],
 };
+
+const upTo = (last: number) => Array.from({ length: last }, (_, at) => at + 1);
+
+/** More values, for a search in which one factor alone differs. */
+export const SINGLE_CANDIDATES: FactorCandidates = {
+  vllm_version: VLLM_VERSIONS.flatMap(({ version }) => [version, `${version}+cpu`]),
+  nixl_connector_version: upTo(24),
+  // vLLM 0.33: `CacheDType`.
+  cache_dtype: [
+    "nvfp4",
+    "int8_per_token_head",
+    "fp8_inc",
+    "fp8_ds_mla",
+    "nvfp4_ds_mla",
+    "turboquant_k8v4",
+    "turboquant_4bit_nc",
+    "turboquant_k3v4_nc",
+    "turboquant_3bit_nc",
+    "octave_k3v4",
+    "octave_k3v3",
+    "octave_k3v3_compact",
+    "ultraquant_4bit",
+    "int4_per_token_head",
+    "fp8_per_token_head",
+    "nvfp4_4over6",
+  ],
+  num_hidden_layers: upTo(256),
+  num_kv_heads: upTo(128),
+  head_size: [...upTo(64).map((eighth) => 8 * eighth), 576],
+};
+
+/**
+ * The forms in which vLLM may hash a speculative config; `settings` has members of vLLM's `--speculative-config`. None for a method that does not enter the
+ * hash: "ngram", "suffix", "draft_model" and others that do not use the target's hidden states.
+ */
+export function speculativeForms(
+  { method, model, ...given }: Readonly<Record<string, unknown>>,
+  cacheDtype: string,
+): readonly Readonly<Record<string, unknown>>[] {
+  const name = String(method).endsWith("mtp") ? "mtp" : method;
+  if (!["eagle", "eagle3", "mtp", "dflash", "dspark"].includes(String(name))) return [];
+  const parallel = given["parallel_drafting"];
+  return (parallel === undefined ? [false, true] : [parallel]).map((parallel_drafting) => ({
+    method: name,
+    model,
+    revision: given["revision"] ?? null,
+    code_revision: given["code_revision"] ?? null,
+    parallel_drafting,
+    kv_cache_dtype: given["kv_cache_dtype"] ?? cacheDtype,
+    auxiliary_layer_ids: given["auxiliary_layer_ids"] ?? null,
+  }));
+}
+
+/** Values of `speculative_config` that a peer may have in place of ours: none, the model's own MTP layers, and ours with one member changed. */
+export function speculativeCandidates(ours: Readonly<Record<string, unknown>>): readonly unknown[] {
+  const { model, cache_dtype, speculative_config: own } = ours;
+  const mtp = speculativeForms({ method: "mtp", model }, String(cache_dtype));
+  if (typeof own !== "object" || own === null) return [null, ...mtp];
+  const config = own as Readonly<Record<string, unknown>>;
+  const changed = (name: string, values: readonly unknown[]) =>
+    values.map((value) => ({ ...config, [name]: value }));
+  const draft = config["model"];
+  return [
+    null,
+    ...mtp,
+    ...changed("method", ["eagle", "eagle3", "mtp", "dflash", "dspark"]),
+    ...changed("model", typeof draft === "string" ? [model, ...modelForms(draft)] : [model]),
+    ...changed("revision", [null, "main"]),
+    ...changed("code_revision", [null, "main"]),
+    ...changed("parallel_drafting", [false, true]),
+    ...changed("kv_cache_dtype", COMMON_CANDIDATES["cache_dtype"] ?? []),
+    ...changed("auxiliary_layer_ids", [null]),
+  ];
+}
 
 /**
  * Other names under which an engine may be started with the same model: with and without a trailing slash, the hub name for a directory of

@@ -54,6 +54,48 @@ test.each([
     { model: "Qwen/Qwen3" },
     { models: ["/c/models--Qwen--Qwen3/snapshots/x"] },
   ],
+  [
+    "vllm#49230: the model's own MTP layers",
+    {
+      speculative_config: {
+        auxiliary_layer_ids: null,
+        code_revision: null,
+        kv_cache_dtype: "auto",
+        method: "mtp",
+        model: "tiny-qwen3",
+        parallel_drafting: false,
+        revision: null,
+      },
+    },
+    {},
+  ],
+  [
+    "vllm#49230: a draft model that the user gave",
+    {
+      speculative_config: {
+        auxiliary_layer_ids: null,
+        code_revision: null,
+        kv_cache_dtype: "auto",
+        method: "eagle3",
+        model: "org/eagle",
+        parallel_drafting: false,
+        revision: null,
+      },
+    },
+    { knownFactors: { speculative_config: { method: "eagle3", model: "org/eagle" } } },
+  ],
+  [
+    "field.md P4: int8_per_token_head",
+    { cache_dtype: "int8_per_token_head", head_size: 60, num_kv_heads: 8 },
+    { cacheDtype: "int8_per_token_head", knownFactors: { head_size: 60 } },
+  ],
+  [
+    "field.md P4: nvfp4 in a bfloat16 model",
+    { dtype: "torch.bfloat16", cache_dtype: "nvfp4", head_size: 128, num_kv_heads: 8 },
+    // 32 tokens of 8 heads, K and V of 72 bytes each.
+    { cacheDtype: "nvfp4", metadata: { ...METADATA, blockLengthsBytes: Array(4).fill(32 * 8 * 144) } },
+  ],
+  ["field.md P4: layers by their names, with a region less", { num_hidden_layers: 3 }, {}],
   ["a factor that the user gave", { num_hidden_layers: 61 }, { knownFactors: { num_hidden_layers: 61 } }],
 ])("finds the factors: %s", (_, changed, more) => {
   const factors = { ...FACTORS, ...changed };

@@ -7,7 +7,7 @@ import {
   vllmWire,
 } from "../versions/vllm-wire.js";
 import { sha256Hex } from "./compatibility-hash.js";
-import { modelForms } from "./factor-candidates.js";
+import { modelForms, speculativeForms } from "./factor-candidates.js";
 import { pythonJson } from "./python-json.js";
 
 /** Candidate values of each factor of vLLM's compatibility hash, by the factor's name. */
@@ -32,7 +32,7 @@ export interface HashClues {
   readonly cacheDtype: string | undefined;
   /** "pull" or "push", where it is known. */
   readonly transferMode: string | undefined;
-  /** Factors that the user gave; no other value is tried for them. */
+  /** Factors that the user gave; no other value is tried for them, but null for `speculative_config`, which the other server of a pair may have. */
   readonly knownFactors: Readonly<Record<string, unknown>>;
 }
 
@@ -46,11 +46,14 @@ export interface HashSearch {
 
 /** Takes about a second on one core. */
 const MAX_TRIED = 60_000;
+const SHAPE_FACTORS = ["num_kv_heads", "head_size", "num_hidden_layers", "dtype", "cache_dtype"];
 /** Combinations that are tried in one step. */
 const STEP = 256;
 const HEAD_SIZES = [128, 64, 32, 256, 96, 80, 192, 160, 120, 112, 48, 16];
-/** The latent vector of DeepSeek models, without and with fp8 scales. */
-const LATENT_SIZES = [576, 656, 512];
+/** The latent vectors of DeepSeek models. */
+const LATENT_SIZES = [576, 512];
+/** `num_key_value_heads` of models with MLA: the hash has the number of their config, although their cache has one. */
+const LATENT_HEADS = [1, 128, 64, 16, 32, 96, 40, 20, 8, 4];
 const DTYPE_BYTES = { "torch.bfloat16": 2, "torch.float16": 2, "torch.float32": 4 } as const;
 
 /** Finds the factors of a compatibility hash by trying combinations of the values that the clues leave open; takes up to a second. */
@@ -68,16 +71,6 @@ export function* searchHashFactors(hash: string, clues: HashClues): Generator<vo
   const models = [...new Set([...clues.models, ...clues.models.flatMap((name) => [...modelForms(name)])])];
   const one = (name: string, others: readonly unknown[]) =>
     name in knownFactors ? [knownFactors[name]] : others;
-  const cacheDtypes = [
-    ...new Set([
-      clues.cacheDtype ?? "auto",
-      "auto",
-      "fp8",
-      "fp8_e4m3",
-      "bfloat16",
-      ...Object.keys(SIXTEENTHS),
-    ]),
-  ];
   const simple: Candidates = {
     model: one("model", models),
     is_hma_enabled: one("is_hma_enabled", [true, false]),
@@ -86,26 +79,75 @@ export function* searchHashFactors(hash: string, clues: HashClues): Generator<vo
       clues.transferMode === undefined ? ["pull", "push"] : [clues.transferMode],
     ),
     attn_backend_name: one("attn_backend_name", [clues.metadata.attentionBackend]),
-    speculative_config: one("speculative_config", [null]),
     cross_layers_blocks: one("cross_layers_blocks", [false, true]),
   };
   const digest = digester();
+  const speculation = speculationOf(knownFactors);
   let tried = 0;
-  for (const shape of shapes(clues, cacheDtypes)) {
-    for (const { names, ...candidates } of releases(clues)) {
-      const versions = Object.entries(candidates).map(([name, values]) => [name, one(name, values)] as const);
-      const others = Object.entries(simple).filter(([name]) => names.includes(name));
-      for (const rest of combinations([...versions, ...others])) {
-        if (tried >= MAX_TRIED) return { factors: undefined, tried };
-        tried += 1;
-        if (tried % STEP === 0) yield;
-        const factors = { ...shape, ...rest };
-        if (digest(factors) === hash) return { factors, tried };
+  for (const range of RANGES) {
+    for (const shape of shapes(clues, range)) {
+      for (const { names, ...candidates } of releases(clues)) {
+        const versions = Object.entries(candidates).map(
+          ([name, values]) => [name, one(name, values)] as const,
+        );
+        const others = Object.entries(simple).filter(([name]) => names.includes(name));
+        for (const rest of combinations([...versions, ...others])) {
+          const speculative = names.includes("speculative_config")
+            ? speculation({ ...shape, ...rest }, range)
+            : [{}];
+          for (const part of speculative) {
+            if (tried >= MAX_TRIED) return { factors: undefined, tried };
+            tried += 1;
+            if (tried % STEP === 0) yield;
+            const factors = { ...shape, ...rest, ...part };
+            if (digest(factors) === hash) return { factors, tried };
+          }
+        }
       }
     }
   }
   return { factors: undefined, tried };
 }
+
+/** Which values are tried beside the likely ones. A search goes through all ranges, likeliest first; all at once would be too many combinations. */
+interface Range {
+  readonly allCacheDtypes?: boolean;
+  readonly allLayers?: boolean;
+  /** The model's own MTP layers. */
+  readonly mtp?: boolean;
+}
+
+const RANGES: readonly Range[] = [
+  {},
+  { mtp: true },
+  { allCacheDtypes: true },
+  { allLayers: true },
+  { allLayers: true, mtp: true },
+];
+
+/**
+ * The values of `speculative_config` that fit other factors: none, what the user gave, and the model's own MTP layers. The same object for the same factors,
+ * because the digester caches its text.
+ */
+function speculationOf(known: Readonly<Record<string, unknown>>) {
+  const cached = new Map<string, readonly { speculative_config: unknown }[]>();
+  return ({ model, cache_dtype }: Readonly<Record<string, unknown>>, { mtp = false }: Range) => {
+    const key = JSON.stringify([model, cache_dtype, mtp]);
+    let values = cached.get(key);
+    if (values === undefined) {
+      const given = known["speculative_config"];
+      const own = mtp ? [{ method: "mtp", model }] : [];
+      const settings = given === undefined ? own : isRecord(given) ? [given] : [];
+      const forms = settings.flatMap((each) => speculativeForms(each, String(cache_dtype)));
+      values = [null, ...forms].map((speculative_config) => ({ speculative_config }));
+      cached.set(key, values);
+    }
+    return values;
+  };
+}
+
+const isRecord = (value: unknown): value is Readonly<Record<string, unknown>> =>
+  typeof value === "object" && value !== null && !Array.isArray(value);
 
 /** Computes `compatibilityHash` for thousands of combinations: the JSON of each value is cached, because values repeat. */
 function digester(): (factors: Readonly<Record<string, unknown>>) => string {
@@ -158,35 +200,59 @@ function versionForms(version: string): string[] {
   return [...new Set([version, bare, `${bare}+cpu`])];
 }
 
-/** Sixteenths of a byte that an element takes with its share of the scales. */
-const SIXTEENTHS: Readonly<Record<string, number>> = { nvfp4: 9 };
+/** Bytes of a head's elements with their scales, for types whose size is not that of an element (vLLM 0.33: `customize_spec`). */
+const ELEMENTS: Readonly<Record<string, (size: number) => number>> = {
+  nvfp4: (size) => (size * 9) / 16,
+  int8_per_token_head: (size) => size + 4,
+  fp8_per_token_head: (size) => size + 4,
+  int4_per_token_head: (size) => size / 2 + 4,
+};
+/** Bytes of a token's latent with its scales. */
+const LATENT_BYTES: Readonly<Record<string, readonly (readonly [bytes: number, headSize: number])[]>> = {
+  fp8_ds_mla: [
+    [656, 576],
+    [584, 512],
+  ],
+};
 
 /** Combinations of the factors that determine the length of a block: heads × content × tokens × bytes per value. */
 function* shapes(
-  { metadata, tpSize, knownFactors }: HashClues,
-  cacheDtypes: readonly string[],
+  { metadata, tpSize, knownFactors, cacheDtype: announced = "auto" }: HashClues,
+  { allCacheDtypes = false, allLayers = false }: Range,
 ): Generator<Record<string, unknown>> {
   const seen = new Set<string>();
-  const regions = metadata.baseAddresses.length;
-  // Usually one region per layer; two when K and V are in separate regions.
-  const layerCounts = [regions, ...(regions % 2 === 0 ? [regions / 2] : [])];
+  const known = pick(knownFactors, SHAPE_FACTORS);
+  if (Object.keys(known).length === SHAPE_FACTORS.length) return yield known;
   const blockBytes = metadata.blockLengthsBytes[0] ?? 0;
+  const layerCounts = "num_hidden_layers" in known ? [0] : layersOf(metadata, allLayers);
+  const more = allCacheDtypes
+    ? ["float16", "fp8_e5m2", ...Object.keys(ELEMENTS), ...Object.keys(LATENT_BYTES)]
+    : [];
+  const cacheDtypes =
+    "cache_dtype" in known
+      ? [String(known["cache_dtype"])]
+      : [...new Set([announced, "auto", "fp8", "fp8_e4m3", "bfloat16", "nvfp4", ...more])];
+  const isMla = metadata.attentionBackend.includes("MLA");
+  const sizes = typeof known["head_size"] === "number" ? [known["head_size"]] : HEAD_SIZES;
+  const tokenBytes = blockBytes / metadata.blockSize;
   for (const [dtype, dtypeBytes] of Object.entries(DTYPE_BYTES)) {
     for (const cacheDtype of cacheDtypes) {
-      const sixteenths =
-        SIXTEENTHS[cacheDtype] ??
-        16 * (cacheDtype === "auto" ? dtypeBytes : cacheDtype.startsWith("fp8") ? 1 : 2);
-      const perToken = (blockBytes * 16) / (metadata.blockSize * sixteenths);
-      if (!Number.isInteger(perToken)) continue;
       for (const layers of layerCounts) {
-        for (const [heads, size] of headsAndSizes(perToken, tpSize)) {
+        for (const [heads, size] of headsAndSizes({
+          tokenBytes,
+          cacheDtype,
+          dtypeBytes,
+          tpSize,
+          isMla,
+          sizes,
+        })) {
           const shape = {
             num_kv_heads: heads,
             head_size: size,
             num_hidden_layers: layers,
             dtype,
             cache_dtype: cacheDtype,
-            ...pick(knownFactors, ["num_kv_heads", "head_size", "num_hidden_layers", "dtype", "cache_dtype"]),
+            ...known,
           };
           const key = JSON.stringify(shape);
           if (seen.has(key)) continue;
@@ -198,12 +264,55 @@ function* shapes(
   }
 }
 
-function* headsAndSizes(perToken: number, tpSize: number): Generator<[heads: number, size: number]> {
-  if (LATENT_SIZES.includes(perToken)) yield [1, perToken];
-  for (const size of HEAD_SIZES) {
+/** Numbers of layers that fit the regions, likeliest first. */
+function layersOf(
+  { baseAddresses, regionNames = [], regionGroupIds = [] }: AgentMetadata,
+  all: boolean,
+): number[] {
+  const regions = baseAddresses.length;
+  const numbers = regionNames.map((name) => Number(/(?:^|\.)(\d+)\./.exec(`${name}.`)?.[1] ?? -1));
+  const named = 1 + Math.max(-1, ...numbers);
+  const groups = 1 + Math.max(0, ...regionGroupIds);
+  const others = [
+    // Not every layer has a region, or several layers share one.
+    named,
+    // The last layer is one of MTP, or a draft model's.
+    named - 1,
+    regions - 1,
+    regions * groups,
+  ];
+  // One region per layer; or K and V are in separate regions.
+  return [regions, regions / 2, ...(all ? others : [])].filter(
+    (count, at, all) => Number.isInteger(count) && count > 0 && all.indexOf(count) === at,
+  );
+}
+
+function* headsAndSizes({
+  tokenBytes,
+  cacheDtype,
+  dtypeBytes,
+  tpSize,
+  isMla,
+  sizes,
+}: {
+  tokenBytes: number;
+  cacheDtype: string;
+  dtypeBytes: number;
+  tpSize: number;
+  isMla: boolean;
+  sizes: readonly number[];
+}): Generator<[heads: number, size: number]> {
+  const latentHeads = isMla ? LATENT_HEADS : [1];
+  for (const [bytes, size] of LATENT_BYTES[cacheDtype] ?? [])
+    if (bytes === tokenBytes) for (const heads of latentHeads) yield [heads, size];
+  const elementBytes = cacheDtype === "auto" ? dtypeBytes : cacheDtype.startsWith("fp8") ? 1 : 2;
+  const bytesOf = ELEMENTS[cacheDtype] ?? ((size: number) => size * elementBytes);
+  for (const size of LATENT_SIZES)
+    if (bytesOf(size) === tokenBytes) for (const heads of latentHeads) yield [heads, size];
+  for (const size of sizes) {
     // K and V packed in one region, or in separate regions.
-    for (const content of [2 * size, size]) {
-      const local = perToken / content;
+    for (const content of [2 * bytesOf(size), bytesOf(size)]) {
+      const local = tokenBytes / content;
       if (!Number.isInteger(local) || local < 1) continue;
       // When there are more ranks than heads, several ranks hold the same head.
       for (let share = tpSize; share >= 1; share--) if (tpSize % share === 0) yield [local * share, size];

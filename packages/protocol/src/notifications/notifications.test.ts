@@ -1,11 +1,14 @@
 import { expect, test } from "vitest";
 import {
+  decodeDone,
   decodeNotification,
   decodePushRegistration,
   encodeNotification,
   encodePushRegistration,
+  encodeRequestControl,
   isWireSafeRequestId,
   type KvNotification,
+  newCapability,
 } from "../index.js";
 
 const bytes = (text: string) => new TextEncoder().encode(text);
@@ -113,4 +116,14 @@ test.each(["cmpl-1-0-92dff6c0", "a:b", "hb:a", "x HB:"])("request id %j is wire-
   expect(decodeNotification(done)).toEqual({ kind: "done", requestId, readers: 2 });
   const heartbeat = encodeNotification({ kind: "heartbeat", requestIds: [requestId] });
   expect(decodeNotification(heartbeat)).toEqual({ kind: "heartbeat", requestIds: [requestId] });
+});
+
+test("field.md P1: decodeDone reads both forms of a reader's notification, and nothing else", () => {
+  const capability = newCapability();
+  const proven = encodeRequestControl({ kind: "done", requestId: "a:b", readers: 2, capability });
+  expect(decodeDone(proven)).toMatchObject({ requestId: "a:b", readers: 2 });
+  expect(decodeDone(bytes("a:b:2"))).toMatchObject({ requestId: "a:b", readers: 2 });
+  const beat = encodeRequestControl({ kind: "heartbeat", requests: [{ requestId: "a", capability }] });
+  for (const other of [beat, bytes("HB:a"), bytes("PUSH_REG:"), bytes("KV1:"), bytes("a"), new Uint8Array(0)])
+    expect(decodeDone(other)).toBeUndefined();
 });

@@ -1,6 +1,11 @@
 import { MapFields } from "../encoding/map-fields.js";
 import { isCapability } from "../transfer-params/capability.js";
-import { type ExtensionMessage, encodeNotification, MAX_REQUEST_ID_BYTES } from "./notifications.js";
+import {
+  decodeNotification,
+  type ExtensionMessage,
+  encodeNotification,
+  MAX_REQUEST_ID_BYTES,
+} from "./notifications.js";
 
 /**
  * Feature name of the messages below, listed in the handshake. With it, D sends "done" and heartbeats together with the request's capability
@@ -66,6 +71,23 @@ export function decodeRequestControl(message: ExtensionMessage): RequestControlM
       capability: capability(fields, `capabilities[${i}]`, capabilities[i]),
     })),
   };
+}
+
+/**
+ * The request of a "done" notification, in vLLM's form or in that of this extension, by its receiver's id. Undefined for any other notification, and for
+ * one without a known form. Throws nothing.
+ */
+export function decodeDone(
+  payload: Uint8Array,
+): { readonly requestId: string; readonly readers: number } | undefined {
+  try {
+    const notification = decodeNotification(payload);
+    const message =
+      notification.kind === "extension" ? decodeRequestControl(notification.message) : notification;
+    return message?.kind === "done" ? message : undefined;
+  } catch {
+    return undefined;
+  }
 }
 
 function mapOf(message: RequestControlMessage): ExtensionMessage {

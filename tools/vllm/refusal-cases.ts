@@ -1,0 +1,166 @@
+import type { CheckedPair, CheckedSide } from "@kv/fleet";
+
+const HEADS = 8;
+/** Bytes of one head in a block of 16 tokens. */
+const HEAD_BYTES = 512;
+
+type Change = Partial<Omit<CheckedPair, "local" | "remote">> & {
+  readonly local?: Partial<CheckedSide>;
+  readonly remote?: Partial<CheckedSide>;
+};
+
+/** A pair that vLLM takes, with changes. The lengths of blocks follow from heads, TP sizes and tokens where they are not given. */
+function pair({ local = {}, remote = {}, ...change }: Change): CheckedPair {
+  const facts = {
+    numKvHeads: HEADS,
+    isMla: false,
+    hasStates: false,
+    cacheDtype: "auto",
+    isPush: false,
+    prefixCaching: true,
+    usesHostBuffer: false,
+    permutes: false,
+    needsHma: false,
+    draftKvHeads: null,
+    ...change,
+  };
+  const side = (given: Partial<CheckedSide>): CheckedSide => {
+    const { tpSize = 1, blockSize = 16 } = given;
+    const heads = facts.isMla ? 1 : Math.max(1, Math.floor(facts.numKvHeads / tpSize));
+    const bytes = (count: number) => (HEAD_BYTES * count * blockSize) / 16;
+    const last = facts.draftKvHeads === null ? heads : Math.max(1, Math.floor(facts.draftKvHeads / tpSize));
+    const blockLengthsBytes = [bytes(heads), bytes(last)];
+    return {
+      tpSize,
+      blockSize,
+      dcpSize: 1,
+      kernelsPerLogical: 1,
+      layout: "LBHNC",
+      attentionBackend: "FLASH_ATTN",
+      regionNames: ["layers.0", "layers.1"],
+      regionGroupIds: [0, 0],
+      blockLengthsBytes,
+      blockStridesBytes: given.blockLengthsBytes ?? blockLengthsBytes,
+      ...given,
+    };
+  };
+  return { local: side(local), remote: side(remote), ...facts };
+}
+
+/** Pairs that each break one rule, and pairs that just keep it. */
+const CHANGES: readonly Change[] = [
+  {},
+  { local: { dcpSize: 2, tpSize: 6 }, remote: { dcpSize: 3, tpSize: 6 }, isMla: true, numKvHeads: 1 },
+  { local: { dcpSize: 2, tpSize: 2 }, remote: { tpSize: 2 }, isMla: true, numKvHeads: 1, hasStates: true },
+  { local: { tpSize: 2 }, remote: { tpSize: 3 }, numKvHeads: 6 },
+  { local: { tpSize: 3 }, remote: { tpSize: 2 }, numKvHeads: 6 },
+  { local: { blockSize: 16 }, remote: { blockSize: 32 } },
+  { local: { blockSize: 48 }, remote: { blockSize: 32 } },
+  { local: { blockSize: 48 }, remote: { blockSize: 16 } },
+  { isMla: true, numKvHeads: 1, local: { blockSize: 16 }, remote: { blockSize: 32 } },
+  { local: { tpSize: 2 }, remote: { tpSize: 8 }, numKvHeads: 4 },
+  { local: { tpSize: 8 }, remote: { tpSize: 2 }, numKvHeads: 4 },
+  { local: { tpSize: 2 }, remote: { tpSize: 4 }, numKvHeads: 4 },
+  { isMla: true, numKvHeads: 1, draftKvHeads: 8 },
+  { isMla: true, numKvHeads: 1, draftKvHeads: 8, remote: { tpSize: 2 } },
+  { isMla: true, numKvHeads: 1, draftKvHeads: 8, local: { tpSize: 2 } },
+  {
+    isMla: true,
+    numKvHeads: 1,
+    draftKvHeads: 8,
+    local: { tpSize: 2, dcpSize: 2 },
+    remote: { tpSize: 2, dcpSize: 2 },
+  },
+  { isMla: true, numKvHeads: 1, draftKvHeads: 8, local: { tpSize: 2, layout: "BLHNC" } },
+  { isMla: true, numKvHeads: 1, draftKvHeads: 8, isPush: true, local: { tpSize: 2 } },
+  { isMla: true, numKvHeads: 1, draftKvHeads: 1, isPush: true, local: { tpSize: 2 } },
+  { isMla: true, numKvHeads: 1, draftKvHeads: 8, isPush: true },
+  ...([1, 2] as const).map(
+    (kernelsPerLogical): Change => ({
+      isMla: true,
+      numKvHeads: 1,
+      local: { tpSize: 2, dcpSize: 2, kernelsPerLogical, regionGroupIds: [0, 1] },
+      remote: { tpSize: 2, kernelsPerLogical },
+    }),
+  ),
+  { hasStates: true, local: { kernelsPerLogical: 2 } },
+  { hasStates: true, local: { kernelsPerLogical: 2 }, prefixCaching: false },
+  { hasStates: true, remote: { tpSize: 2 } },
+  { hasStates: true, remote: { tpSize: 16 } },
+  { hasStates: true, isMla: true, numKvHeads: 1 },
+  { hasStates: true, isMla: true, numKvHeads: 1, remote: { blockLengthsBytes: [512, 256] } },
+  { hasStates: true, isMla: true, numKvHeads: 1, local: { blockSize: 32 } },
+  { usesHostBuffer: true, local: { blockSize: 32 } },
+  { usesHostBuffer: true },
+  ...(["LBHNC", "LBNHC", "BLHNC", "BHLNC"] as const).flatMap((local) =>
+    (["LBHNC", "LBNHC"] as const).flatMap((remote) =>
+      [false, true].flatMap((permutes) => [
+        { local: { layout: local }, remote: { layout: remote }, permutes },
+        { local: { layout: local, tpSize: 2 }, remote: { layout: remote }, permutes },
+      ]),
+    ),
+  ),
+  { local: { layout: "LBNHC" }, permutes: true, needsHma: true },
+  { isMla: true, numKvHeads: 1, local: { layout: "LBNHC" } },
+  { local: { layout: "LBNHC", tpSize: 2 }, remote: { layout: "LBNHC" } },
+  { local: { layout: "LBNHC", tpSize: 2 }, remote: { layout: "LBNHC", tpSize: 2 } },
+  { local: { layout: "LBNHC", tpSize: 16 }, remote: { layout: "LBNHC", tpSize: 8 }, numKvHeads: 4 },
+  { local: { attentionBackend: "CPU_ATTN" }, remote: { attentionBackend: "PLAIN" } },
+  { local: { attentionBackend: "CPU_ATTN" }, remote: { attentionBackend: "PLAIN" }, needsHma: true },
+  { remote: { attentionBackend: "CPU_ATTN" }, needsHma: true },
+  ...["nvfp4", "nvfp4_4over6", "fp8"].flatMap((cacheDtype): Change[] => [
+    { cacheDtype, local: { tpSize: 2 } },
+    { cacheDtype },
+    { cacheDtype, local: { tpSize: 8 }, remote: { tpSize: 4 }, numKvHeads: 4 },
+  ]),
+  {
+    remote: {
+      blockLengthsBytes: [4096, 4096, 4096],
+      regionNames: undefined,
+      regionGroupIds: [0, 0, 0],
+    },
+  },
+  { remote: { blockLengthsBytes: [1000, 1000] } },
+  { local: { tpSize: 2 }, remote: { blockLengthsBytes: [4096, 4000] } },
+  { remote: { tpSize: 2, blockLengthsBytes: [2000, 2000] } },
+  { isMla: true, numKvHeads: 1, remote: { blockLengthsBytes: [256, 256] } },
+  { local: { tpSize: 16 }, remote: { tpSize: 16, blockLengthsBytes: [256, 256] } },
+  { local: { blockSize: 32 }, remote: { tpSize: 2 } },
+  { isMla: true, numKvHeads: 1, local: { blockSize: 32 }, remote: { tpSize: 2 } },
+  { remote: { blockStridesBytes: [10, 4096] } },
+  { remote: { blockStridesBytes: [8192, 8192] } },
+  { remote: { regionNames: ["layers.1", "layers.0"] } },
+  { remote: { regionNames: undefined } },
+  { isPush: true },
+  { isPush: true, local: { tpSize: 2 } },
+];
+
+const SIZES = [1, 2, 3, 4, 8];
+const BLOCKS = [
+  [16, 16],
+  [32, 16],
+  [16, 32],
+] as const;
+
+/** All pairs on which vLLM's code is asked. */
+export function refusalCases(): readonly CheckedPair[] {
+  const grid = SIZES.flatMap((local) =>
+    SIZES.flatMap((remote) =>
+      BLOCKS.flatMap(([localBlock, remoteBlock]) =>
+        [1, 4, 8].flatMap((numKvHeads) =>
+          [false, true]
+            .filter((isMla) => !isMla || numKvHeads === 1)
+            .map(
+              (isMla): Change => ({
+                isMla,
+                numKvHeads,
+                local: { tpSize: local, blockSize: localBlock },
+                remote: { tpSize: remote, blockSize: remoteBlock },
+              }),
+            ),
+        ),
+      ),
+    ),
+  );
+  return [...CHANGES, ...grid].map(pair);
+}

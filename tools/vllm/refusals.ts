@@ -1,0 +1,38 @@
+import { spawnSync } from "node:child_process";
+import { writeFileSync } from "node:fs";
+import { homedir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { refusalCases } from "./refusal-cases.js";
+
+/**
+ * Asks vLLM 0.31, 0.32 and 0.33 which pairs they refuse, and records it: `npx tsx tools/vllm/refusals.ts`. Needs the peer of `setup.sh`; takes a minute for each.
+ * `refusals.test.ts` compares the recording with the table of @kv/fleet.
+ */
+const peer = process.env["KV_PEER_DIR"] ?? join(homedir(), ".cache/kv-peer");
+const here = fileURLToPath(new URL(".", import.meta.url));
+const TREES = {
+  "0.31.0": `${peer}/vllm31:${peer}/nixl14`,
+  "0.32.0": "",
+  "0.33.0": `${peer}/vllm33`,
+} as const;
+
+const cases = refusalCases();
+const input = cases.map((pair) => JSON.stringify(pair)).join("\n");
+const answers = Object.entries(TREES).map(([version, tree]) => {
+  const { status, stdout, stderr } = spawnSync(`${peer}/vv/bin/python`, [join(here, "refusals.py")], {
+    input,
+    encoding: "utf8",
+    maxBuffer: 64 << 20,
+    env: { ...process.env, PYTHONPATH: tree, VLLM_TARGET_DEVICE: "cpu", VLLM_NO_USAGE_STATS: "1" },
+  });
+  if (status !== 0) throw new Error(`vLLM ${version}: ${stderr.slice(-2000)}`);
+  const lines = stdout.split("\n").filter((line) => line === "null" || line.startsWith('"'));
+  if (lines.length !== cases.length)
+    throw new Error(`vLLM ${version}: ${lines.length} answers for ${cases.length} pairs`);
+  return [version, lines.map((line) => JSON.parse(line) as string | null)] as const;
+});
+writeFileSync(
+  join(here, "fixtures/refusals.json"),
+  `${JSON.stringify(Object.fromEntries(answers)).replaceAll('],"', '],\n"').replaceAll('","', '",\n"')}\n`,
+);
