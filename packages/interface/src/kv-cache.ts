@@ -112,7 +112,7 @@ export interface KvCacheConfig {
   /**
    * Tokens at the end of a prompt that only the decode engine may compute, where the cache has more than its states to tell them (vLLM 0.33: `_prefill_backoff`,
    * for the bounded replay of sliding windows and for multi-token prediction of several modules). See `SchedulerConnector.tokensToPrefill`; requests whose prefill
-   * engine has computed them are refused. @default 1 for a cache with states, else 0
+   * engine has computed them are refused. A cache with states has at least 1. @default 0
    */
   readonly prefillBackoffTokens?: number | undefined;
   /** Whether the engine reuses blocks of earlier prompts. Only state-space models use it: they cannot do so with every peer. @default true */

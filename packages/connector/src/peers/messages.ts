@@ -11,6 +11,7 @@ import {
   type LeaseReply,
   REQUEST_CONTROL,
 } from "@kv/protocol";
+import type { TransferMetrics } from "../metrics/transfer-metrics.js";
 import {
   type HeartbeatChange,
   type HeartbeatRequest,
@@ -19,7 +20,6 @@ import {
   type RemoteRequest,
 } from "../scheduler/step-types.js";
 import type { TaskTracker } from "../worker/task-tracker.js";
-import type { WorkerContext } from "../worker/worker-context.js";
 import { addressOf, type EngineAddress, engineKey } from "./engine-address.js";
 
 // Messages about requests to other engines and from them: notifications, heartbeats, lease queries.
@@ -270,7 +270,7 @@ export class HeartbeatSender {
  * is logged and counted; nothing that a peer sends ends the loop.
  */
 export function receiveNotifications(
-  { agent, log, metrics }: Pick<WorkerContext, "agent" | "log" | "metrics">,
+  { agent, log, metrics }: { readonly agent: Agent; readonly log: Log; readonly metrics: TransferMetrics },
   handle: (notification: KvNotification, from: string) => void,
 ): void {
   async function loop(): Promise<void> {

@@ -23,7 +23,7 @@ export interface PairToPlan {
   readonly numKvHeads: number;
   /** Kind of each KV cache group. */
   readonly groups: readonly KvCacheKind[];
-  /** Type of the cache as vLLM names it, where it is known. @default one whose blocks can be split by head */
+  /** Type of the cache as vLLM names it, where it is known; vLLM can split the blocks of "auto" by head. @default "auto" */
   readonly cacheDtype?: string | undefined;
 }
 

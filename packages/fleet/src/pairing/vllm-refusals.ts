@@ -78,7 +78,7 @@ export interface VllmRefusal {
   readonly id: string;
   /** The function in vLLM's `kv_connector/`. */
   readonly where: string;
-  /** The first version that has it. Default: all that are described here, from 0.31. */
+  /** The first version that has it; all that are described here, from 0.31 on, where it is absent. @default undefined */
   readonly since?: string;
   /** A part of vLLM's message; empty for an assertion without one. */
   readonly says: string;

@@ -2,7 +2,7 @@ import type { BlockIds } from "@kv/interface";
 import type { AgentMetadata } from "@kv/protocol";
 
 /** `regionGroupIds` of a region that every KV cache group shares. */
-export const SHARED_REGION = -1;
+const SHARED_REGION = -1;
 
 /** The KV cache groups whose blocks lie in a region, of `numGroups`. */
 export function groupsOfRegion(
