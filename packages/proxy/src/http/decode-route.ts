@@ -39,7 +39,7 @@ export class DecodeRoute {
 
   constructor(options: DecodeRouteOptions) {
     this.#options = options;
-    this.#forwarded = forwardedHeaders(options.settings.forwardHeaders);
+    this.#forwarded = forwardedHeaders(options.settings.forwardHeaders).decode;
   }
 
   /** Answers one request; never rejects. */

@@ -72,7 +72,9 @@ export class GenerationRoute {
 
   constructor(options: GenerationRouteOptions) {
     this.#options = options;
-    this.#warnsOfAuthorization = !forwardedHeaders(options.settings.forwardHeaders).has("authorization");
+    this.#warnsOfAuthorization = !forwardedHeaders(options.settings.forwardHeaders).prefill.has(
+      "authorization",
+    );
   }
 
   /** Answers one request, and resolves when its answer has left; never rejects. */
