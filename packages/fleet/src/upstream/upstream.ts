@@ -324,6 +324,8 @@ export const CLIENT_HEADERS: Readonly<Record<string, HeaderUse>> = {
   "content-type": "proxy",
   "x-request-id": "proxy",
   authorization: "none",
+  // Anthropic's clients send it; a front end of vLLM may read it.
+  "x-api-key": "none",
 };
 
 /** Whether a header can be forwarded: it is neither of one connection nor set by the proxy. */
