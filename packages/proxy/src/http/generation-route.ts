@@ -49,6 +49,9 @@ export interface GenerationRouteOptions {
   readonly namedPrefillers: NamedPrefillers | undefined;
 }
 
+/** OpenAI's clients send the first, Anthropic's the second. */
+const CREDENTIALS = ["authorization", "x-api-key"];
+
 /** A request for generated text whose body has arrived. */
 export interface ReceivedRequest {
   readonly endpoint: Endpoint;
@@ -66,12 +69,13 @@ export class GenerationRoute {
   readonly #inFlight = new MemberList<Deadline>();
   readonly #waitingForIdle: (() => void)[] = [];
   #refusal: KvError | undefined = undefined;
-  /** Clients send `Authorization`, and it is not forwarded: this is logged once. */
-  #warnsOfAuthorization: boolean;
+  /** Headers with credentials that are not forwarded: the first one that a client sends is logged. */
+  #unforwarded: readonly string[];
 
   constructor(options: GenerationRouteOptions) {
     this.#options = options;
-    this.#warnsOfAuthorization = !forwardedHeaders(options.settings.forwardHeaders).has("authorization");
+    const { prefill } = forwardedHeaders(options.settings.forwardHeaders);
+    this.#unforwarded = CREDENTIALS.filter((name) => !prefill.has(name));
   }
 
   /** Answers one request, and resolves when its answer has left; never rejects. */
@@ -79,7 +83,11 @@ export class GenerationRoute {
     const { ambient, counts, settings, inFlight, abandoned, namedPrefillers } = this.#options;
     const { clock, random, tracer } = ambient;
     const { requestMs, stallMs } = settings.timeouts;
-    if (this.#warnsOfAuthorization && headers.authorization !== undefined) this.#warnOfAuthorization();
+    for (const name of this.#unforwarded) {
+      if (headers[name] === undefined) continue;
+      this.#warnOfCredentials(name);
+      break;
+    }
     const form: ErrorForm = endpoint === "/v1/messages" ? "anthropic" : "openai";
     const startedAtMs = clock.now();
     const deadline = new Deadline({ clock, requestMs });
@@ -268,11 +276,11 @@ export class GenerationRoute {
     if (typeof limit === "string") metrics.count("kv_proxy_refused_total", 1, { limit });
   }
 
-  #warnOfAuthorization(): void {
-    this.#warnsOfAuthorization = false;
+  #warnOfCredentials(header: string): void {
+    this.#unforwarded = [];
     this.#options.ambient.log.warn("header-not-forwarded", {
-      header: "authorization",
-      hint: "instances do not get clients' credentials; forwardHeaders or --forward-header authorization sends them",
+      header,
+      hint: `instances do not get clients' credentials; forwardHeaders or --forward-header ${header} sends them`,
     });
   }
 }
