@@ -8,6 +8,7 @@ import { parseArgs } from "node:util";
 import { compile, nativeRoot, run } from "./compile.mjs";
 import { elfNeeds, violations } from "./elf-needs.mjs";
 import { buildNeuronAddon, isNeuronCurrent } from "./neuron-addon.mjs";
+import { nixlPackages } from "./nixl-packages.mjs";
 import {
   addonOf,
   digestFor,
@@ -18,7 +19,6 @@ import {
   isCurrent,
   link,
   markBuilt,
-  nixlPackages,
   PLATFORMS,
 } from "./platform-packages.mjs";
 import { zig } from "./zig.mjs";

@@ -33,17 +33,3 @@ export const markBuilt = (platform, digest) => writeFileSync(stampOf(platform), 
 export function removeOutdatedAddons() {
   for (const platform of PLATFORMS) if (!isCurrent(platform)) rmSync(addonOf(platform), { force: true });
 }
-
-/** @kv/nixl and the packages of this repository that it cannot do without, which npm installs with it on every platform. */
-export function nixlPackages() {
-  const found = new Set(["@kv/nixl"]);
-  for (const name of found) {
-    const folder = name.slice("@kv/".length);
-    const { dependencies = {} } = JSON.parse(
-      readFileSync(join(nativeRoot, "../packages", folder, "package.json"), "utf8"),
-    );
-    for (const [each, range] of Object.entries(dependencies))
-      if (range.startsWith("workspace:")) found.add(each);
-  }
-  return [...found];
-}
