@@ -11,7 +11,7 @@ it.each([
   // An id without its group would name blocks of other requests (vLLM 0.33: `failed_recving`).
   [false, []],
 ])(
-  "a failed load is told by request, and by block ids where the cache has a single group: %s",
+  "a failed load is reported by request, and by block ids where the cache has a single group: %s",
   async (hasSingleGroup, blockIds) => {
     const output = new WorkerOutputQueue({ cachesUnverifiedKv: false });
     const tasks = new TaskTracker();
