@@ -114,8 +114,8 @@ describe("the side channel's address", () => {
   const resolve = (settings: object, env: Record<string, string>) => {
     const warnings: unknown[] = [];
     const log: Log = { ...silentLog, warn: (event, fields) => warnings.push([event, fields]) };
-    const kvTransferConfig = { kv_connector: "NixlConnector", kv_role: "kv_both" };
-    const config = readInstanceConfig({ role: "both", kvTransferConfig, ...settings });
+    const kvTransferConfig = { kv_connector: "NixlConnector", kv_role: "kv_producer" };
+    const config = readInstanceConfig({ role: "prefill", kvTransferConfig, ...settings });
     const { sideChannelHost, sideChannelPort }: KvTransferConfig = transferConfigOf(config, { env, log });
     return { at: `${sideChannelHost}:${sideChannelPort}`, warnings };
   };

@@ -31,7 +31,7 @@ export function readTransferConfig(given: unknown, sources: TransferConfigSource
   }
   if (data.kv_role === "kv_both")
     log.warn("role-kv-both-is-deprecated", {
-      note: "vLLM 0.33 will remove kv_both: set kv_producer for prefill instances and kv_consumer for decode instances",
+      note: "vLLM plans to remove kv_both (vllm#43807): set kv_producer for prefill instances and kv_consumer for decode instances",
     });
   const extra = data.kv_connector_extra_config ?? {};
   warnOfUnreadExtra(extra, extraKeys, log);
