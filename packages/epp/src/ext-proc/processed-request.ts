@@ -21,6 +21,7 @@ import {
 import { KvError, type Span, type Timer } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
 import { type Choice, type EndpointPicker, endpointOf } from "../pick/endpoint-picker.js";
+import { MessageOrder } from "./message-order.js";
 import {
   bodyResponses,
   endpointLabel,
@@ -28,7 +29,6 @@ import {
   headerMutation,
   headersOf,
   isGeneration,
-  MessageOrder,
   metadataTexts,
   type ProcessingRequest,
   type ProcessingResponse,

@@ -1,3 +1,4 @@
+import { LEFT_OUT_HEADER } from "@kv/fleet/front-end";
 import { asBuffer } from "./event-stream.js";
 
 /**
@@ -33,12 +34,26 @@ export const ANSWER_MEMBERS: ReadonlyMap<string, AnswerMemberUse> = new Map(
 type Fields = Readonly<Record<string, unknown>>;
 
 const namesOf = (use: AnswerMemberUse) => MEMBERS[use].split(" ").map((path) => path.replace(/^.*\./, ""));
-/** Names of top-level members that no client gets. */
-export const DROPPED = namesOf("dropped");
-/** Names of members of a choice that neither instance has whole. */
-export const LEFT_OUT = namesOf("left-out");
+const DROPPED = namesOf("dropped");
+const LEFT_OUT = namesOf("left-out");
 /** A part of each dropped name, which hardly any other text has. */
 const PART_OF_DROPPED = "_transfer_params";
+
+/** A complete answer without what clients do not get; `leftOut` names what it should have. Undefined where it has nothing of it. */
+export function withoutHidden(
+  bytes: Buffer,
+  body: Fields,
+  kvFromPrefill: boolean,
+): { readonly held: Buffer; readonly leftOut: Readonly<Record<string, string>> } | undefined {
+  const isDropped = DROPPED.some((name) => body[name] != null);
+  const choices = Array.isArray(body.choices) ? (body.choices as readonly (Fields | null)[]) : [];
+  const leftOut = kvFromPrefill
+    ? LEFT_OUT.filter((name) => choices.some((choice) => choice?.[name] != null))
+    : [];
+  if (!isDropped && leftOut.length === 0) return undefined;
+  const held = new ValueEraser(kvFromPrefill).push(bytes);
+  return { held, leftOut: leftOut.length === 0 ? {} : { [LEFT_OUT_HEADER]: leftOut.join(", ") } };
+}
 
 /** A parsed answer, or an event, without what clients do not get. */
 export function hideMembers(body: Fields, kvFromPrefill: boolean): Record<string, unknown> {

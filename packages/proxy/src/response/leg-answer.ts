@@ -6,7 +6,6 @@ import {
   type Deadline,
   type Endpoint,
   type GenerationRequest,
-  LEFT_OUT_HEADER,
   type UpstreamAnswer,
 } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
@@ -14,7 +13,7 @@ import { checkRemotePrefillParams } from "@kv/protocol";
 import type { ClientRequest } from "../flow/client-request.js";
 import { rawMember } from "../request/json-members.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
-import { DROPPED, LEFT_OUT, ValueEraser } from "./answer-members.js";
+import { ValueEraser, withoutHidden } from "./answer-members.js";
 import { answerWithCachedTokens, type CachedTokens, StreamedCachedTokens } from "./cached-tokens.js";
 import { FirstEvent, streamedError } from "./event-stream.js";
 import { StreamWatch } from "./stream-watch.js";
@@ -128,22 +127,6 @@ export function readLegAnswer(
   }
   if (status !== 200 && status < 400) throw badAnswer(role, url, `answered with status ${status}`);
   return { ...read, rest: complete ? undefined : answer.body };
-}
-
-/** A complete answer without what clients do not get; `leftOut` names what it should have. Undefined where it has nothing of it. */
-function withoutHidden(
-  bytes: Buffer,
-  body: Fields,
-  kvFromPrefill: boolean,
-): { readonly held: Buffer; readonly leftOut: Readonly<Record<string, string>> } | undefined {
-  const isDropped = DROPPED.some((name) => body[name] != null);
-  const choices = Array.isArray(body.choices) ? (body.choices as readonly (Fields | null)[]) : [];
-  const leftOut = kvFromPrefill
-    ? LEFT_OUT.filter((name) => choices.some((choice) => choice?.[name] != null))
-    : [];
-  if (!isDropped && leftOut.length === 0) return undefined;
-  const held = new ValueEraser(kvFromPrefill).push(bytes);
-  return { held, leftOut: leftOut.length === 0 ? {} : { [LEFT_OUT_HEADER]: leftOut.join(", ") } };
 }
 
 /** Errors: `KV_PROXY_UPSTREAM_FAILED` for a body that the proxy has to read and that has a coding, although the leg accepts none. */
