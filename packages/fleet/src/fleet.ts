@@ -174,7 +174,7 @@ export class Fleet {
     });
     this.prometheus.addSignals(() => this.signals.status());
     if (discovery !== undefined) this.prometheus.addDiscovery(discovery);
-    const { prefill: forwarded } = forwardedHeaders(settings.forwardHeaders);
+    const forwarded = forwardedHeaders(settings.forwardHeaders);
     this.#renderer = new PromptRenderer({ prefillers: prefill, upstream, forwarded, ambient });
     // A name that resolves to nothing that answers is known to be unreachable within the time to connect.
     const timeoutMs = Math.min(health.timeoutMs, timeouts.connectMs);

@@ -73,11 +73,8 @@ export { WorkerMetrics } from "./telemetry/worker-metrics.js";
 export { BodyQueue, type LimitedBody } from "./upstream/body-queue.js";
 export {
   answerHeaders,
-  CLIENT_HEADERS,
   changedBodyHeaders,
-  type ForwardedHeaders,
   forwardedHeaders,
-  LEFT_OUT_HEADER,
   legHeaders,
   mayForward,
   Upstream,

@@ -153,7 +153,7 @@ export function refusalStatus(error: KvError): number {
 }
 
 /** The gateway is configured in a way that the picker cannot serve. */
-export class WrongUse extends Error {}
+class WrongUse extends Error {}
 
 /** Errors: `WrongUse` for a gateway that would not send the whole body, or would not take it back. */
 export function requireFullDuplex(message: ProcessingRequest): void {

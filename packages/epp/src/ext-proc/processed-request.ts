@@ -21,7 +21,6 @@ import {
 import { KvError, type Span, type Timer } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
 import { type Choice, type EndpointPicker, endpointOf } from "../pick/endpoint-picker.js";
-import { MessageOrder } from "./message-order.js";
 import {
   bodyResponses,
   endpointLabel,
@@ -73,7 +72,6 @@ class ProcessedRequest {
   readonly #call: ProcessCall;
   readonly #options: ProcessedRequestOptions;
   readonly #startedAtMs: number;
-  readonly #order = new MessageOrder();
   /** Resolves when the gateway has closed the stream. */
   readonly #closed: Promise<void>;
   #headers: Record<string, string> = {};
@@ -84,7 +82,7 @@ class ProcessedRequest {
   #incoming: IncomingBody | undefined = undefined;
   /** The body when it has come. */
   #body: Buffer = Buffer.alloc(0);
-  /** Runs from the begin of the stream until the body has come. */
+  /** Runs while the body comes. */
   #timer: Timer | undefined = undefined;
   #choice: Choice | undefined = undefined;
   /** The visit of the decode instance that serves the request. */
@@ -106,10 +104,7 @@ class ProcessedRequest {
   /** Serves the stream to its end. Never rejects. */
   async serve(): Promise<void> {
     const call = this.#call;
-    const { fleet, inFlight, settings } = this.#options;
-    const { receiveMs } = settings.timeouts;
-    inFlight.requests += 1;
-    this.#timer = fleet.ambient.clock.setTimer(() => this.#refuse(tooSlow(receiveMs)), receiveMs);
+    this.#options.inFlight.requests += 1;
     const refused = new Promise<void>((resolve) => {
       this.#onRefused = resolve;
     });
@@ -121,7 +116,7 @@ class ProcessedRequest {
       if (!call.cancelled) call.emit("error", grpcError(thrown));
     }
     this.#end();
-    inFlight.requests -= 1;
+    this.#options.inFlight.requests -= 1;
   }
 
   async #readAll(): Promise<void> {
@@ -129,7 +124,6 @@ class ProcessedRequest {
     const messages: AsyncIterable<ProcessingRequest> = this.#call.iterator({ destroyOnReturn: false });
     for await (const message of messages) {
       if (this.#failure !== undefined) return;
-      if (!this.#order.takes(message)) continue;
       if (message.request_headers !== undefined) requireFullDuplex(message);
       try {
         await this.#take(message);
@@ -168,7 +162,7 @@ class ProcessedRequest {
 
   #takeHeaders(message: ProcessingRequest): void {
     const { fleet, settings, inFlight, budget } = this.#options;
-    const { limits } = settings;
+    const { limits, timeouts } = settings;
     this.#headers = headersOf(message.request_headers ?? {});
     this.#path = (this.#headers[":path"] ?? "/").split("?", 1)[0] ?? "/";
     this.#requestId = requestIdOf(this.#headers, fleet.ambient.random);
@@ -189,6 +183,8 @@ class ProcessedRequest {
     checkContentLength(this.#headers["content-length"], limits);
     // What all gateways send counts together.
     this.#incoming = new IncomingBody(limits, budget, "", (error) => this.#refuse(error));
+    const { receiveMs } = timeouts;
+    this.#timer = fleet.ambient.clock.setTimer(() => this.#refuse(tooSlow(receiveMs)), receiveMs);
   }
 
   #takeBody(body: Buffer | undefined): void {
@@ -212,8 +208,8 @@ class ProcessedRequest {
     });
     try {
       const request = isGeneration(this.#path) ? await this.#parse(this.#path) : undefined;
-      // The gateway has closed the stream, or was refused, while an instance rendered the prompt.
-      if (this.#call.cancelled || this.#failure !== undefined) return;
+      // The gateway has closed the stream while an instance rendered the prompt.
+      if (this.#call.cancelled) return;
       const choice = picker.pick({ requestId, request, headers: this.#headers, subset: this.#subset });
       this.#choice = choice;
       this.#decode = choice.decode;
@@ -273,10 +269,6 @@ class ProcessedRequest {
   #takeAnswer(message: ProcessingRequest): void {
     const status = Number(headersOf(message.response_headers ?? {})[":status"]);
     this.#status = status;
-    // The gateway may answer a request itself before its body has come.
-    this.#timer?.cancel();
-    this.#incoming?.take();
-    this.#incoming?.share.end();
     const { prefill, decoders } = this.#choice ?? {};
     if (status < 500) prefill?.succeeded();
     else prefill?.abandoned();

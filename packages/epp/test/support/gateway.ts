@@ -120,11 +120,6 @@ export class GatewayRequest {
     this.#stream.end();
   }
 
-  /** Sends nothing more. */
-  end(): void {
-    this.#stream.end();
-  }
-
   leave(): void {
     this.#stream.cancel();
   }

@@ -305,28 +305,8 @@ const SET_BY_PROXY = new Set([
   "x-request-id",
 ]);
 
-/**
- * What becomes of a client's header. `both`: P and D get it. `decode`: D alone, as it concerns the answer or names a rank of one server. `proxy`: the proxy sets it in each
- * leg. `none`: it ends at the proxy, unless a setting forwards it.
- */
-export type HeaderUse = "both" | "decode" | "proxy" | "none";
-
-/** The headers that vLLM reads (0.31 to 0.33; a test compares), and those of traces. All others end at the proxy, credentials first of all. */
-export const CLIENT_HEADERS: Readonly<Record<string, HeaderUse>> = {
-  traceparent: "both",
-  tracestate: "both",
-  baggage: "both",
-  "x-session-id": "both",
-  "x-vllm-priority": "both",
-  accept: "decode",
-  "x-data-parallel-rank": "decode",
-  "endpoint-load-metrics-format": "decode",
-  "content-type": "proxy",
-  "x-request-id": "proxy",
-  authorization: "none",
-  // Anthropic's clients send it; a front end of vLLM may read it.
-  "x-api-key": "none",
-};
+/** A client's headers that instances get. All others end at the proxy, credentials first of all. */
+const FORWARDED_HEADERS = ["accept", "traceparent", "tracestate", "baggage", "x-data-parallel-rank"] as const;
 
 /** Whether a header can be forwarded: it is neither of one connection nor set by the proxy. */
 export function mayForward(name: string): boolean {
@@ -334,16 +314,9 @@ export function mayForward(name: string): boolean {
   return !HOP_BY_HOP.has(lower) && !SET_BY_PROXY.has(lower);
 }
 
-/** The names of the clients' headers that instances of each role get, in lower case. */
-export type ForwardedHeaders = Readonly<Record<Role, ReadonlySet<string>>>;
-
-/** The headers of `CLIENT_HEADERS`, and `more`, which both legs get. */
-export function forwardedHeaders(more: readonly string[]): ForwardedHeaders {
-  const names = Object.keys(CLIENT_HEADERS);
-  const added = more.map((name) => name.toLowerCase());
-  const both = [...names.filter((name) => CLIENT_HEADERS[name] === "both"), ...added];
-  const decode = names.filter((name) => CLIENT_HEADERS[name] === "decode");
-  return { prefill: new Set(both), decode: new Set([...both, ...decode]) };
+/** The names of the headers that instances get, `more` included, in lower case. */
+export function forwardedHeaders(more: readonly string[]): ReadonlySet<string> {
+  return new Set([...FORWARDED_HEADERS, ...more.map((name) => name.toLowerCase())]);
 }
 
 /** What the headers of a leg are made of. */
@@ -394,17 +367,8 @@ export function answerHeaders(instanceHeaders: AnswerHeaders, requestId: string)
   return headers;
 }
 
-/** Names the members of an answer that the proxy has left out, as no instance has them whole. */
-export const LEFT_OUT_HEADER = "x-kv-left-out";
-
 /** Headers that hold for any body of an answer. Others may describe the bytes of one: its length, its coding, its digest, or what it has cost. */
-const OF_ANY_BODY = [
-  "content-type",
-  "cache-control",
-  "retry-after",
-  "x-accel-buffering",
-  LEFT_OUT_HEADER,
-] as const;
+const OF_ANY_BODY = ["content-type", "cache-control", "retry-after", "x-accel-buffering"] as const;
 
 /** The headers of an instance's answer that stay when its body is merged with others, or changed. */
 export function changedBodyHeaders(headers: AnswerHeaders): AnswerHeaders {

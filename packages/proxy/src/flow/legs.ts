@@ -8,7 +8,7 @@ import {
   type RoutingContext,
   type Visit,
 } from "@kv/fleet";
-import type { Deadline, Fleet, ForwardedHeaders, RequestBody, UpstreamAnswer } from "@kv/fleet/front-end";
+import type { Deadline, Fleet, RequestBody, UpstreamAnswer } from "@kv/fleet/front-end";
 import { forwardedHeaders, legHeaders } from "@kv/fleet/front-end";
 import { type Ambient, KvError, type Log, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
@@ -54,8 +54,6 @@ interface GenerationLeg extends DecodeLegOptions {
   readonly body: RequestBody;
   /** The request goes to one instance unsplit. It may have several choices, and a failure is tried on one more instance. */
   readonly whole?: boolean | undefined;
-  /** P computed the prompt. */
-  readonly kvFromPrefill?: boolean | undefined;
   /** No other instance holds anything for the leg, so a failure is tried on one more instance. */
   readonly alone?: boolean | undefined;
 }
@@ -66,8 +64,8 @@ export class Legs {
   readonly decoders: InstancePool;
   readonly settings: ProxySettings;
   readonly ambient: Ambient;
-  /** The clients' headers that instances of each role get. */
-  readonly forwarded: ForwardedHeaders;
+  /** The names of the clients' headers that instances get. */
+  readonly forwarded: ReadonlySet<string>;
   readonly fleet: Fleet;
   readonly #background = new Set<Promise<void>>();
 
@@ -151,7 +149,6 @@ export class Legs {
     return this.#generate(part, {
       role: "decode",
       body: decodeBody(part.request, kvTransferParams, part.requestId),
-      kvFromPrefill: true,
       ...options,
     });
   }
@@ -199,7 +196,6 @@ export class Legs {
       onSent,
       prefill,
       whole = false,
-      kvFromPrefill = false,
       alone = whole,
     }: GenerationLeg,
   ): Promise<LegAnswer> {
@@ -220,7 +216,7 @@ export class Legs {
         answer = await this.#send(part, instance, span, body, onSent);
         requireReadable(instance.role, instance.url, answer);
         const begin = await readAnswerBegin(answer, limits.heldAnswerLengthBytes);
-        const expected = { onePart: !whole, streamed: request.fields.stream === true, kvFromPrefill };
+        const expected = { onePart: !whole, streamed: request.fields.stream === true };
         const legAnswer = readLegAnswer(request.endpoint, withSpan(visit, span), begin, expected);
         const firstByteMs = clock.now() - startedAtMs;
         if (decoding) {
@@ -280,7 +276,7 @@ export class Legs {
       path: part.request.endpoint,
       headers: legHeaders({
         clientHeaders: part.headers,
-        forwarded: this.forwarded[instance.role],
+        forwarded: this.forwarded,
         requestId: part.requestId,
         instance,
         traceparent: span?.traceparent,

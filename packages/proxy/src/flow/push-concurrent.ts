@@ -1,13 +1,8 @@
 import { failureStage, type Instance, type Role, type Visit } from "@kv/fleet";
 import type { Deadline } from "@kv/fleet/front-end";
-import { KvError, type Timer } from "@kv/interface";
+import { KvError } from "@kv/interface";
 import { KV_REQUEST_PUSH } from "../request/leg-bodies.js";
-import {
-  cachedTokensOf,
-  type LegAnswer,
-  type PrefillOutcome,
-  withPromptAnswer,
-} from "../response/leg-answer.js";
+import { type LegAnswer, type PrefillOutcome, withPromptAnswer } from "../response/leg-answer.js";
 import { type Attempts, type Part, underUniqueId } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
 import { type Legs, requireAnyInstance } from "./legs.js";
@@ -81,9 +76,6 @@ interface Restart {
   readonly usedRetryOf?: Role | undefined;
 }
 
-/** An answer waits no longer for P's number of cached tokens. */
-const CACHED_TOKENS_MS = 1000;
-
 /** How the prefill leg ended. */
 interface PrefillEnd {
   readonly outcome?: PrefillOutcome | undefined;
@@ -155,7 +147,7 @@ class ConcurrentLegs {
     if (answer.status === 200 && this.#part.request.promptFields === "none") {
       // The prefill answer is not needed any more. Its leg ends by itself, or with the client.
       this.#legs.inBackground(this.#prefilling);
-      return { ...answer, cachedTokens: () => this.#cachedTokens() };
+      return answer;
     }
     return (await this.#afterServerFailure(answer)) ?? this.#afterPrefill(await this.#prefilling);
   }
@@ -193,8 +185,7 @@ class ConcurrentLegs {
     if (outcome?.kind === "kv") {
       const decode = await this.#decoding;
       if (decode.answer === undefined) throw decode.error;
-      const answer = { ...decode.answer, cachedTokens: () => this.#cachedTokens() };
-      return withPromptAnswer(answer, request, outcome);
+      return withPromptAnswer(decode.answer, request, outcome);
     }
     if (outcome === undefined) {
       const why = "the prefill leg failed";
@@ -213,18 +204,6 @@ class ConcurrentLegs {
     if (failure === undefined || !mayRetryPrefill(attempts, failure) || deadline.aborted)
       return outcome.answer;
     return { why: "the prefill leg failed", failedPrefill: instance, usedRetryOf: "prefill" };
-  }
-
-  /** How many tokens of the prompt P had cached, once P has answered. D has its KV, so that takes no long time. */
-  async #cachedTokens(): Promise<number | undefined> {
-    const { clock } = this.#legs.ambient;
-    let timer: Timer | undefined;
-    const late = new Promise<PrefillEnd>((resolve) => {
-      timer = clock.setTimer(() => resolve({}), CACHED_TOKENS_MS);
-    });
-    const { outcome } = await Promise.race([this.#prefilling, late]);
-    timer?.cancel();
-    return outcome?.kind === "kv" ? cachedTokensOf(outcome) : undefined;
   }
 
   async #abortPrefill(): Promise<void> {

@@ -35,7 +35,7 @@ async function release(
       path: "/v1/completions",
       headers: legHeaders({
         clientHeaders: part.headers,
-        forwarded: forwarded.decode,
+        forwarded,
         requestId,
         instance: visit.instance,
       }),

@@ -49,9 +49,6 @@ export interface GenerationRouteOptions {
   readonly namedPrefillers: NamedPrefillers | undefined;
 }
 
-/** OpenAI's clients send the first, Anthropic's the second. */
-const CREDENTIALS = ["authorization", "x-api-key"];
-
 /** A request for generated text whose body has arrived. */
 export interface ReceivedRequest {
   readonly endpoint: Endpoint;
@@ -69,13 +66,12 @@ export class GenerationRoute {
   readonly #inFlight = new MemberList<Deadline>();
   readonly #waitingForIdle: (() => void)[] = [];
   #refusal: KvError | undefined = undefined;
-  /** Headers with credentials that are not forwarded: the first one that a client sends is logged. */
-  #unforwarded: readonly string[];
+  /** Clients send `Authorization`, and it is not forwarded: this is logged once. */
+  #warnsOfAuthorization: boolean;
 
   constructor(options: GenerationRouteOptions) {
     this.#options = options;
-    const { prefill } = forwardedHeaders(options.settings.forwardHeaders);
-    this.#unforwarded = CREDENTIALS.filter((name) => !prefill.has(name));
+    this.#warnsOfAuthorization = !forwardedHeaders(options.settings.forwardHeaders).has("authorization");
   }
 
   /** Answers one request, and resolves when its answer has left; never rejects. */
@@ -83,11 +79,7 @@ export class GenerationRoute {
     const { ambient, counts, settings, inFlight, abandoned, namedPrefillers } = this.#options;
     const { clock, random, tracer } = ambient;
     const { requestMs, stallMs } = settings.timeouts;
-    for (const name of this.#unforwarded) {
-      if (headers[name] === undefined) continue;
-      this.#warnOfCredentials(name);
-      break;
-    }
+    if (this.#warnsOfAuthorization && headers.authorization !== undefined) this.#warnOfAuthorization();
     const form: ErrorForm = endpoint === "/v1/messages" ? "anthropic" : "openai";
     const startedAtMs = clock.now();
     const deadline = new Deadline({ clock, requestMs });
@@ -276,11 +268,11 @@ export class GenerationRoute {
     if (typeof limit === "string") metrics.count("kv_proxy_refused_total", 1, { limit });
   }
 
-  #warnOfCredentials(header: string): void {
-    this.#unforwarded = [];
+  #warnOfAuthorization(): void {
+    this.#warnsOfAuthorization = false;
     this.#options.ambient.log.warn("header-not-forwarded", {
-      header,
-      hint: `instances do not get clients' credentials; forwardHeaders or --forward-header ${header} sends them`,
+      header: "authorization",
+      hint: "instances do not get clients' credentials; forwardHeaders or --forward-header authorization sends them",
     });
   }
 }

@@ -23,7 +23,6 @@ import { applyCors } from "./cors.js";
 import type { DecodeRoute } from "./decode-route.js";
 import type { GenerationRoute } from "./generation-route.js";
 import type { ResolvedLimits } from "./limits/resolved-limits.js";
-import { DECODE_ROUTES, ENDPOINTS, SIDECAR_ROUTES, whyRefused } from "./routes.js";
 
 /** Options of `ClientServer`. */
 export interface ClientServerOptions {
@@ -46,8 +45,20 @@ export interface ClientServerOptions {
 
 type Handler = (turn: Turn) => Promise<void>;
 
+const ENDPOINTS: readonly Endpoint[] = [
+  "/v1/completions",
+  "/v1/chat/completions",
+  "/v1/responses",
+  "/v1/messages",
+];
 const MODELS_PATH = "/v1/models";
 const MODEL_PATH = "/v1/models/";
+/** Further routes of vLLM that a sidecar passes on, as it stands on the port of its decode instance: what pickers scrape, and what needs no KV of another instance. */
+const PASSED_ON = {
+  GET: ["/metrics", "/version", "/load", "/kv_event_sources"],
+  POST: ["/tokenize", "/detokenize", ...ENDPOINTS.map((endpoint) => `${endpoint}/render`)],
+} as const;
+
 /** The HTTP server for clients: its routes, its limits, and errors in OpenAI's form. */
 export class ClientServer {
   readonly http: HttpServer;
@@ -78,19 +89,15 @@ export class ClientServer {
     for (const endpoint of ENDPOINTS)
       this.#routes.set(endpoint, { method: "POST", serve: (turn) => this.#generate(endpoint, turn) });
     const get = (path: string, serve: Handler) => this.#routes.set(path, { method: "GET", serve });
-    const { decodeRoute } = this.#options;
-    get(MODELS_PATH, (turn) => decodeRoute.serveModels(turn));
+    get(MODELS_PATH, (turn) => this.#passOn(turn));
     get(MODEL_PATH, (turn) =>
-      decodeRoute.serveModels({
-        ...turn,
-        path: MODELS_PATH,
-        modelId: decoded(turn.path.slice(MODEL_PATH.length)),
-      }),
+      this.#passOn({ ...turn, path: MODELS_PATH }, decoded(turn.path.slice(MODEL_PATH.length))),
     );
-    for (const path of DECODE_ROUTES)
-      this.#routes.set(path, { method: "POST", serve: (turn) => this.#passOnWithBody(turn) });
-    if (settings.sidecar !== undefined)
-      for (const path of SIDECAR_ROUTES) get(path, (turn) => this.#passOn(turn));
+    if (settings.sidecar !== undefined) {
+      for (const path of PASSED_ON.GET) get(path, (turn) => this.#passOn(turn));
+      for (const path of PASSED_ON.POST)
+        this.#routes.set(path, { method: "POST", serve: (turn) => this.#passOnWithBody(turn) });
+    }
     const serveHealth: Handler = async ({ response }) => {
       const { ok, body } = await fleet.health();
       sendJson(response, ok ? 200 : 503, body);
@@ -114,9 +121,7 @@ export class ClientServer {
     if (cors !== undefined && applyCors(cors.origins, request, response)) return;
     const route = this.#routes.get(path.startsWith(MODEL_PATH) ? MODEL_PATH : path);
     if (route === undefined) throw notFound(request.method, path);
-    // A HEAD is answered as a GET; Node leaves the body out.
-    const method = request.method === "HEAD" ? "GET" : request.method;
-    if (route.method !== method) throw wrongMethod(request.method, path, route.method);
+    if (route.method !== request.method) throw wrongMethod(request.method, path, route.method);
     await route.serve({ ...turn, client: this.#clientOf(turn) });
   }
 
@@ -133,8 +138,8 @@ export class ClientServer {
   }
 
   /** Has a decode instance answer a GET. */
-  #passOn(turn: Turn): Promise<void> {
-    return this.#options.decodeRoute.serve(turn);
+  #passOn(turn: Turn, modelId?: string): Promise<void> {
+    return this.#options.decodeRoute.serve({ ...turn, modelId });
   }
 
   #passOnWithBody(turn: Turn): Promise<void> {
@@ -176,11 +181,6 @@ export class ClientServer {
 }
 
 function notFound(method: string | undefined, path: string): KvError {
-  const why = whyRefused(method ?? "", path);
-  if (why !== undefined)
-    return new KvError("KV_REQUEST_INVALID", `${method} ${shortened(path)} is not served here: ${why}`, {
-      details: { httpStatus: 404 },
-    });
   return new KvError("KV_REQUEST_INVALID", `there is no route ${method} ${shortened(path)}`, {
     hint: "the routes are POST /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages, GET /v1/models, /v1/models/ID, /health, /status",
     details: { httpStatus: 404 },

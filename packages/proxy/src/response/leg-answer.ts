@@ -13,8 +13,6 @@ import { checkRemotePrefillParams } from "@kv/protocol";
 import type { ClientRequest } from "../flow/client-request.js";
 import { rawMember } from "../request/json-members.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
-import { ValueEraser, withoutHidden } from "./answer-members.js";
-import { answerWithCachedTokens, type CachedTokens, StreamedCachedTokens } from "./cached-tokens.js";
 import { FirstEvent, streamedError } from "./event-stream.js";
 import { StreamWatch } from "./stream-watch.js";
 
@@ -29,16 +27,12 @@ export interface LegAnswer {
   readonly eventStream: boolean;
   /** The leg had one prompt and one copy, so the answer has one choice, with the index 0. */
   readonly onePart: boolean;
-  /** P computed the prompt, so the instance does not know all of it. */
-  readonly kvFromPrefill: boolean;
   /** The first bytes of the body. */
   readonly held: Buffer;
   /** The body after `held`; undefined when `held` is all of it. */
   readonly rest: UpstreamAnswer["body"] | undefined;
   /** The prefill worker's answer, where its log probabilities of the prompt belong into this one. */
   readonly promptAnswer?: Fields | undefined;
-  /** Where the instance could not know how many tokens of the prompt P had cached: asks P's leg. */
-  readonly cachedTokens?: CachedTokens | undefined;
   /** Closes the connection, unless the body has ended. */
   discard(): void;
 }
@@ -77,8 +71,6 @@ export interface AnswerExpected {
   readonly onePart: boolean;
   /** The request asked for a stream. */
   readonly streamed: boolean;
-  /** P computed the prompt. */
-  readonly kvFromPrefill: boolean;
 }
 
 /**
@@ -89,7 +81,7 @@ export function readLegAnswer(
   endpoint: Endpoint,
   visit: Visit,
   { answer, eventStream, bytes, complete, firstEvent }: AnswerBegin,
-  { onePart, streamed, kvFromPrefill }: AnswerExpected,
+  { onePart, streamed }: AnswerExpected,
 ): LegAnswer {
   const { status, headers, discard } = answer;
   const { role, url } = visit.instance;
@@ -105,7 +97,6 @@ export function readLegAnswer(
       headers: errorHeaders,
       eventStream: false,
       onePart,
-      kvFromPrefill,
       held,
       rest: undefined,
       discard,
@@ -117,16 +108,10 @@ export function readLegAnswer(
   }
   if (status === 200 && bytes.length === 0) throw badAnswer(role, url, "answered 200 with an empty body");
   if (firstEvent?.kind === "done") throw badAnswer(role, url, "answered 200 with a stream without choices");
-  const read = { visit, status, headers, eventStream, onePart, kvFromPrefill, held: bytes, discard };
-  if (status === 200 && !eventStream && complete) {
-    const body = validateAnswer(endpoint, role, url, bytes, onePart);
-    const changed = withoutHidden(bytes, body, kvFromPrefill);
-    if (changed === undefined) return { ...read, rest: undefined };
-    const { held, leftOut } = changed;
-    return { ...read, headers: { ...headers, ...leftOut }, held, rest: undefined };
-  }
+  if (status === 200 && !eventStream && complete) validateAnswer(endpoint, role, url, bytes, onePart);
   if (status !== 200 && status < 400) throw badAnswer(role, url, `answered with status ${status}`);
-  return { ...read, rest: complete ? undefined : answer.body };
+  const rest = complete ? undefined : answer.body;
+  return { visit, status, headers, eventStream, onePart, held: bytes, rest, discard };
 }
 
 /** Errors: `KV_PROXY_UPSTREAM_FAILED` for a body that the proxy has to read and that has a coding, although the leg accepts none. */
@@ -165,15 +150,9 @@ export function endedVisit(instance: Instance): Visit {
 
 /**
  * Checks a complete unstreamed answer with status 200. `onePart`: the request had one prompt and one copy, so the answer must have one
- * choice. A response of the Responses API may have an empty output, a message no content. Returns it. Errors: `KV_PROXY_UPSTREAM_FAILED`.
+ * choice. A response of the Responses API may have an empty output, a message no content. Errors: `KV_PROXY_UPSTREAM_FAILED`.
  */
-function validateAnswer(
-  endpoint: Endpoint,
-  role: Role,
-  url: string,
-  bytes: Buffer,
-  onePart: boolean,
-): Fields {
+function validateAnswer(endpoint: Endpoint, role: Role, url: string, bytes: Buffer, onePart: boolean): void {
   let body: unknown;
   try {
     body = JSON.parse(bytes.toString("utf8"));
@@ -184,7 +163,6 @@ function validateAnswer(
   if (named === undefined) validateChoices(role, url, body, onePart);
   else if (!Array.isArray((body as Fields | null)?.[named]))
     throw badAnswer(role, url, `answered 200 without ${named}`);
-  return body as Fields;
 }
 
 /** Checks the choices of a complete answer. Errors: `KV_PROXY_UPSTREAM_FAILED`. */
@@ -252,7 +230,7 @@ export function readPrefillAnswer(
   if (status >= 400) {
     const visit = endedVisit(instance);
     const error = { visit, status, headers, eventStream: false, onePart: true, held: body, rest: undefined };
-    return { kind: "error", instance, answer: { ...error, kvFromPrefill: false, discard } };
+    return { kind: "error", instance, answer: { ...error, discard } };
   }
   if (status !== 200)
     throw badAnswer("prefill", url, `answered with status ${status}, which the proxy does not follow`);
@@ -277,16 +255,6 @@ export function readPrefillAnswer(
   return { kind: "kv", instance, kvTransferParams, fields, atMs };
 }
 
-/** How many tokens of the prompt P had cached, from where D takes it in pull, or from P's usage; undefined where P does not say so. */
-export function cachedTokensOf({ fields }: PrefilledKv): number | undefined {
-  const { remote_prefill_cached_tokens: told } = fields.kv_transfer_params as Fields;
-  if (typeof told === "number") return told;
-  const { prompt_tokens_details: details } = (fields.usage ?? {}) as {
-    prompt_tokens_details?: Fields | null;
-  };
-  return typeof details?.cached_tokens === "number" ? details.cached_tokens : undefined;
-}
-
 /** A decode worker's answer, with the prefill worker's where the client is to get log probabilities of the prompt. */
 export function withPromptAnswer(
   answer: LegAnswer,
@@ -309,8 +277,6 @@ function parseObject(url: string, text: string, lengthBytes: number): Fields {
   return fields as Fields;
 }
 
-/** Of a stream whose lines are changed. */
-const MAX_LINE_BYTES = 4 * 1024 * 1024;
 /** Longer answers leave in pieces of this length, so that a client that reads slowly is told from one that does not read. */
 const PIECE_BYTES = 256 * 1024;
 /** Up to this length Node writes a string together with the headers, without a copy on the heap. */
@@ -344,12 +310,10 @@ export async function streamResponse(
   stallMs: number,
 ): Promise<KvError | undefined> {
   const { response, deadline, requestId, record } = client;
-  const { visit, rest, eventStream, onePart, cachedTokens } = answer;
+  const { visit, rest, eventStream, onePart } = answer;
   const { role, url } = visit.instance;
   const watch =
     eventStream && answer.status === 200 ? new StreamWatch(client.request.endpoint, onePart) : undefined;
-  const usage =
-    watch !== undefined && cachedTokens !== undefined ? new StreamedCachedTokens(cachedTokens) : undefined;
   let lengthBytes = 0;
 
   async function write(chunk: Uint8Array): Promise<void> {
@@ -359,8 +323,6 @@ export async function streamResponse(
   /** Errors: `KV_PROXY_UPSTREAM_FAILED` for a problem of the stream. */
   function requireNoProblem(): void {
     if (watch?.problem !== undefined) throw badAnswer(role, url, watch.problem);
-    if (usage !== undefined && usage.heldBytes > MAX_LINE_BYTES)
-      throw badAnswer(role, url, `sent a line of more than ${MAX_LINE_BYTES} bytes`);
   }
   async function end(bytes: Buffer): Promise<void> {
     let at = 0;
@@ -374,39 +336,28 @@ export async function streamResponse(
     const headers = answerHeaders(answer.headers, requestId);
     record.status = answer.status;
     if (rest === undefined) {
-      let { held } = answer;
-      if (watch !== undefined) {
-        const passed = watch.push(held);
-        const last = watch.end();
-        held = last.length === 0 ? passed : Buffer.concat([passed, last]);
-      }
+      lengthBytes = answer.held.length;
+      watch?.push(answer.held);
+      watch?.end();
       // Nothing has left yet, so a problem can still be answered with an error status.
       requireNoProblem();
-      if (cachedTokens !== undefined && answer.status === 200)
-        held = await (usage === undefined ? answerWithCachedTokens(held, cachedTokens) : usage.whole(held));
-      lengthBytes = held.length;
-      headers["content-length"] = held.length;
+      headers["content-length"] = answer.held.length;
       response.writeHead(answer.status, headers);
       // Latin-1 maps each byte to one character.
-      if (held.length <= SINGLE_WRITE_BYTES) response.end(held.toString("latin1"), "latin1");
-      else await end(held);
+      if (answer.held.length <= SINGLE_WRITE_BYTES) response.end(answer.held.toString("latin1"), "latin1");
+      else await end(answer.held);
     } else {
-      // A stream may end with an error event that the instance has not counted, and a member that clients do not get is erased as it passes.
-      delete headers["content-length"];
-      const eraser = eventStream ? undefined : new ValueEraser(answer.kvFromPrefill);
+      // A stream may end with an error event that the instance has not counted.
+      if (eventStream) delete headers["content-length"];
       response.writeHead(answer.status, headers);
       client.eventStreamStarted = eventStream;
       let chunk: Uint8Array | undefined = answer.held;
       while (chunk !== undefined) {
-        const passing = watch?.push(chunk) ?? eraser?.push(chunk) ?? chunk;
-        await write(usage === undefined ? passing : await usage.push(passing));
+        await write(watch?.push(chunk) ?? chunk);
         requireNoProblem();
         chunk = await readChunk(answer, deadline, stallMs);
       }
-      if (watch !== undefined) {
-        const last = watch.end();
-        await write(usage === undefined ? last : await usage.whole(last));
-      }
+      if (watch !== undefined) await write(watch.end());
       requireNoProblem();
       response.end();
     }

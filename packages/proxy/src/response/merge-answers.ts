@@ -3,9 +3,7 @@ import { KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import type { ClientRequest } from "../flow/client-request.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
-import { hideMembers } from "./answer-members.js";
 import { type AnsweredPart, mergedId, PartFailure, readAllParts } from "./answered-parts.js";
-import { withCachedTokens } from "./cached-tokens.js";
 import { readChunk, validateChoices } from "./leg-answer.js";
 import { mergePromptLogprobs } from "./merge-prompt-logprobs.js";
 import { mergeStreams } from "./merge-streams.js";
@@ -62,8 +60,9 @@ async function mergeJson(
   );
   const merged: Fields = { ...first, id: mergedId(first?.id, parts[0], requestId), choices };
   if (usages.length > 0) merged.usage = sumUsage(usages);
-  // They describe one part only.
-  if (parts.length > 1 && "metrics" in merged) merged.metrics = null;
+  // These members describe one part only, and blocks that are freed by now.
+  if (parts.length > 1)
+    for (const key of ["metrics", "kv_transfer_params"]) if (key in merged) merged[key] = null;
   const text = Buffer.from(JSON.stringify(merged));
   const headers = answerHeaders(changedBodyHeaders(parts[0]?.answer.headers ?? {}), requestId);
   headers["content-length"] = text.length;
@@ -97,8 +96,5 @@ async function readJsonAnswer(
     throw badAnswer("decode", url, "answered 200 with a body that is not JSON", cause);
   }
   validateChoices("decode", url, fields, true);
-  if (answer.cachedTokens !== undefined && fields.usage != null)
-    fields = { ...fields, usage: withCachedTokens(fields.usage as Usage, await answer.cachedTokens()) };
-  fields = hideMembers(fields, answer.kvFromPrefill);
   return mergePromptLogprobs(part.request, fields, answer.promptAnswer);
 }

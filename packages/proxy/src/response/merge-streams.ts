@@ -2,9 +2,7 @@ import { answerHeaders, changedBodyHeaders } from "@kv/fleet/front-end";
 import type { ProxySettings } from "../config/settings.js";
 import type { ClientRequest } from "../flow/client-request.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
-import { hideMembers } from "./answer-members.js";
 import { type AnsweredPart, mergedId, readAllParts } from "./answered-parts.js";
-import { withCachedTokens } from "./cached-tokens.js";
 import { EventReader, isDone } from "./event-stream.js";
 import { drained, readChunk, validateStreamedChoices } from "./leg-answer.js";
 import { promptLogprobsMerger } from "./merge-prompt-logprobs.js";
@@ -97,18 +95,14 @@ class StreamMerge {
     };
     const { choices } = chunk;
     if (Array.isArray(choices) && choices.length === 0 && chunk.usage != null) {
-      const { cachedTokens } = part.answer;
-      const given = chunk.usage as Usage;
-      const usage = cachedTokens === undefined ? given : withCachedTokens(given, await cachedTokens());
-      this.#usages.push({ usage, copy: part.copy, chunk });
+      this.#usages.push({ usage: chunk.usage as Usage, copy: part.copy, chunk });
       return;
     }
     if (Array.isArray(choices)) {
       validateStreamedChoices(url, choices);
       state.hasChoice ||= choices.length > 0;
     }
-    // An event has no member that is left out.
-    const merged = state.mergeLogprobs(hideMembers(chunk, false));
+    const merged = state.mergeLogprobs(chunk);
     const own = Array.isArray(merged.choices)
       ? (merged.choices as Fields[]).map((choice) => ({ ...choice, index }))
       : merged.choices;

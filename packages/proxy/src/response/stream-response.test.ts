@@ -43,7 +43,6 @@ function setUp(pieces: readonly string[]) {
     status: 200,
     headers: {},
     eventStream: false,
-    kvFromPrefill: false,
     onePart: true,
     held: Buffer.from("held"),
     rest: {

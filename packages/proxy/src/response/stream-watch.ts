@@ -1,5 +1,4 @@
 import type { Endpoint } from "@kv/fleet/front-end";
-import { ValueEraser } from "./answer-members.js";
 import { asBuffer, fieldOf, isDone } from "./event-stream.js";
 
 /** The streams of an API. */
@@ -32,15 +31,13 @@ const LINE_END = /[\r\n]/g;
 const DONE_LINES = ["data: [DONE]", "data:[DONE]"];
 
 /**
- * Checks an instance's event stream while it passes, byte for byte except for what clients do not get. Each decision is made at a certain byte of the stream, wherever the reads of the network
+ * Checks an instance's event stream while it passes, byte for byte. Each decision is made at a certain byte of the stream, wherever the reads of the network
  * end: the bytes before it pass, and after a problem none. Only a line that may be `data: [DONE]` is held back until it has ended.
  */
 export class StreamWatch {
   readonly #form: StreamForm;
   readonly #hasChoices: boolean;
   readonly #onePart: boolean;
-  /** Events of streams have no member that is left out. */
-  readonly #eraser = new ValueEraser(false);
   /** The line that is held back. It will be read again from its begin. */
   #held: Buffer = NOTHING;
   /** The begin of the line that has not ended, a character for each byte. */
@@ -82,11 +79,10 @@ export class StreamWatch {
     const given = asBuffer(chunk);
     const bytes = this.#held.length === 0 ? given : Buffer.concat([this.#held, given]);
     this.#held = NOTHING;
-    const text = bytes.toString("latin1");
-    const passing = this.#read(text);
-    if (passing === bytes.length) return this.#eraser.push(bytes, text);
+    const passing = this.#read(bytes.toString("latin1"));
+    if (passing === bytes.length) return bytes;
     if (this.#problem === undefined) this.#held = bytes.subarray(passing);
-    return this.#eraser.push(bytes.subarray(0, passing));
+    return bytes.subarray(0, passing);
   }
 
   /** The stream has ended: returns the last bytes that may pass. A stream without its last event has a problem. */
