@@ -7,7 +7,11 @@ for (const device of [simulatedDevice, cpuDevice]) {
   platformSuite({
     name: `neuron on ${device().maker}`,
     create: neuronPlatform,
-    refusedSettings: [{ prefixCaching: true }, { maxNumSeqs: 2 }],
+    settings: { prefixCaching: false, maxNumSeqs: 1 },
+    refusedSettings: [
+      { prefixCaching: true, maxNumSeqs: 1 },
+      { prefixCaching: false, maxNumSeqs: 2 },
+    ],
     async staging() {
       const transport = memoryTransport();
       const made = device();

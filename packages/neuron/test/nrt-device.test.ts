@@ -16,6 +16,7 @@ describe.skipIf(absent)(
     platformSuite({
       name: "neuron on a stand-in for libnrt",
       create: neuronPlatform,
+      settings: { prefixCaching: false, maxNumSeqs: 1 },
       refusedSettings: [{ prefixCaching: true }],
       async staging() {
         const transport = memoryTransport();
