@@ -145,8 +145,8 @@ export class PassedFiles {
     return !isWhole && this.#all !== undefined && this.#all === this.#passed.all;
   }
 
-  /** No input of these suites of `BY_INPUTS` has changed. */
-  of({ name }) {
+  /** No input of the suites with this name in `BY_INPUTS` has changed. */
+  of(name) {
     return !Object.hasOwn(this.#digests, name);
   }
 

@@ -127,8 +127,7 @@ if (only.length === 0) {
   if (proseLinter === undefined)
     console.log("SKIPPED  prose (vale): it is missing: npm run lint:prose fetches it");
   else await check("prose (vale)", () => run(proseLinter, ["--output=line", ...pages()]));
-  const [release] = BY_INPUTS;
-  if (unchanged.of(release)) console.log("UNCHANGED  packed packages (publint, attw)");
+  if (unchanged.of("release")) console.log("UNCHANGED  packed packages (publint, attw)");
   else
     await check("packed packages (publint, attw)", () =>
       run(process.execPath, [join(root, "scripts/check-packages.mjs")]),
@@ -145,7 +144,7 @@ if (only.length === 0) {
     leftOut.push(...LONG.map(([suite]) => suite));
   }
   for (const [isUnchanged, suites] of [
-    ...BY_INPUTS.map((each) => [unchanged.of(each), each.suites]),
+    ...BY_INPUTS.map(({ name, suites }) => [unchanged.of(name), suites]),
     [unchanged.all, SYSTEMS],
   ]) {
     if (!isUnchanged) continue;
