@@ -16,9 +16,9 @@ import { createStrategy } from "./flow/create-strategy.js";
 import type { DisaggregationStrategy } from "./flow/disaggregation-strategy.js";
 import { Legs } from "./flow/legs.js";
 import { DecodeRoute } from "./http/decode-route.js";
-import { GenerationRoute } from "./http/generation-route.js";
+import { AbandonedPrefills, GenerationRoute } from "./http/generation-route.js";
 import { resolveLimits } from "./http/limits/resolved-limits.js";
-import { AbandonedPrefills, ClientServer } from "./http/server.js";
+import { ClientServer } from "./http/server.js";
 import { NamedPrefillers } from "./sidecar/named-prefillers.js";
 import { RequestCounts, type RequestCountsStatus } from "./telemetry/request-counts.js";
 import { RequestHistory } from "./telemetry/request-history.js";
@@ -163,7 +163,6 @@ export class PrefillDecodeProxy implements Proxy {
       limits,
       changeInstance: shared?.changeInstance ?? changeHere,
       generation: this.#generation,
-      abandoned,
       decodeRoute: new DecodeRoute({ fleet, settings, inFlight }),
       certificate: this.#certificate,
       status: async () => {

@@ -1,6 +1,6 @@
 import { systemClock } from "@kv/interface";
 import { expect, test } from "vitest";
-import { AbandonedPrefills } from "./server.js";
+import { AbandonedPrefills } from "./generation-route.js";
 
 test("without a limit, nothing is kept of clients that leave", () => {
   let asked = 0;
