@@ -31,18 +31,14 @@ export { type InstanceSpecInput, instanceSpecSchema, parseInstanceSpec } from ".
 export type { InstanceTimes, PooledInstance, PooledInstanceOptions } from "./instances/pooled-instance.js";
 export { KvEventSubscriber, type KvEventSubscriberOptions } from "./kv-events/kv-event-subscriber.js";
 export type { InstanceGet, InstanceGetRequest } from "./pairing/engine-facts.js";
-export {
-  type AnyPartner,
-  Pairing,
-  type PairingOptions,
-  type Partner,
-} from "./pairing/pairing.js";
-export type { AnsweredEngine, PairedInstance } from "./pairing/pairing-entry.js";
+export { Pairing, type PairingOptions } from "./pairing/pairing.js";
+export type { AnsweredEngine, AnyPartner, PairedInstance, Partner } from "./pairing/pairing-entry.js";
 export { PAIRING_MODES, type PairingMode, type PairingSettings } from "./pairing/pairing-settings.js";
 export {
   assumedGroups,
   CONVERSIONS,
   hasMla,
+  hasStates,
   type PairToPlan,
   planRanks,
   rankGeometry,

@@ -1,5 +1,6 @@
 import { type Clock, KvError, type Random } from "@kv/interface";
-import type { Pairing, Partner } from "../pairing/pairing.js";
+import type { Pairing } from "../pairing/pairing.js";
+import type { Partner } from "../pairing/pairing-entry.js";
 import { LeastLoaded, type Routing, type RoutingContext } from "../routing/routing.js";
 import {
   type Instance,

@@ -3,7 +3,15 @@ import { KvError } from "@kv/interface";
 import type { AgentMetadata } from "@kv/protocol";
 import { compareFactors, explainCompatibility } from "@kv/protocol";
 import type { EngineFacts } from "./engine-facts.js";
-import { assumedGroups, CONVERSIONS, hasMla, type PairToPlan, planRanks, vllmLimit } from "./plan-pair.js";
+import {
+  assumedGroups,
+  CONVERSIONS,
+  hasMla,
+  hasStates,
+  type PairToPlan,
+  planRanks,
+  vllmLimit,
+} from "./plan-pair.js";
 
 /** A value that prevents two engines from being a pair, at both. */
 export interface PairDifference {
@@ -160,7 +168,7 @@ function checkPlan(prefill: EngineFacts, decode: EngineFacts): PairCheck {
   });
   if (p.baseAddresses.length > MAX_REGIONS || d.baseAddresses.length > MAX_REGIONS)
     return unplanned(`more than ${MAX_REGIONS} regions`);
-  if ([p, d].some(({ ssmSizes }) => ssmSizes.some((size) => size > 0)))
+  if (hasStates(p) || hasStates(d))
     return unplanned("handshakes do not tell the kinds of cache of a model with state-space layers");
   if ([p, d].some(({ pleBlockLengthBytes }) => pleBlockLengthBytes !== null))
     return unplanned("the model has replicated states (ple_block_len)");

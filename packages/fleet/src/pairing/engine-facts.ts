@@ -8,7 +8,6 @@ import {
   encodeHandshakeRequest,
 } from "@kv/protocol";
 import type { Role } from "../instances/instance.js";
-import type { SideChannelAddress } from "./pairing-entry.js";
 import { hasMla } from "./plan-pair.js";
 
 /** What is known about an instance's engine, as far as it decides which engines it fits. */
@@ -49,6 +48,14 @@ export interface InstanceGetRequest {
 export type InstanceGet = (
   request: InstanceGetRequest,
 ) => Promise<{ readonly status: number; readonly body: string }>;
+
+/** Where an engine answers handshakes. */
+export interface SideChannelAddress {
+  /** Host name or IP address; an IPv6 address has no brackets. */
+  readonly host: string;
+  /** TCP port, 1 to 65535. */
+  readonly port: number;
+}
 
 export interface ReadEngineOptions {
   readonly instance: { readonly role: Role; readonly url: string };

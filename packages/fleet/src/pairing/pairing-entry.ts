@@ -1,19 +1,13 @@
 import { KvError, type Timer } from "@kv/interface";
 import type { Instance, Role } from "../instances/instance.js";
 import type { PairCheck } from "./check-pair.js";
-import type { EngineFacts } from "./engine-facts.js";
+import { type EngineFacts, modeIn, type SideChannelAddress } from "./engine-facts.js";
 
 /** Time until a side channel that could not be read is read again, at first. */
 export const FIRST_RETRY_MS = 1000;
 const DEFAULT_PORT = 5600;
-
-/** Where an engine answers handshakes. */
-export interface SideChannelAddress {
-  /** Host name or IP address; an IPv6 address has no brackets. */
-  readonly host: string;
-  /** TCP port, 1 to 65535. */
-  readonly port: number;
-}
+/** Engines that answer under one URL, such as the ranks of a data-parallel server. */
+const MAX_ENGINES = 16;
 
 /** An instance as pairing sees it. */
 export interface PairedInstance extends Instance {
@@ -21,6 +15,15 @@ export interface PairedInstance extends Instance {
   readonly draining: boolean;
   /** Whether it is neither draining, ejected nor cooling down. */
   available(): boolean;
+}
+
+/** The prefill instance that a decode instance is to fit; for a prefill instance, that there is to be any decode instance that it fits. */
+export type Partner = Instance | AnyPartner;
+
+/** Any decode instance that takes requests. */
+export interface AnyPartner {
+  /** Decode instances that count only where there is no other. */
+  readonly avoiding: ReadonlySet<Instance>;
 }
 
 /** The engine of a prefill instance, as an answer's `kv_transfer_params` name it. */
@@ -88,6 +91,27 @@ export class Entry {
   /** It is not known which engine it has now: that is being found out. */
   get isUnsure(): boolean {
     return this.stale || (this.facts === undefined && this.reading !== undefined);
+  }
+
+  /** Takes the facts as those of the instance, with what its configuration and its answers add. */
+  adopt(facts: EngineFacts): void {
+    const { answered, instance, engines } = this;
+    const own =
+      answered !== undefined && sameEngine(answered.engineId, facts.engineId) ? answered : undefined;
+    const before = engines.get(facts.engineId);
+    const isSame = before?.compatibilityHash === facts.compatibilityHash;
+    const factors = facts.factors ?? (isSame ? before?.factors : undefined);
+    this.facts = {
+      ...facts,
+      factors,
+      tpSize: instance.kv?.tpSize ?? own?.tpSize ?? facts.tpSize,
+      mode: modeIn(factors) ?? own?.mode ?? facts.mode,
+    };
+    this.stale = false;
+    engines.delete(facts.engineId);
+    engines.set(facts.engineId, this.facts);
+    const [oldest] = engines.keys();
+    if (engines.size > MAX_ENGINES && oldest !== undefined) engines.delete(oldest);
   }
 }
 

@@ -1,5 +1,6 @@
+import type { Log } from "@kv/interface";
 import { formatValue } from "@kv/protocol";
-import type { PairingStatus } from "../instances/instance.js";
+import { instanceName, type PairingStatus } from "../instances/instance.js";
 import type { PairDifference } from "./check-pair.js";
 import { nearest, partnersOf } from "./kinds.js";
 import type { Entry, Kind } from "./pairing-entry.js";
@@ -37,6 +38,20 @@ export function pairingStatus(entry: Entry, kind: Kind): PairingStatus {
     transfer_mode: facts?.mode ?? null,
     stale,
   };
+}
+
+/** Logs how an instance is paired where that has changed since the last line. */
+export function logStatus(log: Log, entry: Entry): void {
+  const { kind, instance, error, logged: before } = entry;
+  if (entry.searching || entry.reading !== undefined || kind === undefined) return;
+  const { state, reason, differences, partners } = pairingStatus(entry, kind);
+  const key = state === "unpaired" || state === "unverified" ? `${state} ${reason}` : state;
+  if (key === before) return;
+  entry.logged = key;
+  const fields = { role: instance.role, instance: instanceName(instance), reason };
+  if (state === "unpaired") log.warn("instance-unpaired", { ...fields, differences });
+  else if (state === "unverified") log.warn("instance-unverified", { ...fields, hint: error?.hint });
+  else if (state === "paired" && before !== "") log.info("instance-paired", { ...fields, partners });
 }
 
 /** What could not be checked of a pair that fits. */

@@ -1,9 +1,9 @@
 import { setMaxListeners } from "node:events";
 import { type Clock, KvError, type Log, type SideChannel } from "@kv/interface";
 import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
-import { type Instance, instanceName, type PairingStatus, partOf, type Role } from "../instances/instance.js";
+import { type Instance, type PairingStatus, partOf, type Role } from "../instances/instance.js";
 import { needsFactors } from "./check-pair.js";
-import { type EngineFacts, type InstanceGet, kvBytesOf, modeIn, readEngineFacts } from "./engine-facts.js";
+import { type EngineFacts, type InstanceGet, kvBytesOf, readEngineFacts } from "./engine-facts.js";
 import { findFactors, mayFindFactors } from "./find-factors.js";
 import { fittingKinds, hasEntry, Kinds } from "./kinds.js";
 import {
@@ -14,11 +14,12 @@ import {
   isReady,
   type Kind,
   type PairedInstance,
+  type Partner,
   requireAnsweredEngine,
   sameEngine,
 } from "./pairing-entry.js";
 import type { PairingSettings } from "./pairing-settings.js";
-import { differencesText, pairingStatus } from "./pairing-status.js";
+import { differencesText, logStatus, pairingStatus } from "./pairing-status.js";
 
 /** What `Pairing` gets from its user. */
 export interface PairingOptions extends PairingSettings {
@@ -30,22 +31,11 @@ export interface PairingOptions extends PairingSettings {
   readonly log: Log;
 }
 
-/** The prefill instance that a decode instance is to fit; for a prefill instance, that there is to be any decode instance that it fits. */
-export type Partner = Instance | AnyPartner;
-
-/** Any decode instance that takes requests. */
-export interface AnyPartner {
-  /** Decode instances that count only where there is no other. */
-  readonly avoiding: ReadonlySet<Instance>;
-}
-
 /** A handshake of a model with hundreds of layers has some hundred KiB. An engine is asked once a minute. */
 const READING = { maxReplyFrames: 4, maxReplyBytes: 4 * 2 ** 20, keepsConnections: false };
 const MAX_RETRY_MS = 30_000;
 /** Between two readings because of what an instance does. */
 const MIN_INTERVAL_MS = 500;
-/** Engines that answer under one URL, such as the ranks of a data-parallel server. */
-const MAX_ENGINES = 16;
 
 /**
  * Knows which prefill instances fit which decode instances: it reads the side channel of each instance when it is added, when its engine may have
@@ -235,9 +225,8 @@ export class Pairing {
       }
     }
     if (texts.size === 0) return undefined;
-    return (
-      [...texts].slice(0, 3).join(", or ") + (texts.size > 3 ? `, and ${texts.size - 3} more reasons` : "")
-    );
+    const more = texts.size > 3 ? `, and ${texts.size - 3} more reasons` : "";
+    return [...texts].slice(0, 3).join(", or ") + more;
   }
 
   /**
@@ -290,14 +279,13 @@ export class Pairing {
       this.#fitting.set(instances, known);
     }
     const key = kinds.map(({ id }) => id).join();
-    let fitting = known.get(key) as Fitting<T> | undefined;
-    if (fitting === undefined) {
-      const ofKind = new Set<Kind | undefined>(kinds);
-      const isSure = (instance: T) => this.#entryOf(instance)?.isUnsure !== true;
-      const all = partOf(instances, (instance) => ofKind.has(this.#entryOf(instance)?.kind));
-      fitting = { all, sure: partOf(all, isSure) };
-      known.set(key, fitting);
-    }
+    const found = known.get(key) as Fitting<T> | undefined;
+    if (found !== undefined) return found;
+    const ofKind = new Set<Kind | undefined>(kinds);
+    const isSure = (instance: T) => this.#entryOf(instance)?.isUnsure !== true;
+    const all = partOf(instances, (instance) => ofKind.has(this.#entryOf(instance)?.kind));
+    const fitting = { all, sure: partOf(all, isSure) };
+    known.set(key, fitting);
     return fitting;
   }
 
@@ -348,25 +336,8 @@ export class Pairing {
     entry.timer = this.#options.clock.setTimer(() => void this.#read(entry), delayMs);
   }
 
-  /** Takes the facts as those of the instance, with what its configuration and its answers add. */
   #adopt(entry: Entry, facts: EngineFacts): void {
-    const { answered, instance } = entry;
-    const own =
-      answered !== undefined && sameEngine(answered.engineId, facts.engineId) ? answered : undefined;
-    const before = entry.engines.get(facts.engineId);
-    const isSame = before?.compatibilityHash === facts.compatibilityHash;
-    const factors = facts.factors ?? (isSame ? before?.factors : undefined);
-    entry.facts = {
-      ...facts,
-      factors,
-      tpSize: instance.kv?.tpSize ?? own?.tpSize ?? facts.tpSize,
-      mode: modeIn(factors) ?? own?.mode ?? facts.mode,
-    };
-    entry.stale = false;
-    entry.engines.delete(facts.engineId);
-    entry.engines.set(facts.engineId, entry.facts);
-    const [oldest] = entry.engines.keys();
-    if (entry.engines.size > MAX_ENGINES && oldest !== undefined) entry.engines.delete(oldest);
+    entry.adopt(facts);
     this.#changed(entry);
   }
 
@@ -386,7 +357,8 @@ export class Pairing {
     this.#toCheck.clear();
     // What is still being read may fit.
     if (this.#all().some(({ facts, reading }) => facts === undefined && reading !== undefined)) return;
-    for (const entry of this.#toReport) this.#report(entry);
+    for (const entry of this.#toReport)
+      if (this.#entryOf(entry.instance) === entry) logStatus(this.#options.log, entry);
     this.#toReport.clear();
   }
 
@@ -417,24 +389,6 @@ export class Pairing {
       entry.searching = false;
       this.#changed(entry);
     }
-  }
-
-  /** Logs once what has changed. */
-  #report(entry: Entry): void {
-    if (entry.searching || entry.reading !== undefined) return;
-    const status = this.status(entry.instance);
-    if (status === null) return;
-    const { state, reason, differences } = status;
-    const key = state === "unpaired" || state === "unverified" ? `${state} ${reason}` : state;
-    const before = entry.logged;
-    if (key === before) return;
-    entry.logged = key;
-    const { log } = this.#options;
-    const fields = { role: entry.instance.role, instance: instanceName(entry.instance), reason };
-    if (state === "unpaired") log.warn("instance-unpaired", { ...fields, differences });
-    else if (state === "unverified") log.warn("instance-unverified", { ...fields, hint: entry.error?.hint });
-    else if (state === "paired" && before !== "")
-      log.info("instance-paired", { ...fields, partners: status.partners });
   }
 }
 

@@ -32,6 +32,11 @@ export function hasMla({ attentionBackend }: AgentMetadata): boolean {
   return attentionBackend.includes("MLA");
 }
 
+/** Whether the engine keeps states of recurrent layers. */
+export function hasStates({ ssmSizes }: AgentMetadata): boolean {
+  return ssmSizes.some((bytes) => bytes > 0);
+}
+
 /** The kinds of `count` KV cache groups. Kinds are not on the wire: every group counts as attention, MLA by the backend's name. */
 export function assumedGroups(metadata: AgentMetadata, count?: number): readonly KvCacheKind[] {
   const groups = count ?? 1 + (metadata.regionGroupIds ?? [0]).reduce((most, id) => Math.max(most, id), 0);
@@ -46,7 +51,7 @@ export function rankGeometry(
   const [convBytes = 0, recurrentBytes = 0] = metadata.ssmSizes;
   return {
     ...rank,
-    ...(convBytes + recurrentBytes > 0 ? { stateSpace: { convBytes, recurrentBytes } } : {}),
+    ...(hasStates(metadata) ? { stateSpace: { convBytes, recurrentBytes } } : {}),
     dcpSize: metadata.dcpSize,
     kernelBlockSize: metadata.blockSize,
     physicalBlocksPerLogical: metadata.physicalBlocksPerLogical,
@@ -151,9 +156,9 @@ function limitOf(
   const checked = {
     ...{ local, remote, numKvHeads, cacheDtype, isPush },
     isMla: hasMla(prefill),
-    hasStates: prefill.ssmSizes.some((bytes) => bytes > 0),
+    hasStates: hasStates(prefill),
     needsHma: groups.length > 1,
-    // A handshake does not carry these; each has a default at which vLLM refuses less.
+    // A handshake does not carry these. With these values vLLM refuses least.
     prefixCaching: false,
     usesHostBuffer: false,
     permutes: true,

@@ -2,6 +2,7 @@ import {
   compatibilityHash,
   decodeHandshakePayload,
   encodeHandshakePayload,
+  speculativeForms,
   VLLM_VERSIONS,
   type VllmVersion,
   vllmWire,
@@ -13,15 +14,7 @@ import type { ServerFacts } from "./server-facts.js";
 
 type Factors = Readonly<Record<string, unknown>>;
 
-const MTP = {
-  auxiliary_layer_ids: null,
-  code_revision: null,
-  kv_cache_dtype: "auto",
-  method: "mtp",
-  model: "tiny-qwen3",
-  parallel_drafting: false,
-  revision: null,
-};
+const [MTP] = speculativeForms({ method: "mtp", model: "tiny-qwen3" }, "auto");
 const EAGLE = { ...MTP, method: "eagle3", model: "org/tiny-eagle" };
 const NEWEST: Factors = {
   attn_backend_name: "CPU_ATTN",

@@ -1,4 +1,4 @@
-import { CONVERSIONS, hasMla, type PairToPlan, planRanks, vllmLimit } from "@kv/fleet";
+import { assumedGroups, CONVERSIONS, hasMla, type PairToPlan, planRanks, vllmLimit } from "@kv/fleet";
 import { type KvCacheKind, KvError } from "@kv/interface";
 import type { EngineTransferPlan } from "@kv/plan";
 import { groupKinds } from "../protocol/cache-groups.js";
@@ -25,9 +25,7 @@ export function planChecks(prefill: ServerFacts, decode: ServerFacts, options: P
   const { prefillTp, decodeTp, cacheDtype } = options;
   const isMla = hasMla(remote);
   const numKvHeads = options.numKvHeads ?? Math.max(prefillTp, decodeTp);
-  const numGroups =
-    prefill.remotePrefill?.remoteBlockIds.length ??
-    1 + (remote.regionGroupIds ?? [0]).reduce((most, id) => Math.max(most, id), 0);
+  const numGroups = prefill.remotePrefill?.remoteBlockIds.length ?? assumedGroups(remote).length;
   const about = { id: "plan.built", area: "plan" as const, title: `TP ${prefillTp} to TP ${decodeTp}` };
   let groups: readonly KvCacheKind[];
   try {

@@ -1,4 +1,5 @@
 import { readTransferConfig } from "@kv/connector";
+import { hasStates } from "@kv/fleet";
 import {
   type AmbientOptions,
   ambient,
@@ -12,7 +13,7 @@ import {
   type WorkerOutput,
 } from "@kv/interface";
 import type { AgentMetadata, RemotePrefillParams } from "@kv/protocol";
-import { groupKinds, hasStates } from "../protocol/cache-groups.js";
+import { groupKinds } from "../protocol/cache-groups.js";
 import { kernelBlocksOfRegion } from "../protocol/region-blocks.js";
 import { readRemotePrefill } from "../protocol/remote-prefill.js";
 import type { RecordedHandshake, RecordedPrompt, Recording } from "../recording/recording.js";
@@ -197,8 +198,9 @@ function pushedGroups(
       { hint: "record a server that pulls (NixlConnector) and serve that recording" },
     );
   }
-  const kinds = groupKinds(metadata, remoteBlockIds.length, groups ?? recording.manifest.groups);
-  if (kinds.length === 1 || (groups ?? recording.manifest.groups) !== undefined) return kinds;
+  const given = groups ?? recording.manifest.groups;
+  const kinds = groupKinds(metadata, remoteBlockIds.length, given);
+  if (kinds.length === 1 || given !== undefined) return kinds;
   throw new KvError(
     "KV_CONFIG_INVALID",
     `the recorded server pushes ${kinds.length} KV cache groups, and its handshake does not say which of them have a sliding window`,

@@ -1,5 +1,5 @@
 import { readTransferConfig } from "@kv/connector";
-import { rankGeometry } from "@kv/fleet";
+import { hasStates, rankGeometry } from "@kv/fleet";
 import {
   type AmbientOptions,
   ambient,
@@ -9,7 +9,6 @@ import {
 } from "@kv/interface";
 import { type CacheKind, registerCacheKind } from "@kv/plan";
 import type { AgentMetadata, RemotePrefillParams } from "@kv/protocol";
-import { hasStates } from "../protocol/cache-groups.js";
 import { readRankMetadata } from "../protocol/handshake.js";
 import { groupsOfRegion } from "../protocol/region-blocks.js";
 import { connectorFor, countRemoteBlocks } from "../protocol/remote-prefill.js";

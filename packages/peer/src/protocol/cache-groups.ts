@@ -1,12 +1,7 @@
-import { hasMla } from "@kv/fleet";
+import { assumedGroups, hasMla, hasStates } from "@kv/fleet";
 import { KV_CACHE_KINDS, type KvCacheKind, KvError } from "@kv/interface";
 import { cacheKind } from "@kv/plan";
 import type { AgentMetadata } from "@kv/protocol";
-
-/** The engine keeps the states of recurrent layers. */
-export function hasStates({ ssmSizes }: AgentMetadata): boolean {
-  return ssmSizes.some((bytes) => bytes > 0);
-}
 
 /**
  * The kinds of an engine's KV cache groups, where its handshake leaves no choice or the user has given them: a handshake carries the sizes of states, but not the
@@ -17,10 +12,9 @@ export function groupKinds(
   numGroups: number,
   given: readonly KvCacheKind[] | undefined,
 ): readonly KvCacheKind[] {
-  const isMla = hasMla(metadata);
   if (given !== undefined) return checkGiven(metadata, numGroups, given);
-  if (!hasStates(metadata) && (numGroups === 1 || !isMla))
-    return Array.from({ length: numGroups }, () => (isMla ? "mla" : "full"));
+  if (!hasStates(metadata) && (numGroups === 1 || !hasMla(metadata)))
+    return assumedGroups(metadata, numGroups);
   const what = hasStates(metadata)
     ? `states of ${metadata.ssmSizes.join(" + ")} bytes`
     : `MLA (${metadata.attentionBackend})`;

@@ -84,7 +84,8 @@ test("tries the caller's candidates, and lists the factors that it did not try",
   expect(explainDigest({ model: "/srv/model-a" }, { model: ["/srv/model-a"] }).how).toBe("guessed");
   const unknown = explainDigest({ num_kv_heads: 7777 });
   expect(unknown.how).toBe("unknown");
-  expect(unknown.text).toContain("not tried: other values of num_kv_heads, head_size, num_hidden_layers");
+  expect(unknown.text).toContain("nor of num_kv_heads, head_size, num_hidden_layers");
+  expect(unknown.text).toContain("not tried: other values of no factor");
 });
 
 test("the search stops after 4000 tries, however many candidates there are", () => {
@@ -92,6 +93,7 @@ test("the search stops after 4000 tries, however many candidates there are", () 
   const unknown = explainDigest({ num_kv_heads: 7777 }, many);
   expect(unknown).toMatchObject({ how: "unknown", tried: 4000 });
   expect(unknown.text).toContain("the search ended");
+  expect(unknown.text).toContain("not tried: other values of num_kv_heads, head_size, num_hidden_layers");
 });
 
 test("modelForms lists the other names of a model", () => {

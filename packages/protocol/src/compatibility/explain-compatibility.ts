@@ -68,16 +68,14 @@ function search(ours: Factors, hash: string, candidates: FactorCandidates): Comp
   const release = releases.findIndex((factors) => compatibilityHash(factors) === hash);
   if (release >= 0) return guessed(ours, releases[release] ?? ours, release + 1);
   const common = optionsOf(ours, [candidates, COMMON_CANDIDATES]);
-  let options = common;
   // The texts of all entries in Python's order, changed in place: formatting all factors for each combination takes ten times as long.
   const factors = Object.keys(ours).sort(byCodePoint);
   const entry = (factor: string, value: unknown) => pythonJson({ [factor]: value }).slice(1, -1);
   const entries = factors.map((factor) => entry(factor, ours[factor]));
   let tried = releases.length;
-  let limit = MAX_TRIED;
 
-  /** Tries changes of `changes` factors, none before index `from`. Returns the combination that gives the peer's hash. */
-  function tryChanges(from: number, changes: number): Factors | undefined {
+  /** Tries changes of `changes` factors, none before index `from`, until `limit` have been tried. Returns the combination that gives the peer's hash. */
+  function tryChanges(options: Options, changes: number, limit: number, from = 0): Factors | undefined {
     for (const [i, { factor, values }] of options.entries()) {
       if (i < from) continue;
       const at = factors.indexOf(factor);
@@ -86,7 +84,7 @@ function search(ours: Factors, hash: string, candidates: FactorCandidates): Comp
         if (tried >= limit) return undefined;
         entries[at] = entry(factor, value);
         let found: Factors | undefined;
-        if (changes > 1) found = tryChanges(i + 1, changes - 1);
+        if (changes > 1) found = tryChanges(options, changes - 1, limit, i + 1);
         else {
           tried += 1;
           if (sha256Hex(`{${entries.join(", ")}}`) === hash) found = {};
@@ -98,29 +96,25 @@ function search(ours: Factors, hash: string, candidates: FactorCandidates): Comp
     return undefined;
   }
 
-  /** Tries values of single factors that are too many to be combined. */
-  function tryWide(): Factors | undefined {
-    if (tried >= limit) return undefined;
-    const before = tried;
-    limit += MAX_TRIED;
-    options = optionsOf(ours, [{ speculative_config: speculativeCandidates(ours) }, SINGLE_CANDIDATES]);
-    const found = tryChanges(0, 1);
-    options = common;
-    limit += tried - before - MAX_TRIED;
-    return found;
-  }
-
-  const passes = [() => tryChanges(0, 1), tryWide, () => tryChanges(0, 2), () => tryChanges(0, 3)];
-  for (const pass of passes) {
-    const found = pass();
-    if (found !== undefined) return guessed(ours, { ...ours, ...found }, tried);
-  }
-  const searchedFor = options.map(({ factor }) => factor);
-  const left = Object.keys(ours).filter((factor) => !searchedFor.includes(factor));
+  let limit = MAX_TRIED;
+  let found = tryChanges(common, 1, limit);
+  // Values that are too many to be combined, of one factor at a time. They do not count for the limit.
+  const tries = found === undefined && tried < limit;
+  const wide = { ...SINGLE_CANDIDATES, speculative_config: speculativeCandidates(ours) };
+  const single = tries ? optionsOf(ours, [wide]) : [];
+  const before = tried;
+  found ??= tryChanges(single, 1, before + MAX_TRIED);
+  limit += tried - before;
+  found ??= tryChanges(common, 2, limit) ?? tryChanges(common, 3, limit);
+  if (found !== undefined) return guessed(ours, { ...ours, ...found }, tried);
+  const combined = common.map(({ factor }) => factor);
+  const alone = single.map(({ factor }) => factor).filter((factor) => !combined.includes(factor));
+  const left = Object.keys(ours).filter((factor) => !combined.includes(factor) && !alone.includes(factor));
+  const ofAlone = alone.length === 0 ? "" : `, nor of ${alone.join(", ")} alone,`;
   const gaveUp = tried >= limit ? "; the search ended there" : "";
-  const text = `the peer sent only a hash, ${hash.slice(0, 16)}…, and none of ${tried} combinations of other values of ${searchedFor.join(
+  const text = `the peer sent only a hash, ${hash.slice(0, 16)}…, and none of ${tried} combinations of other values of ${combined.join(
     ", ",
-  )} gives it${gaveUp}; not tried: other values of ${left.join(", ") || "no factor"}. Ours are ${pythonJson(ours)}`;
+  )}${ofAlone} gives it${gaveUp}; not tried: other values of ${left.join(", ") || "no factor"}. Ours are ${pythonJson(ours)}`;
   return { how: "unknown", differences: [], tried, text };
 }
 
@@ -145,11 +139,11 @@ function asRelease(ours: Factors, version: VllmVersion): Factors[] {
   return [false, true].map((value) => ({ ...factors, cross_layers_blocks: value }));
 }
 
+/** The values to try for each factor. */
+type Options = readonly { readonly factor: string; readonly values: readonly unknown[] }[];
+
 /** The values to try for each factor, without ours and without repetitions; the caller's candidates come first. */
-function optionsOf(
-  ours: Factors,
-  candidates: readonly FactorCandidates[],
-): { factor: string; values: unknown[] }[] {
+function optionsOf(ours: Factors, candidates: readonly FactorCandidates[]): Options {
   return Object.keys(ours)
     .map((factor) => {
       const own = ours[factor];

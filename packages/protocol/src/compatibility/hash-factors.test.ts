@@ -26,6 +26,17 @@ const FACTORS = {
   vllm_version: "0.33.0",
 };
 
+/** As vLLM hashes the model's own MTP layers. */
+const MTP = {
+  auxiliary_layer_ids: null,
+  code_revision: null,
+  kv_cache_dtype: "auto",
+  method: "mtp",
+  model: "tiny-qwen3",
+  parallel_drafting: false,
+  revision: null,
+};
+
 const clues = {
   vllmVersion: "0.33.0",
   models: ["tiny-qwen3"],
@@ -54,34 +65,10 @@ test.each([
     { model: "Qwen/Qwen3" },
     { models: ["/c/models--Qwen--Qwen3/snapshots/x"] },
   ],
-  [
-    "vllm#49230: the model's own MTP layers",
-    {
-      speculative_config: {
-        auxiliary_layer_ids: null,
-        code_revision: null,
-        kv_cache_dtype: "auto",
-        method: "mtp",
-        model: "tiny-qwen3",
-        parallel_drafting: false,
-        revision: null,
-      },
-    },
-    {},
-  ],
+  ["vllm#49230: the model's own MTP layers", { speculative_config: MTP }, {}],
   [
     "vllm#49230: a draft model that the user gave",
-    {
-      speculative_config: {
-        auxiliary_layer_ids: null,
-        code_revision: null,
-        kv_cache_dtype: "auto",
-        method: "eagle3",
-        model: "org/eagle",
-        parallel_drafting: false,
-        revision: null,
-      },
-    },
+    { speculative_config: { ...MTP, method: "eagle3", model: "org/eagle" } },
     { knownFactors: { speculative_config: { method: "eagle3", model: "org/eagle" } } },
   ],
   [

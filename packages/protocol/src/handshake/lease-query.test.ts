@@ -12,6 +12,11 @@ describe("lease queries", () => {
     expect(decodeLeaseQuery([encodeLeaseQuery(open)])).toEqual(open);
     const answer = { incarnation: "i", held: false };
     expect(decodeLeaseReply([encodeLeaseReply(answer)])).toEqual(answer);
+    const registered = { ...answer, registrationGeneration: 3 };
+    expect(decodeLeaseReply([encodeLeaseReply(registered)])).toEqual(registered);
+    // A number that counts nothing.
+    const odd = encodeLeaseReply({ ...answer, registrationGeneration: Number.POSITIVE_INFINITY });
+    expect(decodeLeaseReply([odd])).toEqual(answer);
   });
 
   it("a frame that is not a lease query decodes to undefined", () => {

@@ -104,9 +104,10 @@ export function decodeLeaseReply(frames: readonly Uint8Array[]): LeaseReply | un
   const { incarnation, held, prompt } = map;
   const registered = map.registration_generation;
   return {
-    ...{ incarnation, held },
+    incarnation,
+    held,
     ...(prompt === "same" || prompt === "differs" ? { prompt } : {}),
-    ...(typeof registered === "number" ? { registrationGeneration: registered } : {}),
+    ...(Number.isSafeInteger(registered) ? { registrationGeneration: Number(registered) } : {}),
   };
 }
 
