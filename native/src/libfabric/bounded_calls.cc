@@ -130,11 +130,12 @@ struct FabricAttributes {
 };
 
 using OpenFabric = int (*)(FabricAttributes* attributes, Object** fabric, void* context);
-OpenFabric libfabric_open_fabric = nullptr;
+// Each agent's thread finds the same function; libfabric stays loaded from then on.
+std::atomic<OpenFabric> libfabric_open_fabric = nullptr;
 
 int open_fabric(FabricAttributes* attributes, Object** fabric, void* context) {
   const bool is_tcp = attributes->provider != nullptr && strcmp(attributes->provider, "tcp") == 0;
-  const int opened = libfabric_open_fabric(attributes, fabric, context);
+  const int opened = libfabric_open_fabric.load()(attributes, fabric, context);
   if (opened == 0 && is_tcp) replace((*fabric)->tables[kOwnOperations], kDomainOf, reinterpret_cast<void*>(open_domain));
   return opened;
 }

@@ -1,13 +1,13 @@
 import { fileURLToPath } from "node:url";
 import { isMainThread } from "node:worker_threads";
 import { KvError } from "@kv/interface";
-import { here, requireHere } from "../here.js";
 import { cLibraryProblem, glibcVersion } from "../library/c-library.js";
+import { moduleUrl, requireHere } from "../require-here.js";
 import type { NativeAddon } from "./native.js";
 
 /** The repository's own build, where this file or its bundle lies in the repository. An installed package and a bundle look nowhere else. */
 const repositoryBuild = (): string[] => {
-  const root = /^(.*\/)packages\/nixl\/(?:src|dist)\/(?:[^/]+\/)*[^/]+$/.exec(fileURLToPath(here))?.[1];
+  const root = /^(.*\/)packages\/nixl\/(?:src|dist)\/(?:[^/]+\/)*[^/]+$/.exec(fileURLToPath(moduleUrl))?.[1];
   return root === undefined || root.includes("/node_modules/") ? [] : [`${root}native/build/kv_nixl.node`];
 };
 /** The addons of the platform packages. Each name stands whole in a call, so that tools which trace files find it. */

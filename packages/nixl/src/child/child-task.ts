@@ -1,6 +1,6 @@
 import { KvError } from "@kv/interface";
 import type { ChildOptions } from "@kv/program";
-import { requireHere } from "../here.js";
+import { requireHere } from "../require-here.js";
 
 /** What starts a process that runs a task of `main.ts`, with these arguments. Throws `KV_TRANSPORT_UNAVAILABLE` in a bundle that left that file behind. */
 export function childTask(task: string, ...args: readonly string[]): ChildOptions {

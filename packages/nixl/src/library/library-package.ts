@@ -1,5 +1,5 @@
 import { dirname } from "node:path";
-import { requireHere } from "../here.js";
+import { requireHere } from "../require-here.js";
 import { realLibrary } from "./cache-folder.js";
 
 /** By platform. Each name stands whole in a call, so that tools which trace files find it. */

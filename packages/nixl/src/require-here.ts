@@ -8,7 +8,7 @@ declare const __filename: string | undefined;
 const bundle = pathToFileURL(typeof __filename === "string" ? __filename : process.execPath).href;
 
 /** The URL of this module or of the bundle that it is in. */
-export const here: string = import.meta.url ?? bundle;
+export const moduleUrl: string = import.meta.url ?? bundle;
 
 /**
  * Resolves and loads what lies in packages beside this one, which stay outside of a bundle. Written so that tools which trace files (@vercel/nft 1.11) know it

@@ -1,6 +1,6 @@
 import { type Clock, type LogFields, noMetrics, silentLog } from "@kv/interface";
 import { expect, test } from "vitest";
-import { DroppedNotifications } from "./dropped-notifications.js";
+import { DroppedNotifications } from "./agent-reports.js";
 
 /** A clock whose timers fire when `advance` reaches them. */
 function manualClock(): Clock & { advance(ms: number): void } {
