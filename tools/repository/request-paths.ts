@@ -178,8 +178,8 @@ const NATIVE_TRANSFER: RequestPath = {
 
 /** The ways that are measured. */
 export const REQUEST_PATHS: readonly RequestPath[] = [
-  connectorPath("pull", { d: 11, p: 10 }),
-  connectorPath("push", { d: 12, p: 14 }),
+  connectorPath("pull", { d: 10, p: 9 }),
+  connectorPath("push", { d: 11, p: 12 }),
   PROXIED_PULL,
   PICK,
   NATIVE_TRANSFER,

@@ -1,9 +1,12 @@
 import { Generations, HeartbeatSender, Leases, TaskTracker } from "@kv/connector/building-blocks";
 import { systemClock } from "@kv/interface";
 import type { Registration } from "@kv/protocol";
-import { EndedRegistrations } from "../../../packages/push/src/prefill/ended-registrations.js";
 import { ProducedRequests } from "../../../packages/push/src/prefill/produced-requests.js";
-import { RegistrationMatcher, registrationKey } from "../../../packages/push/src/prefill/registrations.js";
+import {
+  EndedRegistrations,
+  RegistrationMatcher,
+  registrationKey,
+} from "../../../packages/push/src/prefill/registrations.js";
 import { processorTime } from "../costs.js";
 import type { Quantity } from "../quantity.js";
 

@@ -1,5 +1,6 @@
 import {
   KvError,
+  type SchedulerConnector,
   type StepMetadata,
   type WorkerConnector,
   type WorkerHandshakeMetadata,
@@ -8,6 +9,48 @@ import {
 import { decodeMsgpack, encodeMsgpack } from "@kv/protocol";
 
 // What a connector that consists of others does on both sides. Each of the others has a key: its metadata of a step and of a handshake has that name.
+
+/** What the scheduler sides of several connectors do as one, by key, whichever of them serves a request. */
+export function compositeScheduler(
+  name: string,
+  schedulers: Readonly<Record<string, SchedulerConnector>>,
+): Pick<
+  SchedulerConnector,
+  | "name"
+  | "setHandshakeMetadata"
+  | "buildStepMetadata"
+  | "applyWorkerOutput"
+  | "hasPendingWork"
+  | "outstanding"
+  | "close"
+> {
+  const all = Object.entries(schedulers);
+  const each = all.map(([, scheduler]) => scheduler);
+  let step = 0;
+  return {
+    name,
+    async setHandshakeMetadata(workers) {
+      for (const [key, scheduler] of all)
+        await scheduler.setHandshakeMetadata(workers.map((worker) => payloadOf(worker, key)));
+    },
+    buildStepMetadata() {
+      step += 1;
+      const steps = all.map(([key, scheduler]) => [key, scheduler.buildStepMetadata()] as const);
+      return { connector: name, step, ...Object.fromEntries(steps) };
+    },
+    applyWorkerOutput(output) {
+      // Each connector ignores the requests that it does not know.
+      const data = output.connectorData as Readonly<Record<string, unknown>> | undefined;
+      for (const [key, scheduler] of all)
+        scheduler.applyWorkerOutput({ ...output, connectorData: data?.[key] });
+    },
+    hasPendingWork: () => each.some((scheduler) => scheduler.hasPendingWork()),
+    outstanding: () => summed(each.map((scheduler) => scheduler.outstanding())),
+    async close() {
+      await Promise.all(each.map((scheduler) => scheduler.close()));
+    },
+  };
+}
 
 /** The worker sides of several connectors as one, by key. A step, a layer and a save go to each of them, and their reports are merged. */
 export function compositeWorker(
@@ -82,7 +125,7 @@ export async function orClose<T>(
 }
 
 /** The handshake metadata of one of the connectors. */
-export function payloadOf(worker: WorkerHandshakeMetadata, key: string): WorkerHandshakeMetadata {
+function payloadOf(worker: WorkerHandshakeMetadata, key: string): WorkerHandshakeMetadata {
   const payloads = decodeMsgpack(worker.payload, "handshake metadata of several connectors") as Record<
     string,
     Uint8Array
@@ -100,7 +143,7 @@ function stepOf(step: StepMetadata, key: string): StepMetadata {
 }
 
 /** The sums of counts, by name. */
-export function summed(counts: readonly Readonly<Record<string, number>>[]): Record<string, number> {
+function summed(counts: readonly Readonly<Record<string, number>>[]): Record<string, number> {
   const sum: Record<string, number> = {};
   for (const each of counts) {
     for (const [what, count] of Object.entries(each)) sum[what] = (sum[what] ?? 0) + count;

@@ -7,7 +7,7 @@ import type {
   WorkerOptions,
 } from "@kv/interface";
 import type { TransferMode } from "@kv/protocol";
-import { compositeWorker, orClose, payloadOf, summed } from "./composite.js";
+import { compositeScheduler, compositeWorker, orClose } from "./composite.js";
 
 /** Options of `dualConnector`. */
 export interface DualConnectorOptions {
@@ -23,7 +23,6 @@ export interface DualConnectorOptions {
 
 /** Push listens on the configured port plus this; pull listens on the configured port. */
 const PUSH_PORT_OFFSET = 100;
-const MODES = ["pull", "push"] as const;
 
 /**
  * Pull and push in one engine: each request uses the connector that its `transfer_mode` names. D's requests get the mode from P's response. Each
@@ -53,15 +52,9 @@ async function createScheduler(
   );
   const both = { pull, push };
   const of = (request: ConnectorRequest) => both[modeOf(request, prefer)];
-  let step = 0;
   return {
-    name,
+    ...compositeScheduler(name, both),
     loadFailurePolicy: config.loadFailurePolicy,
-    async setHandshakeMetadata(workers) {
-      for (const mode of MODES) {
-        await both[mode].setHandshakeMetadata(workers.map((worker) => payloadOf(worker, mode)));
-      }
-    },
     requestQueued: (request) => of(request).requestQueued?.(request),
     cacheHitSource: (request) => of(request).cacheHitSource?.(request) ?? "external_unspecified",
     tokensToPrefill: (request) => of(request).tokensToPrefill?.(request) ?? request.numPromptTokens,
@@ -69,20 +62,6 @@ async function createScheduler(
     afterAllocation: (request, blockIds, ...tokens) =>
       of(request).afterAllocation(request, blockIds, ...tokens),
     requestFinished: (request, blockIds, reason) => of(request).requestFinished(request, blockIds, reason),
-    buildStepMetadata() {
-      step += 1;
-      return { connector: name, step, pull: pull.buildStepMetadata(), push: push.buildStepMetadata() };
-    },
-    applyWorkerOutput(output) {
-      // Each connector ignores the requests that it does not know.
-      const data = output.connectorData as Partial<Record<TransferMode, unknown>> | undefined;
-      for (const mode of MODES) both[mode].applyWorkerOutput({ ...output, connectorData: data?.[mode] });
-    },
-    hasPendingWork: () => pull.hasPendingWork() || push.hasPendingWork(),
-    outstanding: () => summed([pull.outstanding(), push.outstanding()]),
-    async close() {
-      await Promise.all([pull.close(), push.close()]);
-    },
   };
 }
 

@@ -1,16 +1,14 @@
 import {
-  type CacheHitSource,
   type ConnectorModule,
-  type ConnectorRequest,
   KvError,
   type KvTransferConfig,
   type KvTransferParams,
+  type MatchedTokens,
   type SchedulerConnector,
   type SchedulerOptions,
   type WorkerConnector,
-  type WorkerOutput,
 } from "@kv/interface";
-import { compositeWorker, orClose, payloadOf, summed } from "./composite.js";
+import { compositeScheduler, compositeWorker, orClose } from "./composite.js";
 import { readTransferConfig } from "./config/transfer-config.js";
 import { resolveConnector } from "./registry/registry.js";
 
@@ -36,7 +34,7 @@ export const multiConnector: ConnectorModule = {
       const own = { ...config, sideChannelPort: port === 0 ? 0 : port + index * PORT_OFFSET };
       schedulers.push(await orClose(schedulers, () => module.createScheduler({ ...options, config: own })));
     }
-    return new MultiScheduler(schedulers, options);
+    return multiScheduler(schedulers, options);
   },
   createWorker: async (options) => {
     const parts = await partsOf(options.config);
@@ -64,120 +62,81 @@ function partsOf(config: KvTransferConfig): Promise<readonly Part[]> {
   return Promise.all(
     connectors.map(async (given: unknown): Promise<Part> => {
       const { sideChannelHost, sideChannelPort, engineId, env } = config;
-      const read = readTransferConfig(given, { env: Object.fromEntries(known(env)) });
+      const read = readTransferConfig(given, { env });
       const own = { ...read, sideChannelHost, sideChannelPort, engineId: read.engineId ?? engineId, env };
       return { module: await resolveConnector(own), config: own };
     }),
   );
 }
 
-const known = (env: KvTransferConfig["env"]): [string, string][] =>
-  Object.entries(env).flatMap(([name, value]) => (value === undefined ? [] : [[name, value]]));
+/** The connectors by their keys in metadata. */
+const byKey = <T>(parts: readonly T[]): Readonly<Record<string, T>> =>
+  Object.fromEntries(parts.map((part, index) => [`connector ${index}`, part]));
 
-const keyOf = (index: number) => `connector ${index}`;
-
-class MultiScheduler implements SchedulerConnector {
-  readonly name = NAME;
-  readonly loadFailurePolicy: SchedulerConnector["loadFailurePolicy"];
-  readonly #parts: readonly SchedulerConnector[];
+/** The scheduler side: the first connector that has some of a prompt loads it, and each of them may save it. */
+function multiScheduler(
+  parts: readonly SchedulerConnector[],
+  { config }: Pick<SchedulerOptions, "config">,
+): SchedulerConnector {
+  const all = compositeScheduler(NAME, byKey(parts));
   /** The connector that loads a request's KV, of requests that have not ended. */
-  readonly #loaders = new Map<string, SchedulerConnector>();
+  const loaders = new Map<string, SchedulerConnector>();
   /** Connectors that keep an ended request's blocks, where they are more than one; since the last step. */
-  #keepers: Record<string, number> = {};
-  #step = 0;
-
-  constructor(parts: readonly SchedulerConnector[], { config }: Pick<SchedulerOptions, "config">) {
-    this.#parts = parts;
-    this.loadFailurePolicy = config.loadFailurePolicy;
-  }
-
-  async setHandshakeMetadata(
-    workers: Parameters<SchedulerConnector["setHandshakeMetadata"]>[0],
-  ): Promise<void> {
-    for (const [index, part] of this.#parts.entries())
-      await part.setHandshakeMetadata(workers.map((worker) => payloadOf(worker, keyOf(index))));
-  }
-
-  requestQueued(request: ConnectorRequest): void {
-    for (const part of this.#parts) part.requestQueued?.(request);
-  }
-
-  tokensToPrefill(request: ConnectorRequest): number {
-    const tokens = this.#parts.map((part) => part.tokensToPrefill?.(request) ?? request.numPromptTokens);
-    return Math.min(...tokens);
-  }
-
-  matchedTokens(
-    ...given: Parameters<SchedulerConnector["matchedTokens"]>
-  ): ReturnType<SchedulerConnector["matchedTokens"]> {
-    const [{ requestId }] = given;
-    let chosen: ReturnType<SchedulerConnector["matchedTokens"]> = { tokens: 0, async: false };
-    this.#loaders.delete(requestId);
-    for (const part of this.#parts) {
-      const matched = part.matchedTokens(...given);
-      if (matched.wait === true) return matched;
-      if (chosen.tokens > 0 || matched.tokens === 0) continue;
-      chosen = matched;
-      this.#loaders.set(requestId, part);
-    }
-    return chosen;
-  }
-
-  cacheHitSource(request: ConnectorRequest): CacheHitSource {
-    return this.#loaders.get(request.requestId)?.cacheHitSource?.(request) ?? "external_unspecified";
-  }
-
-  afterAllocation(...given: Parameters<SchedulerConnector["afterAllocation"]>): void {
-    const [request, blockIds, externalTokens, computedTokens] = given;
-    const loader = this.#loaders.get(request.requestId);
-    for (const part of this.#parts)
-      part.afterAllocation(request, blockIds, part === loader ? externalTokens : 0, computedTokens);
-  }
-
-  buildStepMetadata(): ReturnType<SchedulerConnector["buildStepMetadata"]> {
-    this.#step += 1;
-    const steps = this.#parts.map((part, index) => [keyOf(index), part.buildStepMetadata()]);
-    const keepers = this.#keepers;
-    this.#keepers = {};
-    return { connector: NAME, step: this.#step, [KEEPERS]: keepers, ...Object.fromEntries(steps) };
-  }
-
-  requestFinished(
-    ...given: Parameters<SchedulerConnector["requestFinished"]>
-  ): ReturnType<SchedulerConnector["requestFinished"]> {
-    const [{ requestId }] = given;
-    this.#loaders.delete(requestId);
-    const finished = this.#parts.map((part) => part.requestFinished(...given));
-    const keepers = finished.filter(({ keepBlocks }) => keepBlocks).length;
-    if (keepers > 1) this.#keepers[requestId] = keepers;
-    const params = finished.flatMap(({ kvTransferParams }) =>
-      kvTransferParams === undefined ? [] : [kvTransferParams],
-    );
-    return {
-      keepBlocks: keepers > 0,
-      ...(params.length === 0 ? {} : { kvTransferParams: together(params) }),
-    };
-  }
-
-  applyWorkerOutput(output: WorkerOutput): void {
-    // Each connector ignores the requests that it does not know.
-    const data = output.connectorData as Readonly<Record<string, unknown>> | undefined;
-    for (const [index, part] of this.#parts.entries())
-      part.applyWorkerOutput({ ...output, connectorData: data?.[keyOf(index)] });
-  }
-
-  hasPendingWork(): boolean {
-    return Object.keys(this.#keepers).length > 0 || this.#parts.some((part) => part.hasPendingWork());
-  }
-
-  outstanding(): Readonly<Record<string, number>> {
-    return summed(this.#parts.map((part) => part.outstanding()));
-  }
-
-  async close(): Promise<void> {
-    this.#loaders.clear();
-    await Promise.all(this.#parts.map((part) => part.close()));
-  }
+  let keepers: Record<string, number> = {};
+  return {
+    ...all,
+    loadFailurePolicy: config.loadFailurePolicy,
+    requestQueued(request) {
+      for (const part of parts) part.requestQueued?.(request);
+    },
+    tokensToPrefill(request) {
+      const tokens = parts.map((part) => part.tokensToPrefill?.(request) ?? request.numPromptTokens);
+      return Math.min(...tokens);
+    },
+    matchedTokens(request, ...computed) {
+      let chosen: MatchedTokens = { tokens: 0, async: false };
+      loaders.delete(request.requestId);
+      for (const part of parts) {
+        const matched = part.matchedTokens(request, ...computed);
+        if (matched.wait === true) return matched;
+        if (chosen.tokens > 0 || matched.tokens === 0) continue;
+        chosen = matched;
+        loaders.set(request.requestId, part);
+      }
+      return chosen;
+    },
+    cacheHitSource: (request) =>
+      loaders.get(request.requestId)?.cacheHitSource?.(request) ?? "external_unspecified",
+    afterAllocation(request, blockIds, externalTokens, computedTokens) {
+      const loader = loaders.get(request.requestId);
+      for (const part of parts)
+        part.afterAllocation(request, blockIds, part === loader ? externalTokens : 0, computedTokens);
+    },
+    buildStepMetadata() {
+      const step = { ...all.buildStepMetadata(), [KEEPERS]: keepers };
+      keepers = {};
+      return step;
+    },
+    requestFinished(request, blockIds, reason) {
+      const { requestId } = request;
+      loaders.delete(requestId);
+      const finished = parts.map((part) => part.requestFinished(request, blockIds, reason));
+      const count = finished.filter(({ keepBlocks }) => keepBlocks).length;
+      if (count > 1) keepers[requestId] = count;
+      const params = finished.flatMap(({ kvTransferParams }) =>
+        kvTransferParams === undefined ? [] : [kvTransferParams],
+      );
+      return {
+        keepBlocks: count > 0,
+        ...(params.length === 0 ? {} : { kvTransferParams: together(params) }),
+      };
+    },
+    hasPendingWork: () => Object.keys(keepers).length > 0 || all.hasPendingWork(),
+    async close() {
+      loaders.clear();
+      await all.close();
+    },
+  };
 }
 
 /** Errors: `KV_CONFIG_INVALID` for two connectors that answer the same parameter, as in vLLM. */
@@ -198,10 +157,7 @@ function together(params: readonly KvTransferParams[]): KvTransferParams {
 
 /** The worker side: a request whose blocks several connectors keep is reported when the last of them has. */
 function multiWorker(workers: readonly WorkerConnector[]): WorkerConnector {
-  const all = compositeWorker(
-    NAME,
-    Object.fromEntries(workers.map((worker, index) => [keyOf(index), worker])),
-  );
+  const all = compositeWorker(NAME, byKey(workers));
   /** Reports of a request to come, of requests that several connectors keep. */
   const awaited = new Map<string, number>();
   const isLast = (requestId: string) => {

@@ -1,7 +1,7 @@
 import type { KvCacheConfig, KvCacheRegion } from "@kv/interface";
 import { simConfig } from "@kv/testing/simulator/sim-config";
 import { expect, it } from "vitest";
-import { transferredBlocks, transferredCaches, transferredConfig } from "./transfer-groups.js";
+import { transferGroups, transferredCaches } from "./transfer-groups.js";
 
 const config = (...flags: (boolean | undefined)[]): KvCacheConfig => ({
   ...simConfig(16),
@@ -25,27 +25,30 @@ it("numbers the groups that take part, as vLLM 0.33's transfer_groups, in region
     { groupId: -1, groupIds: [1] },
     { groupId: -1 },
   ]);
-  expect(transferredBlocks([[1], [2], [3]], cache)).toEqual([[2], [3]]);
+  expect(transferGroups(cache)?.select([[1], [2], [3]])).toEqual([[2], [3]]);
 });
 
 it("a cache whose groups all take part stays as it is", () => {
-  const cache = config(true, undefined);
-  expect(transferredConfig(cache)).toBe(cache);
+  const caches = { config: config(true, undefined), regions: [] };
+  expect(transferGroups(caches.config)).toBeUndefined();
+  expect(transferredCaches(caches)).toBe(caches);
 });
 
 it("a state that takes no part still keeps the last token for D", () => {
   const [full, state] = config(true, false).groups;
   const groups = [full, { ...state, kind: "mamba" }] as KvCacheConfig["groups"];
-  const narrowed = transferredConfig({
+  const narrowed = transferGroups({
     ...simConfig(16),
     groups,
     stateSpace: { convProjectionBytes: [8], recurrentBytes: 8 },
-  });
+  })?.config;
   expect(narrowed).toMatchObject({ prefillBackoffTokens: 1 });
   expect(narrowed).not.toHaveProperty("stateSpace");
 });
 
 it("a cache without a group that takes part, and lists of another number of groups, are refused", () => {
-  expect(() => transferredConfig(config(false))).toThrow(/every group/);
-  expect(() => transferredBlocks([[1]], config(true, false))).toThrow(/1 KV cache groups, its cache has 2/);
+  expect(() => transferGroups(config(false))).toThrow(/every group/);
+  expect(() => transferGroups(config(true, false))?.select([[1]])).toThrow(
+    /1 KV cache groups, its cache has 2/,
+  );
 });

@@ -1,16 +1,21 @@
-import { type BlockIds, type KvCacheConfig, type KvCaches, KvError } from "@kv/interface";
+import { type KvCacheConfig, type KvCaches, KvError } from "@kv/interface";
 import { cacheKind } from "@kv/plan";
 import { prefillBackoff } from "./scheduler/prefill-backoff.js";
 
-/** The ids of the KV cache groups that peers exchange (vLLM 0.33: `transfer_group_ids`). On the wire, a group's id is its index in this list. */
-function transferGroupIds({ groups }: Pick<KvCacheConfig, "groups">): readonly number[] {
-  return [...groups.keys()].filter((group) => groups[group]?.enableKvTransfer !== false);
+/** The KV cache groups that peers exchange, of a cache with others. */
+export interface TransferGroups {
+  /** The ids of these groups (vLLM 0.33: `transfer_group_ids`). On the wire, a group's id is its index in this list. */
+  readonly ids: readonly number[];
+  /** The cache with these groups alone. */
+  readonly config: KvCacheConfig;
+  /** Of what the engine has given for each of its groups, that of these. Errors: `KV_INTERNAL` for another number of groups. */
+  select<T>(given: readonly T[]): readonly T[];
 }
 
-/** The cache with the groups that peers exchange alone. Errors: `KV_CONFIG_INVALID` for a cache without such a group. */
-export function transferredConfig(config: KvCacheConfig): KvCacheConfig {
-  const ids = transferGroupIds(config);
-  if (ids.length === config.groups.length) return config;
+/** Undefined where peers exchange all groups of the cache. Errors: `KV_CONFIG_INVALID` where they exchange none. */
+export function transferGroups(config: KvCacheConfig): TransferGroups | undefined {
+  const ids = [...config.groups.keys()].filter((group) => config.groups[group]?.enableKvTransfer !== false);
+  if (ids.length === config.groups.length) return undefined;
   if (ids.length === 0) {
     throw new KvError("KV_CONFIG_INVALID", "enableKvTransfer is false for every group of the KV cache", {
       hint: "leave the connector out, or let peers exchange at least one group",
@@ -21,19 +26,31 @@ export function transferredConfig(config: KvCacheConfig): KvCacheConfig {
   const backoff = prefillBackoff(config)?.tokens;
   const { stateSpace, ...rest } = config;
   return {
-    ...rest,
-    groups,
-    ...(hasState && stateSpace !== undefined ? { stateSpace } : {}),
-    // A state that no peer exchanges decides all the same which tokens D computes.
-    ...(backoff === undefined ? {} : { prefillBackoffTokens: backoff }),
+    ids,
+    config: {
+      ...rest,
+      groups,
+      ...(hasState && stateSpace !== undefined ? { stateSpace } : {}),
+      // A state that no peer exchanges decides all the same which tokens D computes.
+      ...(backoff === undefined ? {} : { prefillBackoffTokens: backoff }),
+    },
+    select(given) {
+      if (given.length !== config.groups.length) {
+        throw new KvError(
+          "KV_INTERNAL",
+          `the engine passed values for ${given.length} KV cache groups, its cache has ${config.groups.length}`,
+        );
+      }
+      return given.filter((_, group) => ids.includes(group));
+    },
   };
 }
 
-/** The caches of the groups that peers exchange. Errors: as `transferredConfig`. */
+/** The caches of the groups that peers exchange. Errors: as `transferGroups`. */
 export function transferredCaches(caches: KvCaches): KvCaches {
-  const config = transferredConfig(caches.config);
-  if (config === caches.config) return caches;
-  const ids = transferGroupIds(caches.config);
+  const transferred = transferGroups(caches.config);
+  if (transferred === undefined) return caches;
+  const { ids, config } = transferred;
   const regions = caches.regions.flatMap((region) => {
     if (region.groupId >= 0) {
       const groupId = ids.indexOf(region.groupId);
@@ -44,22 +61,4 @@ export function transferredCaches(caches: KvCaches): KvCaches {
     return groupIds.length === 0 ? [] : [{ ...region, groupIds }];
   });
   return { config, regions };
-}
-
-/** The block lists of the groups that peers exchange. Errors: `KV_INTERNAL` where the engine lists another number of groups. */
-export function transferredBlocks(blockIds: BlockIds, config: KvCacheConfig): BlockIds {
-  if (config.groups.every(({ enableKvTransfer }) => enableKvTransfer !== false)) return blockIds;
-  return ofTransferredGroups(blockIds, config);
-}
-
-/** What the engine has given for each group, of the groups that peers exchange. Errors: `KV_INTERNAL` for another number of groups. */
-export function ofTransferredGroups<T>(given: readonly T[], config: KvCacheConfig): readonly T[] {
-  if (given.length !== config.groups.length) {
-    throw new KvError(
-      "KV_INTERNAL",
-      `the engine passed values for ${given.length} KV cache groups, its cache has ${config.groups.length}`,
-    );
-  }
-  const ids = transferGroupIds(config);
-  return given.filter((_, group) => ids.includes(group));
 }

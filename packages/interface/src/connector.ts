@@ -240,7 +240,7 @@ export interface WorkerConnector {
   /**
    * Takes the caches back from the transport, so that the engine may release or move their memory (vLLM: `unregister_kv_caches`, for its sleep mode). Resolves
    * when no transfer can touch them any more. Requests whose KV was arriving are in the next output with `KV_MEMORY_NOT_REGISTERED`; those that waited for
-   * readers are in `finishedSending`, and their blocks are free. The engine ends or preempts what it computes before, and makes no step until it has called
+   * readers are in `finishedSending`, and their blocks are free; one that ended after the last step follows after the first step awake. The engine ends or preempts what it computes before, and makes no step until it has called
    * `registerKvCaches` (vLLM: `restore_kv_caches`), `handshakeMetadata` and `SchedulerConnector.setHandshakeMetadata` again. Optional for the connector: an
    * engine cannot sleep without.
    */

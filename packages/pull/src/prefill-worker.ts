@@ -20,7 +20,10 @@ interface SendableState extends SendableRequest, GuardedRequest {
 }
 
 /** The part of a step that concerns P. */
-export type PrefillOrders = Pick<PullStepMetadata, "schedulerClockMs" | "inBatch" | "notSent" | "leases">;
+export type PrefillOrders = Pick<
+  PullStepMetadata,
+  "schedulerClockMs" | "inBatch" | "notSent" | "leases" | "lost"
+>;
 
 type PrefillContext = Pick<WorkerContext, "clock" | "log" | "metrics" | "output" | "settings" | "tracer">;
 
@@ -55,7 +58,7 @@ export class PrefillWorker implements WorkerHalf<PrefillOrders> {
   }
 
   /** Takes the requests that run, that ended with nothing to send, and that finished. */
-  step({ schedulerClockMs, inBatch, notSent, leases }: PrefillOrders): void {
+  step({ schedulerClockMs, inBatch, notSent, leases, lost = [] }: PrefillOrders): void {
     for (const order of inBatch) {
       const { isReadEarly = false, isProven = false } = this.#byWireId.get(order.wireId) ?? {};
       const state = { ...order, isReadEarly, isProven };
@@ -71,14 +74,11 @@ export class PrefillWorker implements WorkerHalf<PrefillOrders> {
     const nowMs = this.#context.clock.now();
     for (const order of leases) {
       const state = this.#byWireId.get(order.wireId);
-      if (state === undefined) {
-        // The caches were unregistered since it was admitted: its blocks are not what a reader would want.
-        this.#context.output.sent(order.requestId);
-        continue;
-      }
+      if (state === undefined) continue;
       if (state.isReadEarly) this.#sent(state);
       else this.#leases.grant(order.wireId, localLeaseTerms(order, schedulerClockMs, nowMs));
     }
+    for (const requestId of lost) this.#context.output.sent(requestId);
   }
 
   /** Takes a completion or a heartbeat, in vLLM's form or with the requests' capabilities. */

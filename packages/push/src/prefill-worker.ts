@@ -16,7 +16,6 @@ import {
 } from "@kv/protocol";
 import { type ConsumerEngine, consumerEngines } from "./prefill/consumer-engine.js";
 import { EndedNotices } from "./prefill/ended-notices.js";
-import { EndedRegistrations } from "./prefill/ended-registrations.js";
 import { LayerwiseWrites } from "./prefill/layerwise-writes.js";
 import {
   FinishedRequests,
@@ -24,14 +23,14 @@ import {
   type ProducedRequest,
   ProducedRequests,
 } from "./prefill/produced-requests.js";
-import { RegistrationMatcher, registrationKey } from "./prefill/registrations.js";
+import { EndedRegistrations, RegistrationMatcher, registrationKey } from "./prefill/registrations.js";
 import { WriteDispatcher } from "./prefill/write-blocks.js";
 import type { PushStepMetadata } from "./step-metadata.js";
 
 /** The part of a step that concerns the producer. */
 export type PrefillWorkerStep = Pick<
   PushStepMetadata,
-  "schedulerClockMs" | "incarnation" | "inBatch" | "notSent" | "leases"
+  "schedulerClockMs" | "incarnation" | "inBatch" | "notSent" | "leases" | "lost"
 >;
 
 const MAX_WAITING_REGISTRATIONS = 65_536;
@@ -95,11 +94,12 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
   }
 
   /** Takes the requests that run, that ended without anything to send, and that finished. */
-  step({ incarnation, inBatch, notSent, leases, schedulerClockMs }: PrefillWorkerStep): void {
+  step({ incarnation, inBatch, notSent, leases, lost = [], schedulerClockMs }: PrefillWorkerStep): void {
     this.#incarnation = incarnation;
     for (const order of inBatch) this.#requests.admit(order);
     for (const requestId of notSent) this.#requestNotSent(requestId);
     for (const order of leases) this.#requestFinished(order, schedulerClockMs);
+    for (const requestId of lost) this.#context.output.sent(requestId);
   }
 
   /** Writes a layer that was computed to the registrations that wait for its requests. Does nothing if layer-wise push is off. */

@@ -17,10 +17,11 @@ function waitingRequest(incarnation: string | undefined, ...answers: (string | u
     if (answer === undefined) throw new KvError("KV_SIDE_CHANNEL_TIMEOUT", "no answer");
     return { incarnation: answer, held: false };
   });
+  const receive = { order, fail, engine } as unknown as PendingReceive<RegistrationOrder>;
   const liveness = new ProducerLiveness({
     clock: virtualClock(),
     engines: { peek: () => engine, drop, queryLease },
-    receives: { values: () => [{ order, fail } as unknown as PendingReceive<RegistrationOrder>] },
+    receives: { values: () => [receive] },
     probeTimeoutMs: 1000,
   });
   /** Fails `count` more heartbeats. Returns the messages of all errors that the request has got so far. */
@@ -29,7 +30,7 @@ function waitingRequest(incarnation: string | undefined, ...answers: (string | u
     expect(drop).toHaveBeenCalledTimes(fail.mock.calls.length);
     return fail.mock.calls.map(([error]) => (error as Error).message);
   };
-  return { liveness, queryLease, afterFailedHeartbeats };
+  return { liveness, queryLease, receive, afterFailedHeartbeats };
 }
 
 const SUFFIX = "before it wrote the KV of request r-1";
@@ -54,5 +55,12 @@ test("a vLLM producer is not probed, because its listener would stop: two failed
   liveness.heartbeatDelivered(PREFILL);
   expect(await afterFailedHeartbeats(1)).toEqual([]);
   expect(await afterFailedHeartbeats(1)).toEqual([`engine prefill stopped receiving heartbeats ${SUFFIX}`]);
+  expect(queryLease).not.toHaveBeenCalled();
+});
+
+test("a request that still opens the engine does not fail with the one of before", async () => {
+  const { afterFailedHeartbeats, receive, queryLease } = waitingRequest("one", "two");
+  receive.engine = undefined;
+  expect(await afterFailedHeartbeats(2)).toEqual([]);
   expect(queryLease).not.toHaveBeenCalled();
 });

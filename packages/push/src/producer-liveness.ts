@@ -44,8 +44,9 @@ export class ProducerLiveness {
     const { engines, receives } = this.#options;
     const { engineId } = address;
     const key = engineKey(address);
-    const waiting = [...receives.values()].filter(({ order }) => engineKey(order.remote) === key);
     const engine = engines.peek(address);
+    // A request that still opens the engine shakes hands with what answers then.
+    const waiting = [...receives.values()].filter((receive) => receive.engine === engine);
     const first = waiting[0];
     if (first === undefined || engine === undefined) return;
     const canBeProbed = engine.incarnation !== undefined;

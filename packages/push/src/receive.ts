@@ -48,6 +48,7 @@ export async function receivePush(
     const unreachable = unreachablePeer(error);
     throw ReceiveError.from(unreachable, "KV_HANDSHAKE_REFUSED", "push_reg_handshake_failed", signal);
   });
+  receive.engine = engine;
   try {
     if (!engine.features.has(PUSH_CONTROL)) receive.allow(options.context.settings.registrationTimeoutMs);
     await new PushReceive(receive, replies, engine, options).run();

@@ -4,7 +4,6 @@ import {
   type Clock,
   type ConnectorRequest,
   type FinishReason,
-  type KvCacheConfig,
   KvError,
   type LoadFailurePolicy,
   type MatchedTokens,
@@ -18,7 +17,7 @@ import {
 import { readTransferId, type TransferMode } from "@kv/protocol";
 import { connectorSettings, encryptedSideChannel } from "../config/connector-settings.js";
 import { EngineListener, type ListenerAddress } from "../handshake/engine-listener.js";
-import { ofTransferredGroups, transferredBlocks, transferredConfig } from "../transfer-groups.js";
+import { type TransferGroups, transferGroups } from "../transfer-groups.js";
 import { type DecodeOrders, DecodeRequests, type PromptSource } from "./decode-requests.js";
 import { prefillBackoff, ShortenedPrompts } from "./prefill-backoff.js";
 import { PrefillScheduler } from "./prefill-scheduler.js";
@@ -64,16 +63,16 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
   readonly #decode: DecodeRequests<Source>;
   /** Undefined where P computes whole prompts. */
   readonly #shortened: ShortenedPrompts | undefined;
-  /** The engine's cache, with the groups that peers do not exchange. */
-  readonly #cache: KvCacheConfig;
+  /** Undefined where peers exchange all groups of the cache. */
+  readonly #groups: TransferGroups | undefined;
   /** Where peers shake hands; undefined until the side channel is open. */
   #address: ListenerAddress | undefined;
   #step = 0;
 
   /** Errors: `KV_CONFIG_INVALID`. */
   constructor(given: SchedulerOptions, connector: ConnectorSchedulerOptions<Source>) {
-    this.#cache = given.cache;
-    const options = { ...given, cache: transferredConfig(given.cache) };
+    this.#groups = transferGroups(given.cache);
+    const options = { ...given, cache: this.#groups?.config ?? given.cache };
     const { config, engine, cache, sideChannel } = options;
     const { clock, log, random } = ambient(options);
     const settings = connectorSettings(config);
@@ -125,7 +124,9 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
   }
 
   async setHandshakeMetadata(workers: readonly WorkerHandshakeMetadata[]): Promise<void> {
+    const before = this.#address?.registrationGeneration;
     this.#address = await this.#listener.publish(workers);
+    if (before !== undefined && before < this.#address.registrationGeneration) this.#prefill.cachesLost();
   }
 
   requestQueued(request: ConnectorRequest): void {
@@ -152,17 +153,16 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
 
   afterAllocation(
     request: ConnectorRequest,
-    given: BlockIds,
+    blockIds: BlockIds,
     externalTokens: number,
     computedTokens?: readonly number[],
   ): void {
-    const blockIds = transferredBlocks(given, this.#cache);
     if (asks(request, "do_remote_prefill")) {
-      const computed = computedTokens && ofTransferredGroups(computedTokens, this.#cache);
-      this.#decode.allocated(request, blockIds, externalTokens, computed);
+      const computed = computedTokens && this.#transferred(computedTokens);
+      this.#decode.allocated(request, this.#transferred(blockIds), externalTokens, computed);
     } else if (asks(request, "do_remote_decode")) {
       this.#shortened?.require(request);
-      this.#prefill.admitted(request, blockIds);
+      this.#prefill.admitted(request, this.#transferred(blockIds));
     }
   }
 
@@ -179,11 +179,11 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
     };
   }
 
-  requestFinished(request: ConnectorRequest, given: BlockIds, reason: FinishReason): RequestFinished {
-    const blockIds = transferredBlocks(given, this.#cache);
+  requestFinished(request: ConnectorRequest, blockIds: BlockIds, reason: FinishReason): RequestFinished {
     this.#shortened?.forget(request.requestId);
     if (asks(request, "do_remote_prefill")) return this.#decode.finished(request);
-    if (asks(request, "do_remote_decode")) return this.#prefill.finished(request, blockIds, reason);
+    if (asks(request, "do_remote_decode"))
+      return this.#prefill.finished(request, this.#transferred(blockIds), reason);
     return { keepBlocks: false };
   }
 
@@ -220,6 +220,11 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
   /** As `close`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
+  }
+
+  /** Of what the engine has given for each group of its cache, that of the groups which peers exchange. */
+  #transferred<T>(given: readonly T[]): readonly T[] {
+    return this.#groups?.select(given) ?? given;
   }
 
   /** Errors: `KV_INTERNAL` before the side channel is open. */

@@ -34,6 +34,8 @@ export interface PrefillStep {
   readonly notSent: readonly string[];
   /** As `ConnectorStepMetadata.leases`. */
   readonly leases: readonly LeaseOrder[];
+  /** As `ConnectorStepMetadata.lost`. @default none */
+  readonly lost?: readonly string[] | undefined;
 }
 
 /** Options of `PrefillScheduler`. */
@@ -87,6 +89,7 @@ export class PrefillScheduler {
   #inBatch: SendableRequest[] = [];
   #notSent: string[] = [];
   #leases: LeaseOrder[] = [];
+  #lost: string[] = [];
 
   constructor(options: PrefillSchedulerOptions) {
     this.#options = options;
@@ -136,6 +139,18 @@ export class PrefillScheduler {
     };
   }
 
+  /**
+   * Called when the workers have registered their caches again: no kept block holds what it did. The workers of before have reported the requests that they
+   * knew; those of now report the others.
+   */
+  cachesLost(): void {
+    const { notSent, leases } = this.takeStep();
+    this.#notSent = [...notSent];
+    const ended = [...notSent, ...leases.map(({ requestId }) => requestId)];
+    this.#lost = ended.filter((requestId) => this.#kept.has(requestId));
+    for (const requestId of this.#kept.keys()) this.#kept.set(requestId, {});
+  }
+
   /** Called when the workers no longer need the request's blocks. */
   sent(requestId: string): void {
     this.#kept.delete(requestId);
@@ -163,16 +178,20 @@ export class PrefillScheduler {
 
   /** The orders since the last call. */
   takeStep(): PrefillStep {
-    const step = { inBatch: this.#inBatch, notSent: this.#notSent, leases: this.#leases };
+    const step = {
+      ...{ inBatch: this.#inBatch, notSent: this.#notSent, leases: this.#leases },
+      ...(this.#lost.length === 0 ? {} : { lost: this.#lost }),
+    };
     this.#inBatch = [];
     this.#notSent = [];
     this.#leases = [];
+    this.#lost = [];
     return step;
   }
 
   /** Whether `takeStep` has orders. */
   get hasStep(): boolean {
-    return this.#inBatch.length + this.#notSent.length + this.#leases.length > 0;
+    return this.#inBatch.length + this.#notSent.length + this.#leases.length + this.#lost.length > 0;
   }
 
   /** Requests that were admitted and whose blocks are not kept yet. */

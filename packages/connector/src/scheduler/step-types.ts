@@ -93,6 +93,8 @@ export interface ConnectorStepMetadata extends StepMetadata {
   readonly notSent: readonly string[];
   /** P: requests that finished, and whose blocks wait for readers. */
   readonly leases: readonly LeaseOrder[];
+  /** P: engine ids of requests whose blocks are kept and hold nothing any more. The worker reports them as sent. @default none */
+  readonly lost?: readonly string[] | undefined;
   /** D: which leases are extended from this step on, and which no longer; one entry per engine. */
   readonly heartbeats: readonly HeartbeatChange[];
 }

@@ -9,7 +9,7 @@ import {
   type Tracer,
 } from "@kv/interface";
 import { applyReceivePass, type RequestPlan } from "@kv/plan";
-import type { RemoteEngine } from "../peers/remote-engine.js";
+import type { OpenEngine, RemoteEngine } from "../peers/remote-engine.js";
 import type { RemoteRequest } from "../scheduler/step-types.js";
 import type { WorkerOutputQueue } from "./connector-worker.js";
 import { ReceiveError } from "./receive-error.js";
@@ -66,6 +66,8 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
   isAborted = false;
   /** Whether P has compared the prompt with the one that it computed. Set by the receiver. */
   isVerified = false;
+  /** The engine that the blocks were registered with; undefined where none is open yet, and in pull. Set by the receiver. */
+  engine: OpenEngine | undefined;
 
   constructor(order: Order, options: PendingReceivesOptions) {
     const { clock, timeoutMs, tracer } = options;

@@ -1,4 +1,4 @@
-import { OldestFirst, type SendableRequest } from "@kv/connector/building-blocks";
+import { ExpiringSet, type SendableRequest } from "@kv/connector/building-blocks";
 import { type Clock, KvError, type Timer } from "@kv/interface";
 import {
   baseRequestId,
@@ -12,6 +12,11 @@ import {
 } from "@kv/protocol";
 import { AliasIndex } from "./alias-index.js";
 import { consumerRequestKey, type ProducedRequest, type ProducedRequests } from "./produced-requests.js";
+
+/** Ended registrations that are remembered by their keys. */
+const MAX_KEYS = 65_536;
+/** Consumer processes whose watermarks are remembered. */
+const MAX_CONSUMERS = 4096;
 
 /** The result of a search for the request of a registration. */
 export type Match =
@@ -34,7 +39,7 @@ export interface RegistrationMatcherOptions {
 
 interface WaitingRegistration {
   readonly registration: Registration;
-  readonly sinceMs: number;
+  readonly timer: Timer;
 }
 
 /** A registration and its key, see `registrationKey`. */
@@ -54,12 +59,9 @@ export function registrationKey(registration: Registration): string {
 export class RegistrationMatcher {
   readonly #options: RegistrationMatcherOptions;
   readonly #requests: ProducedRequests;
-  readonly #waiting = {
-    plain: new OldestFirst<string, WaitingRegistration>(),
-    own: new OldestFirst<string, WaitingRegistration>(),
-  };
+  /** By key. */
+  readonly #waiting = new Map<string, WaitingRegistration>();
   readonly #keysByName = new AliasIndex<string>();
-  #timer: { readonly timer: Timer; readonly atMs: number } | undefined;
 
   constructor(options: RegistrationMatcherOptions) {
     this.#options = options;
@@ -112,23 +114,28 @@ export class RegistrationMatcher {
 
   /** Keeps a registration until its prompt arrives, for `waitMs` at most. */
   wait(key: string, registration: Registration): void {
-    this.#waiting[registration.own === undefined ? "plain" : "own"].set(key, {
-      registration,
-      sinceMs: this.#options.clock.now(),
-    });
+    const { clock, waitMs, onExpired } = this.#options;
+    const expire = () => {
+      this.delete(key);
+      onExpired(key, registration);
+    };
+    const timer = clock.setTimer(expire, registration.own === undefined ? waitMs.plain : waitMs.own);
+    this.#waiting.set(key, { registration, timer });
     for (const name of namesOf(registration)) this.#keysByName.add(name, key);
-    this.#arm();
   }
 
   /** True if the registration with this key waits for its prompt. */
   isWaiting(key: string): boolean {
-    return this.#of(key) !== undefined;
+    return this.#waiting.has(key);
   }
 
   /** Removes a waiting registration. Does nothing if none waits under this key. */
   delete(key: string): void {
-    this.#remove(key);
-    this.#arm();
+    const waiting = this.#waiting.get(key);
+    if (waiting === undefined) return;
+    waiting.timer.cancel();
+    this.#waiting.delete(key);
+    for (const name of namesOf(waiting.registration)) this.#keysByName.delete(name, key);
   }
 
   /** The waiting registrations of our own peers that a running request may be written to before it ends. They keep waiting. */
@@ -146,8 +153,7 @@ export class RegistrationMatcher {
     if (first === undefined) return [];
     const consumer = request.progress?.consumer ?? consumerRequestKey(first[1]);
     const taken = candidates.filter(([, registration]) => consumerRequestKey(registration) === consumer);
-    for (const [key] of taken) this.#remove(key);
-    this.#arm();
+    for (const [key] of taken) this.delete(key);
     return taken;
   }
 
@@ -162,13 +168,12 @@ export class RegistrationMatcher {
       ...(isOnlyOne ? this.#keysByName.get(baseId) : []),
     ]);
     const taken = [...keys].flatMap((key) => {
-      const registration = this.#of(key);
+      const registration = this.#waiting.get(key)?.registration;
       if (registration === undefined || !names(registration, request)) return [];
       if (mayMean(registration, request)) return [];
       return [[key, registration, promptMismatch(registration, request)] as const];
     });
-    for (const [key] of taken) this.#remove(key);
-    this.#arm();
+    for (const [key] of taken) this.delete(key);
     return taken;
   }
 
@@ -176,28 +181,20 @@ export class RegistrationMatcher {
   takeNaming(request: Pick<ProducedRequest, "requestId" | "transferId">): readonly KeyedRegistration[] {
     const { requestId: wireId } = request;
     const taken = this.#candidates({ ...request, wireId, generation: -1, finished: undefined });
-    for (const [key] of taken) this.#remove(key);
-    this.#arm();
+    for (const [key] of taken) this.delete(key);
     this.#requests.rememberEnded(request);
     return taken;
   }
 
   /** The number of registrations that wait. */
   get size(): number {
-    return this.#waiting.plain.size + this.#waiting.own.size;
+    return this.#waiting.size;
   }
 
-  /** Removes and returns all waiting registrations, without calling `onExpired`, and stops the timer. */
+  /** Removes and returns all waiting registrations, without calling `onExpired`. */
   takeAll(): readonly KeyedRegistration[] {
-    const taken: KeyedRegistration[] = [];
-    for (const queue of Object.values(this.#waiting)) {
-      for (let { oldest } = queue; oldest !== undefined; { oldest } = queue) {
-        taken.push([oldest.key, oldest.value.registration]);
-        queue.delete(oldest.key);
-      }
-    }
-    this.#keysByName.clear();
-    this.#arm();
+    const taken = [...this.#waiting].map(([key, { registration }]) => [key, registration] as const);
+    for (const [key] of taken) this.delete(key);
     return taken;
   }
 
@@ -207,7 +204,7 @@ export class RegistrationMatcher {
     const found = new Map<string, Registration>();
     for (const name of [exactName(wireId), transferName(transferId), baseRequestId(requestId)]) {
       for (const key of this.#keysByName.get(name)) {
-        const registration = this.#of(key);
+        const registration = this.#waiting.get(key)?.registration;
         if (registration !== undefined && mayMean(registration, request)) found.set(key, registration);
       }
     }
@@ -216,53 +213,45 @@ export class RegistrationMatcher {
       (registration.matchId === requestId || isSameTransfer(registration, request) ? 0 : 1);
     return [...found].sort((a, b) => rank(a) - rank(b));
   }
+}
 
-  #remove(key: string): void {
-    const registration = this.#of(key);
-    if (registration === undefined) return;
-    for (const queue of Object.values(this.#waiting)) queue.delete(key);
-    for (const name of namesOf(registration)) this.#keysByName.delete(name, key);
+/**
+ * The registrations that have ended at this producer rank, so that one that arrives late or twice is not served. Each is remembered by
+ * its key for a while. Beyond that, each consumer process has a watermark: every message names the oldest generation that the consumer
+ * has open, and a generation below it never becomes valid again.
+ */
+export class EndedRegistrations {
+  readonly #keys: ExpiringSet;
+  /** The oldest generation that is still valid, by consumer process; the process that was quiet for longest comes first. */
+  readonly #watermarks = new Map<string, number>();
+
+  constructor({ clock, rememberMs }: { readonly clock: Clock; readonly rememberMs: number }) {
+    this.#keys = new ExpiringSet({ clock, ttlMs: rememberMs, maxSize: MAX_KEYS });
   }
 
-  #of(key: string): Registration | undefined {
-    return (this.#waiting.plain.get(key) ?? this.#waiting.own.get(key))?.registration;
+  /** Remembers that the registration with this key has ended. */
+  add(key: string): void {
+    this.#keys.add(key);
   }
 
-  /** Keeps one timer running while registrations wait. It fires when the first of them, as it was set, has waited for long enough. */
-  #arm(): void {
-    const ends = [this.#oldestEndsMs("plain"), this.#oldestEndsMs("own")];
-    const endMs = Math.min(...ends);
-    if (endMs === Number.POSITIVE_INFINITY) {
-      this.#timer?.timer.cancel();
-      this.#timer = undefined;
-      return;
-    }
-    if (this.#timer !== undefined && this.#timer.atMs <= endMs) return;
-    this.#timer?.timer.cancel();
-    const { clock } = this.#options;
-    const leftMs = Math.max(1, Math.ceil(endMs - clock.now()));
-    this.#timer = { atMs: endMs, timer: clock.setTimer(() => this.#expire(), leftMs) };
+  /** True if the registration with this key has ended and is still remembered. */
+  has(key: string): boolean {
+    return this.#keys.has(key);
   }
 
-  #oldestEndsMs(whose: "plain" | "own"): number {
-    const { oldest } = this.#waiting[whose];
-    return oldest === undefined
-      ? Number.POSITIVE_INFINITY
-      : oldest.value.sinceMs + this.#options.waitMs[whose];
-  }
-
-  #expire(): void {
-    const { clock, onExpired } = this.#options;
-    this.#timer = undefined;
-    for (const whose of ["plain", "own"] as const) {
-      while (this.#oldestEndsMs(whose) <= clock.now()) {
-        const { oldest } = this.#waiting[whose];
-        if (oldest === undefined) break;
-        this.#remove(oldest.key);
-        onExpired(oldest.key, oldest.value.registration);
-      }
-    }
-    this.#arm();
+  /**
+   * Raises the watermark of the consumer process to the oldest open generation that the registration names. Returns false if the
+   * registration's own generation lies below the watermark. A vLLM consumer sends no generation: the result is always true.
+   */
+  isOpen({ engineId, own }: Registration): boolean {
+    if (own === undefined) return true;
+    const process = JSON.stringify([engineId, own.incarnation, own.secret]);
+    const watermark = Math.max(this.#watermarks.get(process) ?? 0, own.oldestOpen);
+    this.#watermarks.delete(process);
+    this.#watermarks.set(process, watermark);
+    const [oldest] = this.#watermarks.keys();
+    if (this.#watermarks.size > MAX_CONSUMERS && oldest !== undefined) this.#watermarks.delete(oldest);
+    return own.generation >= watermark;
   }
 }
 

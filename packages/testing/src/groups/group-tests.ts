@@ -1,10 +1,24 @@
 import type { ConnectorModule } from "@kv/interface";
 import fc from "fast-check";
 import { expect, it } from "vitest";
-import { groupScene, playGroupScene } from "./group-scene.js";
+import { type GroupScene, groupScene, playGroupScene } from "./group-scene.js";
+
+/** One layer of full attention. */
+const FULL = { blockTokens: 16, windowTokens: undefined, layers: 1 } as const;
+const TP_SIZES: readonly [number, number][] = [
+  [1, 1],
+  [2, 1],
+  [1, 2],
+];
 
 /** The tests of groups with different block sizes and dtypes. `isPush`: D may register before P has answered. */
 export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): void {
+  const play = (scene: Pick<GroupScene, "groups" | "requests" | "seed"> & Partial<GroupScene>) =>
+    playGroupScene(
+      { ...{ tp: [1, 1], decodeTimes: 1, isStaged: [false, false] }, ...scene },
+      { connector, isPush },
+    );
+
   // `npm run test:long -- --only properties` plays 50 times as many scenes.
   it("vllm#30358, #30419: groups of 16, 32 and 64 tokens per block, in random chunks, with prefix hits and staging: every byte arrives", {
     timeout: 3_600_000,
@@ -23,46 +37,34 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
   ])(
     "a group with enableKvTransfer false: P's blocks of it are not named, and D's are not touched; staged at P %s, at D %s",
     async (...isStaged) => {
-      const group = { blockTokens: 16, windowTokens: undefined, layers: 1 } as const;
-      const violations = await playGroupScene(
-        {
-          groups: [
-            { ...group, isTransferred: false },
-            { ...group, blockTokens: 32 },
-          ],
-          requests: [
-            { numTokens: 70, hitBlocks: 1, prefillHitBlocks: 0, isEarly: false },
-            { numTokens: 33, hitBlocks: 0, prefillHitBlocks: 1, isEarly: true },
-          ],
-          ...{ tp: [1, 2], decodeTimes: 2, isStaged, seed: 3 },
-        },
-        { connector, isPush },
-      );
+      const violations = await play({
+        groups: [
+          { ...FULL, isTransferred: false },
+          { ...FULL, blockTokens: 32 },
+        ],
+        requests: [
+          { numTokens: 70, hitBlocks: 1, prefillHitBlocks: 0, isEarly: false },
+          { numTokens: 33, hitBlocks: 0, prefillHitBlocks: 1, isEarly: true },
+        ],
+        ...{ tp: [1, 2], decodeTimes: 2, isStaged, seed: 3 },
+      });
       expect(violations).toEqual([]);
     },
   );
 
-  it.each<[number, number]>([
-    [1, 1],
-    [2, 1],
-    [1, 2],
-  ])(
+  it.each(TP_SIZES)(
     "vllm#37310, #53514: P leaves the last token to D, whose state gets it once: TP %i → %i",
     async (...tp) => {
-      const group = { blockTokens: 16, windowTokens: undefined, layers: 1 } as const;
-      const violations = await playGroupScene(
-        {
-          groups: [group, { ...group, isState: true }],
-          requests: [
-            { numTokens: 70, hitBlocks: 0, prefillHitBlocks: 0, isEarly: false },
-            { numTokens: 49, hitBlocks: 0, prefillHitBlocks: 1, isEarly: true },
-            // The attention's blocks are cached at D, and the state is not.
-            { numTokens: 64, hitBlocks: 2, prefillHitBlocks: 0, isEarly: false },
-          ],
-          ...{ tp, decodeTimes: 1, isStaged: [false, false], seed: 5 },
-        },
-        { connector, isPush },
-      );
+      const violations = await play({
+        groups: [FULL, { ...FULL, isState: true }],
+        requests: [
+          { numTokens: 70, hitBlocks: 0, prefillHitBlocks: 0, isEarly: false },
+          { numTokens: 49, hitBlocks: 0, prefillHitBlocks: 1, isEarly: true },
+          // The attention's blocks are cached at D, and the state is not.
+          { numTokens: 64, hitBlocks: 2, prefillHitBlocks: 0, isEarly: false },
+        ],
+        ...{ tp, seed: 5 },
+      });
       expect(violations).toEqual([]);
     },
   );
@@ -70,58 +72,44 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
   it.each([[false], [true]])(
     "hits that differ by group: each gets the blocks that it lacks; staged at D %s",
     async (isStaged) => {
-      const group = { blockTokens: 16, windowTokens: undefined, layers: 1 } as const;
-      const violations = await playGroupScene(
-        {
-          groups: [group, { ...group, isEvicted: true }, { ...group, blockTokens: 32, windowTokens: 40 }],
-          requests: [
-            { numTokens: 100, hitBlocks: 4, prefillHitBlocks: 0, isEarly: false },
-            { numTokens: 81, hitBlocks: 2, prefillHitBlocks: 1, isEarly: true },
-          ],
-          ...{ tp: [1, 1], decodeTimes: 1, isStaged: [false, isStaged], seed: 7 },
-        },
-        { connector, isPush },
-      );
+      const violations = await play({
+        groups: [FULL, { ...FULL, isEvicted: true }, { ...FULL, blockTokens: 32, windowTokens: 40 }],
+        requests: [
+          { numTokens: 100, hitBlocks: 4, prefillHitBlocks: 0, isEarly: false },
+          { numTokens: 81, hitBlocks: 2, prefillHitBlocks: 1, isEarly: true },
+        ],
+        ...{ isStaged: [false, isStaged], seed: 7 },
+      });
       expect(violations).toEqual([]);
     },
   );
 
-  it.each<[number, number]>([
-    [1, 1],
-    [2, 1],
-    [1, 2],
-  ])(
+  it.each(TP_SIZES)(
     "S4.8: Gemma 4's groups, windows of more heads than the full attention and with blocks of another size, cross the wire: TP %i → %i",
     async (...tp) => {
       const window = { blockTokens: 16, windowTokens: 48, layers: 2, kvHeads: 4 } as const;
-      const violations = await playGroupScene(
-        {
-          groups: [{ blockTokens: 32, windowTokens: undefined, layers: 1, kvHeads: 2 }, window, window],
-          requests: [
-            { numTokens: 150, hitBlocks: 0, prefillHitBlocks: 0, isEarly: false },
-            { numTokens: 90, hitBlocks: 2, prefillHitBlocks: 2, isEarly: true },
-          ],
-          ...{ tp, decodeTimes: 1, isStaged: [false, false], seed: 11 },
-        },
-        { connector, isPush },
-      );
+      const violations = await play({
+        groups: [{ ...FULL, blockTokens: 32, kvHeads: 2 }, window, window],
+        requests: [
+          { numTokens: 150, hitBlocks: 0, prefillHitBlocks: 0, isEarly: false },
+          { numTokens: 90, hitBlocks: 2, prefillHitBlocks: 2, isEarly: true },
+        ],
+        ...{ tp, seed: 11 },
+      });
       expect(violations).toEqual([]);
     },
   );
 
   it("vllm#52516: nvfp4 is copied between equal TP sizes, and refused by name where heads would be split", async () => {
-    const play = (...tp: [number, number]) =>
-      playGroupScene(
-        {
-          groups: [{ blockTokens: 16, windowTokens: undefined, layers: 1 }],
-          requests: [{ numTokens: 48, hitBlocks: 1, prefillHitBlocks: 0, isEarly: false }],
-          ...{ tp, decodeTimes: 1, isStaged: [false, false], seed: 1, cacheDtype: "nvfp4" },
-        },
-        { connector, isPush },
-      );
-    expect(await play(1, 1)).toEqual([]);
-    expect(await play(2, 2)).toEqual([]);
-    expect((await play(1, 2)).join()).toContain(
+    const copied = (...tp: [number, number]) =>
+      play({
+        groups: [FULL],
+        requests: [{ numTokens: 48, hitBlocks: 1, prefillHitBlocks: 0, isEarly: false }],
+        ...{ tp, seed: 1, cacheDtype: "nvfp4" },
+      });
+    expect(await copied(1, 1)).toEqual([]);
+    expect(await copied(2, 2)).toEqual([]);
+    expect((await copied(1, 2)).join()).toContain(
       'blocks of cache dtype "nvfp4" do not keep heads and tokens apart',
     );
   });

@@ -7,9 +7,11 @@ import {
   encodeAgentMetadata,
   encodeHandshakePayload,
 } from "@kv/protocol";
+import { expect, it } from "vitest";
+import { createScenario } from "./scenario.js";
 
 /** The connector of an engine that announces other values in its handshakes, as one with another parallelism would. */
-export function announcing(connector: ConnectorModule, change: Partial<AgentMetadata>): ConnectorModule {
+function announcing(connector: ConnectorModule, change: Partial<AgentMetadata>): ConnectorModule {
   return {
     ...connector,
     async createWorker(options) {
@@ -30,4 +32,27 @@ export function announcing(connector: ConnectorModule, change: Partial<AgentMeta
       });
     },
   };
+}
+
+/** A producer of vLLM with a parallelism or a cache that no engine of this project has. */
+export function itReadsAnnouncedMetadata(connector: ConnectorModule): void {
+  it("a producer with prefill context parallelism serves a D, as in vLLM 0.33", async () => {
+    const play = createScenario({ connector });
+    const p = await play.engine("p", { connector: announcing(connector, { pcpSize: 2 }), tpSize: 2 });
+    const d = await play.engine("d");
+    expect(await play.handedOver(p, d)).toBe("ok");
+    await play.end();
+  });
+
+  it("a state that is replicated on every rank (ple_block_len) is refused at the handshake, with the model's name", async () => {
+    const play = createScenario({ connector });
+    const replicated = announcing(connector, { pleBlockLengthBytes: 4096 });
+    const p = await play.engine("p", { connector: replicated, model: "sim-ple" });
+    const d = await play.engine("d", { model: "sim-ple" });
+    expect(await play.handedOver(p, d)).toBe("KV_PLAN_UNSUPPORTED");
+    expect(JSON.stringify(play.logged("d", "receive-failed"))).toMatch(
+      /model sim-ple: engine p has a state .*ple_block_len/,
+    );
+    await play.end();
+  });
 }

@@ -41,4 +41,28 @@ export function itSleepsAndWakes(connector: ConnectorModule, operation: "READ" |
       },
     );
   });
+  it.each(["p", "d"] as const)("the first request after a long sleep of %s is served", async (sleeper) => {
+    const play = createScenario({ connector });
+    const p = await play.engine("p");
+    const d = await play.engine("d");
+    const engine = { p, d }[sleeper];
+    expect(await play.handedOver(p, d, 1)).toBe("ok");
+    await play.clock.settle(engine.sleep());
+    await play.clock.advance(60_000);
+    await play.clock.settle(engine.wakeUp());
+    expect(await play.handedOver(p, d, 2)).toBe("ok");
+    await play.end();
+  });
+
+  it("a prompt whose last step was P's last before the sleep is lost: no D gets it, and its blocks are free", async () => {
+    const play = createScenario({ connector });
+    const p = await play.engine("p");
+    const d = await play.engine("d");
+    const params = await play.clock.settle(p.prefill(prompt(1)));
+    await play.clock.settle(p.sleep());
+    await play.clock.settle(p.wakeUp());
+    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toMatch(/^KV_/);
+    expect(p.outstanding().blocks).toBe(0);
+    await play.end();
+  });
 }
