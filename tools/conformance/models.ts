@@ -1,9 +1,10 @@
 import { readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { KvError } from "@kv/interface";
-import { parsePythonJson } from "../../packages/kv-plan/src/input/python-json.js";
 import { type CacheSpec, pageBytes, unpaddedPageBytes } from "../../packages/kv-plan/src/model/cache-spec.js";
-import { type ModelCaches, modelCaches, tensorsOf } from "../../packages/kv-plan/src/model/model-caches.js";
+import { parsePythonJson } from "../../packages/kv-plan/src/model/config-fields.js";
+import { placeCaches } from "../../packages/kv-plan/src/model/kv-cache-tensors.js";
+import { type ModelCaches, modelCaches } from "../../packages/kv-plan/src/model/model-caches.js";
 import { firstDifference, type Outcome } from "./outcome.js";
 
 /** A line of vLLM's own answer: the caches of a published config with some flags. */
@@ -46,41 +47,37 @@ export function judgeModel(line: ModelLine, file: string, given?: unknown): Outc
 
 /** The first difference between our caches and vLLM's. */
 function differenceOf(caches: ModelCaches, line: ModelLine): string | undefined {
-  const theirs = expanded(line);
-  const ours = caches.layers.map(({ layer, spec, name }) => ({
+  const layers = caches.layers.map(({ layer, spec, name }) => ({
     layer: numberIn(name) ?? layer,
     ...described(spec),
   }));
   const numBlocks = caches.bytesPerBlock === 0 ? 1 : Math.floor(POOL_BYTES / caches.bytesPerBlock);
   const order = new Map(caches.layers.map(({ name }, index) => [name, index]));
-  const [first, second] = [
-    {
-      facts: {
-        architecture: caches.architecture,
-        resolved_dtype: caches.cacheDtype,
-        model_dtype: caches.modelDtype,
-        block_size: caches.blockSize,
-        layout: caches.layout,
-        // vLLM's line has it of hybrids only.
-        ...(line["mamba_block_size"] === undefined ? {} : { mamba_block_size: caches.stateBlockSize }),
-      },
-      layers: ours,
-      groups: caches.groups.map((group) => ({
-        members: group.layers.map(({ name }) => order.get(name)),
-        block_size: group.blockSize,
-        page_sizes: [...new Set(group.layers.map(({ spec }) => pageBytes(spec)))].sort((a, b) => a - b),
-      })),
-      num_blocks: numBlocks,
-      tensors: tensorsOf(caches, numBlocks).map((tensor) => [
-        tensor.layers.length,
-        tensor.offsetBytes,
-        tensor.layerStrideBytes,
-        tensor.blockStrideBytes,
-      ]),
+  const ours = {
+    facts: {
+      architecture: caches.architecture,
+      resolved_dtype: caches.cacheDtype,
+      model_dtype: caches.modelDtype,
+      block_size: caches.blockSize,
+      layout: caches.layout,
+      // vLLM's line has it of hybrids only.
+      ...(line["mamba_block_size"] === undefined ? {} : { mamba_block_size: caches.stateBlockSize }),
     },
-    theirs,
-  ];
-  return firstDifference(first, second, line.config);
+    layers,
+    groups: caches.groups.map((group) => ({
+      members: group.layers.map(({ name }) => order.get(name)),
+      block_size: group.blockSize,
+      page_sizes: [...new Set(group.layers.map(({ spec }) => pageBytes(spec)))].sort((a, b) => a - b),
+    })),
+    num_blocks: numBlocks,
+    tensors: placeCaches(caches, numBlocks).map((tensor) => [
+      tensor.layers.length,
+      tensor.offsetBytes,
+      tensor.layerStrideBytes,
+      tensor.blockStrideBytes,
+    ]),
+  };
+  return firstDifference(ours, expanded(line), line.config);
 }
 
 /** A layer's number, where its name has one. */

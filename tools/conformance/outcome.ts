@@ -12,7 +12,8 @@ export interface VectorCase {
 export type Replay = (input: VectorCase["in"], expected: unknown) => unknown;
 
 export type Outcome =
-  | { readonly kind: "passed" /** Why we refuse the case, where we do. */; readonly refused?: string }
+  /** `refused`: why we refuse the case, where we do. */
+  | { readonly kind: "passed"; readonly refused?: string }
   | { readonly kind: "beyond"; readonly rule: string }
   | { readonly kind: "failed"; readonly reason: string };
 

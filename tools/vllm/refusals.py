@@ -1,4 +1,4 @@
-"""Runs vLLM's own check of a peer's handshake on pairs. Reads one pair as JSON per line (`CheckedPair` of vllm-refusals.ts), and writes one line each: null where
+"""Runs vLLM's own check of a peer's handshake on pairs. Reads one pair as JSON per line (`CheckedPair` of @kv/fleet), and writes one line each: null where
 vLLM takes the pair, else the message of its exception, "" for an assertion without one. The vLLM is that of PYTHONPATH; no server is started."""
 import json
 import logging

@@ -3,7 +3,7 @@ import { layoutOf } from "../src/input/engine-flags.js";
 import { modelOfConfig } from "../src/input/model-source.js";
 import type { Pair } from "../src/input/pair.js";
 import { pairOfModels } from "../src/input/pair-of-models.js";
-import { parsePythonJson } from "../src/input/python-json.js";
+import { parsePythonJson } from "../src/model/config-fields.js";
 import { type AnalyseOptions, analysePair } from "../src/report/analyse-pair.js";
 import type { PairReport } from "../src/report/report.js";
 

@@ -88,6 +88,28 @@ describe("models by their published shapes", () => {
     ]);
   });
 
+  test("an indexer's keys of fewer elements have fewer bytes beside their scale", async () => {
+    const file = join(folder, "indexer.json");
+    const v32 = JSON.parse(readFileSync(model("deepseek-v3.2"), "utf8")) as object;
+    writeFileSync(file, JSON.stringify({ ...v32, index_head_dim: 64 }));
+    const { stdout } = await captured("--config", file, "--tp", "1", "--plans");
+    const [first = ""] = stdout.split("\n");
+    const { regions } = JSON.parse(first).local as {
+      regions: { name: string; blockLengthBytes: number; cellBytes?: number }[];
+    };
+    const keys = regions.find(({ name }) => name.endsWith("k_cache"));
+    expect(keys).toMatchObject({ blockLengthBytes: 64 * 68, cellBytes: 64 });
+  });
+
+  // What cache_specs.py prints for these two with VLLM_KV_CACHE_LAYOUT=BLHNC.
+  test("a layout with blocks outermost: rows padded for the kernels, and no groups that vLLM would not make", async () => {
+    const rows = await planned("--config", model("deepseek-v3.2"), "--tp", "1", "--layout", "BLHNC");
+    expect(rows.prefill.regions).toBe(1);
+    expect(rows.prefill.bytesPerRank).toBe(5_013_504 * 10_000);
+    const other = await report("--config", model("gemma-4-31b"), "--tp", "1", "--layout", "BLHNC");
+    expect(other).toMatchObject({ outcome: "refused", code: "KV_PLAN_UNSUPPORTED" });
+  });
+
   test("DeepSeek V4 Flash: windows, latents of 4 and of 128 tokens, indexers, and compressors' states in rows", async () => {
     const flags = ["--config", model("deepseek-v4-flash"), "--tokens", "8192", "--tp", "8", "--tp", "1"];
     const found = await planned(...flags);
@@ -337,6 +359,7 @@ describe("cache types whose scales lie apart (vllm#52516)", () => {
     expect(await cells("int4_per_token_head")).toBe(64 + 4);
     const other = await captured(...llama, "nvfp2", "--tp", "8");
     expect(other.stderr).toMatch(/dtype "nvfp2" is none of .*nvfp4/);
+    expect((await captured(...llama, "constructor")).stderr).toMatch(/dtype "constructor" is none of/);
   });
 
   test("an indexer's keys and packed latents are not cut by token", async () => {

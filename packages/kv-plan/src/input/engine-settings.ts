@@ -2,11 +2,19 @@ import { KvError } from "@kv/interface";
 import type { ModelCaches } from "../model/model-caches.js";
 import { both, type EngineFlags } from "./engine-flags.js";
 import type { ModelSource } from "./model-source.js";
-import { type EngineSettings, MAX_RANKS } from "./pair.js";
+import { MAX_RANKS } from "./pair.js";
 
 /** An engine with its settings and the caches of its model. */
-export interface Engine extends EngineSettings {
+export interface Engine {
   readonly caches: ModelCaches;
+  readonly tpSize: number;
+  /** Pipeline stages. */
+  readonly ppSize: number;
+  /** Tokens in a kernel block; a divisor of the caches' `blockSize`. */
+  readonly kernelBlockSize: number;
+  readonly attentionBackend: string;
+  /** Logical blocks of a rank. */
+  readonly numBlocks: number;
 }
 
 /** Both engines from the flags and their models. Defaults that apply are added to `assumed`. Errors: `KV_CONFIG_INVALID`; those of `ModelSource.caches`. */
@@ -31,10 +39,10 @@ export function enginesOf(
       );
   }
   const asked = options.blockSize.length === 0 ? [] : both("--block-size", options.blockSize, 16);
-  const caches = tp.map((tpSize, side) => models[side]?.caches({ tpSize, blockSize: asked[side] })) as [
-    ModelCaches,
-    ModelCaches,
-  ];
+  const layout = options.layout.length === 0 ? [] : both("--layout", options.layout, "LBHNC");
+  const caches = tp.map((tpSize, side) =>
+    models[side]?.caches({ tpSize, blockSize: asked[side], layout: layout[side] }),
+  ) as [ModelCaches, ModelCaches];
   const of = <T>(fact: (caches: ModelCaches) => T): readonly [T, T] => [fact(caches[0]), fact(caches[1])];
   const blockSizes = of(({ blockSize }) => blockSize);
   const hasStates = caches[0].stateBlockSize !== undefined;
@@ -45,7 +53,7 @@ export function enginesOf(
   else if (asked.some((size, side) => size !== blockSizes[side]))
     assumed.push(`--block-size ${blockSizes} instead of ${asked}: vLLM raises it until a page holds a state`);
   const kernel = kernelSizes(options, assumed, caches);
-  const layout = say(
+  say(
     "--layout",
     options.layout,
     of((each) => each.layout),
@@ -67,12 +75,9 @@ export function enginesOf(
       caches: caches[side] as ModelCaches,
       tpSize: tp[side] as number,
       ppSize: pp[side] as number,
-      blockSize: size,
       kernelBlockSize: inner,
-      layout: layout[side] as EngineSettings["layout"],
       attentionBackend: backends[side] as string,
       numBlocks: numBlocks[side] as number,
-      memoryType: "VRAM",
     };
   }) as [Engine, Engine];
 }

@@ -17,7 +17,7 @@ export interface ModelSource {
   /** Whether layers have states. */
   readonly hasStates: boolean;
   /** Errors: those of `modelCaches`. */
-  caches(settings: Pick<CacheSettings, "tpSize" | "blockSize">): ModelCaches;
+  caches(settings: Pick<CacheSettings, "tpSize" | "blockSize" | "layout">): ModelCaches;
 }
 
 /** The settings of caches that both engines have in common. */
@@ -78,7 +78,10 @@ export function modelByHand(shape: ShapeByHand): ModelSource {
             spec,
           })),
         },
-        { family: "layers by hand", blockSize: settings.blockSize, maxTokens: DEFAULT_MAX_TOKENS },
+        {
+          family: "layers by hand",
+          ...{ blockSize: settings.blockSize, layout: settings.layout, maxTokens: DEFAULT_MAX_TOKENS },
+        },
       );
     },
   };

@@ -2,7 +2,8 @@ import type { KvCacheKind } from "@kv/interface";
 import { KvError } from "@kv/interface";
 import type { RankGeometry, RegionGeometry, StateSpaceGeometry } from "@kv/plan";
 import { type CacheSpec, cellBytes, type MambaSpec, pageBytes, stateBytes } from "../model/cache-spec.js";
-import type { CacheGroup, LayerCache } from "../model/kv-cache-groups.js";
+import { unscaledKeyBytes } from "../model/families/latents.js";
+import { bucketsBy, type CacheGroup, isBlockOutermost, type LayerCache } from "../model/kv-cache-groups.js";
 import { type CacheTensor, placeCaches } from "../model/kv-cache-tensors.js";
 import type { Engine } from "./engine-settings.js";
 import { requireEqualModels } from "./model-source.js";
@@ -109,7 +110,7 @@ function requireEqualGroups(prefill: readonly CacheGroup[], decode: readonly Cac
   throw new KvError(
     "KV_PLAN_UNSUPPORTED",
     `vLLM groups the layers otherwise on the two engines: ${prefill.length} and ${decode.length} groups, because the pages of their caches differ`,
-    { hint: "use one TP size, one cache dtype and one block size on both sides" },
+    { hint: "use one TP size, one cache dtype, one block size and one layout on both sides" },
   );
 }
 
@@ -144,7 +145,8 @@ function refuseSharedStages(kinds: string): never {
 }
 
 function ranksOf(engine: Engine, regions: readonly PlacelessRegion[]): RankGeometry[] {
-  const { caches, ppSize, tpSize, kernelBlockSize, blockSize } = engine;
+  const { caches, ppSize, tpSize, kernelBlockSize } = engine;
+  const { blockSize } = caches;
   const stageOfLayer = stagesOfLayers(caches.numLayers, ppSize);
   const stageOf = new Map(caches.layers.map(({ name, layer }) => [name, stageOfLayer[layer]]));
   const state = stateOf(engine);
@@ -155,7 +157,7 @@ function ranksOf(engine: Engine, regions: readonly PlacelessRegion[]): RankGeome
     return placeRegions({
       ...{ tpRank, tpSize, kernelBlockSize, deviceId: tpRank },
       physicalBlocksPerLogical: blockSize / kernelBlockSize,
-      layout: engine.layout,
+      layout: caches.layout,
       attentionBackend: engine.attentionBackend,
       ...(ppSize === 1 ? {} : { ppRank, ppSize }),
       regions: ppSize === 1 ? regions : regions.filter(({ name }) => stageOf.get(name) === ppRank),
@@ -189,28 +191,23 @@ function stateGeometry(state: MambaSpec): StateSpaceGeometry {
 /** The cache of a layer at its place in the allocation. */
 interface PlacedLayer {
   readonly layer: LayerCache;
-  readonly group: number;
   readonly offsetBytes: number;
   readonly tensor: CacheTensor;
 }
 
-function placedLayers({ caches, layout, numBlocks }: Engine): readonly PlacedLayer[] {
-  const tensors = placeCaches(caches.groups, layout.startsWith("B"), numBlocks);
-  const groupOf = new Map(
-    caches.groups.flatMap(({ layers }, group) => layers.map(({ name }) => [name, group])),
-  );
-  return tensors.flatMap((tensor) =>
+function placedLayers({ caches, numBlocks }: Engine): readonly PlacedLayer[] {
+  return placeCaches(caches, numBlocks).flatMap((tensor) =>
     tensor.layers.map((layer, index) => ({
       ...{ layer, tensor },
-      group: groupOf.get(layer.name) ?? 0,
       offsetBytes: tensor.offsetBytes + index * tensor.layerStrideBytes,
     })),
   );
 }
 
 /** Whether rows hold the pages of all layers, and are registered whole: latents, which every rank has. */
-function isPacked({ caches, layout }: Engine): boolean {
-  return layout.startsWith("B") && caches.numKvHeads === 1 && stateOf({ caches } as Engine) === undefined;
+function isPacked(engine: Engine): boolean {
+  const { layout, numKvHeads } = engine.caches;
+  return isBlockOutermost(layout) && numKvHeads === 1 && stateOf(engine) === undefined;
 }
 
 function packedMembers(engine: Engine): RankGeometry["packedMembers"] {
@@ -225,9 +222,9 @@ function packedMembers(engine: Engine): RankGeometry["packedMembers"] {
 
 /** The regions of a rank, as vLLM's connector registers them: one for each address that a cache begins at, in the order of the layers' names. */
 function regionsOf(engine: Engine): readonly PlacelessRegion[] {
-  const { caches, kernelBlockSize, blockSize, numBlocks, memoryType } = engine;
-  const perLogical = blockSize / kernelBlockSize;
-  const common = { numBlocks: numBlocks * perLogical, memoryType };
+  const { caches, kernelBlockSize, numBlocks } = engine;
+  const perLogical = caches.blockSize / kernelBlockSize;
+  const common = { numBlocks: numBlocks * perLogical, memoryType: "VRAM" as const };
   if (isPacked(engine)) {
     const rowBytes = caches.bytesPerBlock / perLogical;
     const members = caches.layers.map(({ name }) => name);
@@ -240,23 +237,18 @@ function regionsOf(engine: Engine): readonly PlacelessRegion[] {
       },
     ];
   }
-  const byAddress = new Map<number, PlacedLayer[]>();
-  for (const placed of placedLayers(engine)) {
-    const same = byAddress.get(placed.offsetBytes);
-    if (same === undefined) byAddress.set(placed.offsetBytes, [placed]);
-    else same.push(placed);
-  }
+  const byAddress = bucketsBy(placedLayers(engine), ({ offsetBytes }) => offsetBytes);
   const regions = [...byAddress.values()].map((placed): PlacelessRegion => {
     const sorted = [...placed].sort((one, other) => compareNames(one.layer.name, other.layer.name));
     const [first] = sorted as [PlacedLayer, ...PlacedLayer[]];
-    const groups = [...new Set(placed.map(({ group }) => group))].sort((one, other) => one - other);
+    const groups = [...new Set(placed.map(({ tensor }) => tensor.group))].sort((one, other) => one - other);
     const isOne = groups.length === 1;
     return {
       ...common,
       name: first.layer.name,
       blockLengthBytes: pageBytes(first.layer.spec) / perLogical,
       blockStrideBytes: first.tensor.blockStrideBytes / perLogical,
-      groupId: isOne ? first.group : -1,
+      groupId: isOne ? first.tensor.group : -1,
       ...(isOne || groups.length === caches.groups.length ? {} : { groupIds: groups }),
       ...headsAndCells(engine, sorted),
     };
@@ -270,18 +262,18 @@ function headsAndCells(
   placed: readonly PlacedLayer[],
 ): Pick<RegionGeometry, "numKvHeads" | "replicated" | "cellBytes"> {
   const heads = new Set(placed.map(({ layer }) => modelHeads(layer.spec)));
-  const [{ layer, group } = {}] = placed;
+  const [{ layer, tensor } = {}] = placed;
   const spec = layer?.spec;
   if (spec === undefined || placed.some((one) => one.layer.spec.class === "MambaSpec")) return {};
   const isLatent = spec.class === "MLAAttentionSpec" || spec.class === "SlidingWindowMLASpec";
-  const kind = kindOf(caches.groups[group ?? 0] as CacheGroup);
+  const kind = kindOf(caches.groups[tensor?.group ?? 0] as CacheGroup);
   const [count = 1] = heads;
   return {
     ...(isLatent && kind === "full" ? { replicated: true } : {}),
     ...(!isLatent && heads.size === 1 && count !== caches.numKvHeads ? { numKvHeads: count } : {}),
     // An indexer's block holds the scales of all keys after the last key.
     ...("role" in spec && spec.role === "indexer" && spec.dtype === "uint8"
-      ? { cellBytes: Math.floor(cellBytes(spec) / 132) * 128 }
+      ? { cellBytes: unscaledKeyBytes(cellBytes(spec)) }
       : {}),
   };
 }

@@ -1,4 +1,4 @@
-import type { KvCacheKind, KvCacheLayout, MemoryType } from "@kv/interface";
+import type { KvCacheKind } from "@kv/interface";
 import type { RankGeometry, RegionGeometry } from "@kv/plan";
 import type { ModelCaches } from "../model/model-caches.js";
 
@@ -32,22 +32,6 @@ export interface Pair {
 
 /** The most ranks of one engine over all stages: more than any engine has, and few enough to plan and prove in minutes. */
 export const MAX_RANKS = 1024;
-
-/** The settings that an engine is started with. */
-export interface EngineSettings {
-  readonly tpSize: number;
-  /** Pipeline stages. */
-  readonly ppSize: number;
-  /** Tokens in a logical block (vLLM: `--block-size`). */
-  readonly blockSize: number;
-  /** Tokens in a kernel block; a divisor of `blockSize`. */
-  readonly kernelBlockSize: number;
-  readonly layout: KvCacheLayout;
-  readonly attentionBackend: string;
-  /** Logical blocks of a rank. */
-  readonly numBlocks: number;
-  readonly memoryType: MemoryType;
-}
 
 const ALIGNMENT_BYTES = 2 ** 21;
 

@@ -1,16 +1,15 @@
 import { readFile } from "node:fs/promises";
 import { basename, dirname } from "node:path";
 import { KvError } from "@kv/interface";
+import { parsePythonJson } from "../model/config-fields.js";
 import type { CliOptions } from "../options.js";
-import { refusalOf } from "../report/refusal.js";
-import type { RefusalReport } from "../report/report.js";
+import { type RefusalReport, refusalReport } from "../report/report.js";
 import { suggestSizes } from "../report/suggestions.js";
 import { both } from "./engine-flags.js";
 import { type ModelSource, modelByHand, modelOfConfig } from "./model-source.js";
 import type { Pair } from "./pair.js";
 import { pairFromFile } from "./pair-file.js";
 import { pairOfModels } from "./pair-of-models.js";
-import { parsePythonJson } from "./python-json.js";
 import { type PairInput, refuseUnused } from "./unused-flags.js";
 
 /** A config.json has some kilobytes, and a described pair of hundreds of regions less than a megabyte. */
@@ -40,25 +39,18 @@ export async function readPair(options: CliOptions): Promise<Pair | RefusalRepor
     return pairFromFile(options.file, await readJson(options.file));
   }
   const title = options.config.map(nameOf).join(" / ") || "model";
+  let models: readonly [ModelSource, ModelSource] | undefined;
   try {
-    const models = options.config.length === 0 ? flagged(options) : await configs(options);
+    models = options.config.length === 0 ? flagged(options) : await configs(options);
     refuseUnusedStateDtype(options, models);
-    return orRefusal(title, options.tp, (tp) => pairOfModels(models, { ...options, tp }));
+    return pairOfModels(models, options);
   } catch (error) {
-    return refusalOf(title, error, []);
-  }
-}
-
-/** The pair, or why it is refused and the TP sizes that would work. */
-function orRefusal(
-  title: string,
-  tp: readonly number[],
-  pairOf: (tp: readonly number[]) => Pair,
-): Pair | RefusalReport {
-  try {
-    return pairOf(tp);
-  } catch (error) {
-    return refusalOf(title, error, KvError.is(error) ? suggestSizes(tp, pairOf) : []);
+    if (!KvError.is(error) || error.code !== "KV_PLAN_UNSUPPORTED") throw error;
+    const known = models;
+    // A model that is not understood has no TP size that would work.
+    const wouldWork =
+      known === undefined ? [] : suggestSizes(options.tp, (tp) => pairOfModels(known, { ...options, tp }));
+    return refusalReport(title, error, { wouldWork, assumed: [] });
   }
 }
 

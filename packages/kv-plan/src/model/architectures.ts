@@ -1,5 +1,5 @@
 import { KvError } from "@kv/interface";
-import { type ConfigFields, isRecord } from "./config-fields.js";
+import { type ConfigFields, isRecord, OTHER_WAYS } from "./config-fields.js";
 import { type DenseRules, dense, everyNthFull, multiQueryHeads } from "./families/attention.js";
 import { compressedLatents } from "./families/compressed-latents.js";
 import { latents, sparseLatents } from "./families/latents.js";
@@ -27,10 +27,6 @@ const gemma3: Partial<DenseRules> = {
   defaultTypes: everyNthFull("sliding_window_pattern", 6),
   defaultWindow: 4096,
   ignore: ["sliding_window_pattern", "_sliding_window_pattern", "use_bidirectional_attention"],
-};
-const exaone4: Partial<DenseRules> = {
-  defaultTypes: everyNthFull("sliding_window_pattern", 4),
-  ignore: ["sliding_window_pattern"],
 };
 
 /** The families by the architecture that a config names, of those that vLLM 0.33 serves. */
@@ -110,8 +106,13 @@ export const FAMILIES: Readonly<Record<string, Family>> = {
     windowed({ defaultTypes: everyNthFull("sliding_window_pattern", 4), windowPlus: 1, defaultWindow: 4096 }),
     "Cohere2ForCausalLM",
   ),
-  ...named(windowed(exaone4), "Exaone4ForCausalLM"),
-  ...named(windowed({ ...exaone4 }), "ExaoneMoeForCausalLM ExaoneMoEForCausalLM"),
+  ...named(
+    windowed({
+      defaultTypes: everyNthFull("sliding_window_pattern", 4),
+      ignore: ["sliding_window_pattern"],
+    }),
+    "Exaone4ForCausalLM ExaoneMoeForCausalLM ExaoneMoEForCausalLM",
+  ),
   ...named(
     windowed({
       layerName: "model.layers.*.attn.attn",
@@ -151,34 +152,25 @@ export const FAMILIES: Readonly<Record<string, Family>> = {
   ...named(nemotronNas, "DeciLMForCausalLM"),
   ...named(whisper, "WhisperForConditionalGeneration"),
   // Latents.
-  ...named(
-    latents("multi-head latent attention"),
-    "DeepseekV2ForCausalLM DeepseekV3ForCausalLM Glm4MoeLiteForCausalLM",
-  ),
-  ...named(
-    latents("multi-head latent attention", LANGUAGE),
-    "KimiK25ForConditionalGeneration KimiVLForConditionalGeneration",
-  ),
-  ...named(sparseLatents("sparse latent attention"), "DeepseekV32ForCausalLM GlmMoeDsaForCausalLM"),
+  ...named(latents(), "DeepseekV2ForCausalLM DeepseekV3ForCausalLM Glm4MoeLiteForCausalLM"),
+  ...named(latents(LANGUAGE), "KimiK25ForConditionalGeneration KimiVLForConditionalGeneration"),
+  ...named(sparseLatents, "DeepseekV32ForCausalLM GlmMoeDsaForCausalLM"),
   ...named(compressedLatents, "DeepseekV4ForCausalLM"),
   // States.
+  ...named(deltaNets(""), "Qwen3NextForCausalLM Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM"),
   ...named(
-    deltaNets("Qwen3-Next, Qwen3.5", ""),
-    "Qwen3NextForCausalLM Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM",
-  ),
-  ...named(
-    deltaNets("Qwen3-Next, Qwen3.5", "language_model."),
+    deltaNets("language_model."),
     "Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration",
   ),
-  ...named(kimiDeltas("Kimi K3, Kimi Linear", ""), "KimiLinearForCausalLM"),
-  ...named(kimiDeltas("Kimi K3, Kimi Linear", "language_model."), "KimiK3ForConditionalGeneration"),
-  ...named(nemotronH("Nemotron-H"), "NemotronHForCausalLM NemotronHPuzzleForCausalLM"),
+  ...named(kimiDeltas(""), "KimiLinearForCausalLM"),
+  ...named(kimiDeltas("language_model."), "KimiK3ForConditionalGeneration"),
+  ...named(nemotronH, "NemotronHForCausalLM NemotronHPuzzleForCausalLM"),
   ...named(falconH1, "FalconH1ForCausalLM"),
   ...named(graniteHybrid, "GraniteMoeHybridForCausalLM"),
   ...named(zamba2, "Zamba2ForCausalLM"),
   ...named(jamba, "JambaForCausalLM"),
-  ...named(shortConvolutions("LFM2", "model."), "Lfm2ForCausalLM Lfm2MoeForCausalLM"),
-  ...named(shortConvolutions("LFM2", "language.model."), "Lfm2VlForConditionalGeneration"),
+  ...named(shortConvolutions("model."), "Lfm2ForCausalLM Lfm2MoeForCausalLM"),
+  ...named(shortConvolutions("language.model."), "Lfm2VlForConditionalGeneration"),
   ...named(mambaOnly("Mamba 1", mamba1State), "MambaForCausalLM FalconMambaForCausalLM"),
   ...named(mambaOnly("Mamba 2", mamba2State), "Mamba2ForCausalLM"),
 };
@@ -229,7 +221,7 @@ function until(version: string, architectures: string): Record<string, string> {
   return Object.fromEntries(architectures.split(" ").map((name) => [name, version]));
 }
 
-/** The family of a config's architecture. Errors: `KV_CONFIG_INVALID` where it names none; `KV_PLAN_UNSUPPORTED` with what it is and what would help. */
+/** The family of a config's architecture. Errors: `KV_PLAN_UNSUPPORTED` where it names none, or with what it is and what would help. */
 export function familyOf(
   name: string,
   config: ConfigFields,
@@ -244,7 +236,7 @@ export function familyOf(
   const family = Object.hasOwn(FAMILIES, architecture) ? FAMILIES[architecture] : undefined;
   if (family !== undefined) return { architecture, family, textField };
   throw new KvError("KV_PLAN_UNSUPPORTED", `${name}: ${whyNot(architecture, config)}`, {
-    hint: "describe the regions in a file (--file), ask two running engines (kv-peer plan), or ask an installed vLLM for its caches (tools/vllm/cache_specs.py)",
+    hint: OTHER_WAYS,
     details: { architecture },
   });
 }

@@ -70,7 +70,11 @@ function ofModelOpt(config: Readonly<Record<string, unknown>>, isOutermost: bool
     config["kv_cache_scheme"] ||
     inner["kv_cache_quant_algo"] ||
     config["kv_cache_quant_algo"];
-  if (typeof said === "string") return { fp8: "fp8_e4m3", nvfp4: "nvfp4" }[said.toLowerCase()] ?? "auto";
+  if (typeof said === "string") {
+    const algorithm = said.toLowerCase();
+    if (algorithm === "fp8") return "fp8_e4m3";
+    return algorithm === "nvfp4" ? "nvfp4" : "auto";
+  }
   if (!isRecord(said) || said["type"] !== "float") return "auto";
   if (said["num_bits"] === 8 && said["dynamic"] === false) return "fp8_e4m3";
   return said["num_bits"] === 4 ? "nvfp4" : "auto";
@@ -111,13 +115,13 @@ export function elementsOf(
   if (cacheDtype === "half") return { dtype: "float16" };
   if (cacheDtype === "bfloat16" || cacheDtype === "float16" || cacheDtype === "float32")
     return { dtype: cacheDtype };
-  const packed = PACKED_ROW_BYTES[cacheDtype];
+  const packed = Object.hasOwn(PACKED_ROW_BYTES, cacheDtype) ? PACKED_ROW_BYTES[cacheDtype] : undefined;
   if (packed !== undefined)
     return {
       dtype: "uint8",
       contentBytes: packed(headSize) + (headSizeV === 0 ? 0 : packed(headSizeV)),
     };
-  const known = ["bfloat16", "float16", ...FP8, ...Object.keys(PACKED_ROW_BYTES)].join(", ");
+  const known = ["bfloat16", "float16", "float32", ...FP8, ...Object.keys(PACKED_ROW_BYTES)].join(", ");
   throw new KvError("KV_CONFIG_INVALID", `${name}: cache dtype "${cacheDtype}" is none of ${known}`, {
     hint: "give it with --kv-cache-dtype",
   });

@@ -12,24 +12,13 @@ export class ConfigFields {
   readonly #model: string;
   readonly #values: Readonly<Record<string, unknown>>;
   readonly #path: string;
-  readonly #read: Set<string>;
+  readonly #read = new Set<string>();
 
   /** `path`: the place of the fields within the file, with a dot at its end, or "". */
-  constructor(
-    model: string,
-    values: Readonly<Record<string, unknown>>,
-    path = "",
-    read: Set<string> = new Set(),
-  ) {
+  constructor(model: string, values: Readonly<Record<string, unknown>>, path = "") {
     this.#model = model;
     this.#values = values;
     this.#path = path;
-    this.#read = read;
-  }
-
-  /** The same fields with other values for some. */
-  with(values: Readonly<Record<string, unknown>>): ConfigFields {
-    return new ConfigFields(this.#model, { ...this.#values, ...values }, this.#path, this.#read);
   }
 
   /** The value of a field; undefined where it is missing or null. */
@@ -60,7 +49,7 @@ export class ConfigFields {
     return found;
   }
 
-  /** As `optionalCount`, above 0, or `otherwise`: the value that vLLM takes. Errors: `KV_CONFIG_INVALID` where there is none. */
+  /** As `optionalCount`, above 0, or `otherwise`: the value that vLLM takes. Errors: `KV_CONFIG_INVALID`; `KV_PLAN_UNSUPPORTED` where there is none. */
   count(names: string | readonly string[], otherwise?: number): number {
     const all = typeof names === "string" ? [names] : names;
     const found = this.optionalCount(...all) ?? otherwise;
@@ -76,7 +65,7 @@ export class ConfigFields {
     return found;
   }
 
-  /** The number of layers. Errors: `KV_CONFIG_INVALID`. */
+  /** The number of layers. Errors: those of `count`. */
   layers(names: string | readonly string[]): number {
     const found = this.count(names);
     if (found <= MAX_LAYERS) return found;
@@ -130,7 +119,7 @@ export class ConfigFields {
     return new KvError(
       "KV_PLAN_UNSUPPORTED",
       `${this.#model}: ${this.#path}${name} is ${shown(value)}; ${known}`,
-      { hint: HINT },
+      { hint: OTHER_WAYS },
     );
   }
 
@@ -144,7 +133,7 @@ export class ConfigFields {
     throw new KvError(
       "KV_PLAN_UNSUPPORTED",
       `${this.#model}: ${names}: ${unread.length === 1 ? "a field" : "fields"} that may decide the KV cache, which the rules for ${family} do not know`,
-      { hint: HINT, details: { fields: unread.map(([name]) => name) } },
+      { hint: OTHER_WAYS, details: { fields: unread.map(([name]) => name) } },
     );
   }
 
@@ -157,7 +146,8 @@ export class ConfigFields {
   }
 }
 
-const HINT =
+/** What to do with a model that the rules do not know. */
+export const OTHER_WAYS =
   "describe the regions in a file (--file), ask two running engines (kv-peer plan), or ask an installed vLLM for its caches (tools/vllm/cache_specs.py)";
 
 /** Null, false, 0 and empty values switch off what a field is about. */
@@ -174,4 +164,18 @@ export function isRecord(value: unknown): value is Readonly<Record<string, unkno
 function shown(value: unknown): string {
   const text = JSON.stringify(value) ?? String(value);
   return text.length > 60 ? `${text.slice(0, 60)}…` : text;
+}
+
+/** Texts, and the numbers that Python writes into JSON and that JSON does not have. */
+const TEXT_OR_SPECIAL = /"(?:[^"\\]|\\.)*"|-?\bInfinity\b|\bNaN\b/g;
+
+/** Reads JSON as Python writes it: `Infinity`, `-Infinity` and `NaN` become null. Errors: `SyntaxError`. */
+export function parsePythonJson(text: string): unknown {
+  try {
+    return JSON.parse(text) as unknown;
+  } catch (error) {
+    const replaced = text.replace(TEXT_OR_SPECIAL, (found) => (found.startsWith('"') ? found : "null"));
+    if (replaced === text) throw error;
+    return JSON.parse(replaced) as unknown;
+  }
 }

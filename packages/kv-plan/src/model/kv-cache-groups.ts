@@ -1,5 +1,6 @@
-import { KvError } from "@kv/interface";
+import { type KvCacheLayout, KvError } from "@kv/interface";
 import { type CacheSpec, pageBytes, specKey } from "./cache-spec.js";
+import { OTHER_WAYS } from "./config-fields.js";
 
 /** A layer with its cache, in the order in which vLLM's model makes them. */
 export interface LayerCache {
@@ -21,16 +22,21 @@ const PADDING_THRESHOLD = 1.5;
 
 /**
  * Layers in groups, as vLLM 0.33 builds them (`kv_cache_planning.py`, `get_kv_cache_groups`). Where pages differ in size, blocks of the smaller ones get more
- * tokens, or padding; `isBlockOutermost`: pages of any size lie side by side in a block. Errors: `KV_PLAN_UNSUPPORTED` where pages cannot be made equal.
+ * tokens, or padding; with blocks outermost pages of any size lie side by side in a block. Errors: `KV_PLAN_UNSUPPORTED` where pages cannot be made equal.
  */
-export function groupLayers(layers: readonly LayerCache[], isBlockOutermost: boolean): readonly CacheGroup[] {
+export function groupLayers(layers: readonly LayerCache[], layout: KvCacheLayout): readonly CacheGroup[] {
   const [first] = layers;
   if (first === undefined) return [];
   if (layers.every(({ spec }) => specKey(spec) === specKey(first.spec))) return [groupOf(layers)];
   if (isUniform(layers)) return [groupOf(layers)];
-  if (isBlockOutermost && new Set(layers.map(({ spec }) => pageBytes(spec))).size > 1)
+  if (isBlockOutermost(layout) && new Set(layers.map(({ spec }) => pageBytes(spec))).size > 1)
     return packedGroups(layers);
   return equalPages(withEqualPages(layers));
+}
+
+/** Whether a block of all layers is one piece of memory. */
+export function isBlockOutermost(layout: KvCacheLayout): boolean {
+  return layout.startsWith("B");
 }
 
 function groupOf(layers: readonly LayerCache[]): CacheGroup {
@@ -93,6 +99,7 @@ function packedGroups(layers: readonly LayerCache[]): readonly CacheGroup[] {
     throw new KvError(
       "KV_PLAN_UNSUPPORTED",
       "pages of unlike sizes in packed blocks, and no layers that repeat with one page of each size: how vLLM groups them is not known here",
+      { hint: `leave --layout out, or ${OTHER_WAYS}` },
     );
   const size = chunkWithLeastPadding(
     balanced.map(({ repeats }) => repeats),
@@ -125,8 +132,9 @@ function everyNth<T>(items: readonly T[], count: number): readonly (readonly T[]
   return Array.from({ length: count }, (_, start) => items.filter((_item, index) => index % count === start));
 }
 
-function bucketsBy<T>(items: readonly T[], keyOf: (item: T) => string): ReadonlyMap<string, T[]> {
-  const buckets = new Map<string, T[]>();
+/** Items by a key, in the order of their first ones. */
+export function bucketsBy<T, K>(items: readonly T[], keyOf: (item: T) => K): ReadonlyMap<K, readonly T[]> {
+  const buckets = new Map<K, T[]>();
   for (const item of items) {
     const key = keyOf(item);
     const bucket = buckets.get(key);

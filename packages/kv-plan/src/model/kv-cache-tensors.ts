@@ -1,8 +1,11 @@
+import type { KvCacheLayout } from "@kv/interface";
 import { type CacheSpec, leastCommonMultiple, pageBytes, specKey, strideAlignment } from "./cache-spec.js";
-import type { CacheGroup, LayerCache } from "./kv-cache-groups.js";
+import { bucketsBy, type CacheGroup, isBlockOutermost, type LayerCache } from "./kv-cache-groups.js";
 
 /** The place of the caches of some layers in the one allocation: layer `l` of block `b` begins at `offsetBytes + l * layerStride + b * blockStride`. Groups may share bytes. */
 export interface CacheTensor {
+  /** Index of the layers' group. */
+  readonly group: number;
   readonly layers: readonly LayerCache[];
   readonly offsetBytes: number;
   readonly layerStrideBytes: number;
@@ -10,29 +13,28 @@ export interface CacheTensor {
 }
 
 /** Bytes of one block id over all layers (vLLM 0.33: `_get_kv_cache_bytes_per_block`). */
-export function bytesPerBlock(groups: readonly CacheGroup[], isBlockOutermost: boolean): number {
+export function bytesPerBlock(groups: readonly CacheGroup[], layout: KvCacheLayout): number {
   const specs = groups.flatMap(({ layers }) => layers.map(({ spec }) => spec));
   const widest = (bytes: (spec: CacheSpec) => number) =>
     Math.max(0, ...groups.map(({ layers }) => layers.reduce((sum, { spec }) => sum + bytes(spec), 0)));
-  if (!isBlockOutermost) return widest(stridedPageBytes);
+  if (!isBlockOutermost(layout)) return widest(stridedPageBytes);
   return roundUp(widest(pageBytes), specs.map(strideAlignment).reduce(leastCommonMultiple, 1));
 }
 
 /** Where the caches lie for a number of blocks (vLLM 0.33: `get_kv_cache_config_from_groups`). */
 export function placeCaches(
-  groups: readonly CacheGroup[],
-  isBlockOutermost: boolean,
+  { groups, layout }: { readonly groups: readonly CacheGroup[]; readonly layout: KvCacheLayout },
   numBlocks: number,
 ): readonly CacheTensor[] {
-  const interleaved = isBlockOutermost ? bytesPerBlock(groups, true) : undefined;
-  return groups.flatMap(({ layers }) => {
+  const interleaved = isBlockOutermost(layout) ? bytesPerBlock(groups, layout) : undefined;
+  return groups.flatMap(({ layers }, group) => {
     let offsetBytes = 0;
-    return bySpec(layers).map((same): CacheTensor => {
+    return [...bucketsBy(layers, ({ spec }) => specKey(spec)).values()].map((same): CacheTensor => {
       const spec = same[0]?.spec as CacheSpec;
       const page = pageBytes(spec);
       const blockStrideBytes = interleaved ?? stridedPageBytes(spec);
-      const layerStrideBytes = isBlockOutermost ? page : numBlocks * blockStrideBytes;
-      const placed = { layers: same, offsetBytes, layerStrideBytes, blockStrideBytes };
+      const layerStrideBytes = interleaved !== undefined ? page : numBlocks * blockStrideBytes;
+      const placed = { group, layers: same, offsetBytes, layerStrideBytes, blockStrideBytes };
       offsetBytes += same.length * layerStrideBytes;
       return placed;
     });
@@ -45,13 +47,4 @@ function stridedPageBytes(spec: CacheSpec): number {
 
 function roundUp(bytes: number, alignment: number): number {
   return Math.ceil(bytes / alignment) * alignment;
-}
-
-function bySpec(layers: readonly LayerCache[]): readonly (readonly LayerCache[])[] {
-  const found = new Map<string, LayerCache[]>();
-  for (const layer of layers) {
-    const key = specKey(layer.spec);
-    found.set(key, [...(found.get(key) ?? []), layer]);
-  }
-  return [...found.values()];
 }

@@ -5,7 +5,7 @@ import { blockSizesOf, layersOf } from "./block-sizes.js";
 import { modelDtypeOf, resolvedCacheDtype } from "./cache-dtype.js";
 import { ConfigFields, isRecord } from "./config-fields.js";
 import { type CacheGroup, groupLayers, type LayerCache } from "./kv-cache-groups.js";
-import { bytesPerBlock, type CacheTensor, placeCaches } from "./kv-cache-tensors.js";
+import { bytesPerBlock } from "./kv-cache-tensors.js";
 import type { ModelContext, ModelDraft } from "./model-draft.js";
 
 /** The settings of an engine that decide the caches of its model. */
@@ -19,6 +19,8 @@ export interface CacheSettings {
   readonly prefixCaching?: boolean | undefined;
   /** vLLM's `--block-size`. */
   readonly blockSize?: number | undefined;
+  /** vLLM's `VLLM_KV_CACHE_LAYOUT`. Default: the one that the backends want first. */
+  readonly layout?: KvCacheLayout | undefined;
 }
 
 /** The KV caches of a model on one rank, as vLLM 0.33 allocates them on an H100. */
@@ -75,7 +77,7 @@ export function modelCaches(name: string, config: unknown, settings: CacheSettin
   inner.refuseUnread(`${architecture} (${family.name})`);
   return cachesOfDraft(context, draft, {
     family: family.name,
-    blockSize: settings.blockSize,
+    ...{ blockSize: settings.blockSize, layout: settings.layout },
     maxTokens: maxTokensOf(inner),
   });
 }
@@ -87,13 +89,14 @@ export function cachesOfDraft(
   given: {
     readonly family: string;
     readonly blockSize: number | undefined;
+    readonly layout: KvCacheLayout | undefined;
     readonly maxTokens: number;
   },
 ): ModelCaches {
   const sizes = blockSizesOf(context, draft, given.blockSize, given.maxTokens);
   const layers = layersOf(draft, sizes);
-  const layout = draft.layout ?? "LBHNC";
-  const groups = groupLayers(layers, isBlockOutermost(layout));
+  const layout = given.layout ?? draft.layout ?? "LBHNC";
+  const groups = groupLayers(layers, layout);
   const { architecture, assumed } = context;
   return {
     ...{ architecture, layout, layers, groups, assumed, family: given.family },
@@ -105,7 +108,7 @@ export function cachesOfDraft(
     backend: draft.backends.at(-1)?.name ?? "none",
     numLayers: draft.numLayers,
     numKvHeads: draft.numKvHeads,
-    bytesPerBlock: bytesPerBlock(groups, isBlockOutermost(layout)),
+    bytesPerBlock: bytesPerBlock(groups, layout),
     notHandedOver: draft.notHandedOver,
   };
 }
@@ -114,15 +117,6 @@ export function cachesOfDraft(
 function kernelBlockSizeOf({ backends }: ModelDraft, blockSize: number): number {
   const only = backends.filter(({ only: isOnly }) => isOnly === true).map(({ kernelTokens }) => kernelTokens);
   return Math.min(blockSize, ...only);
-}
-
-/** Where the caches lie for a number of blocks. */
-export function tensorsOf({ groups, layout }: ModelCaches, numBlocks: number): readonly CacheTensor[] {
-  return placeCaches(groups, isBlockOutermost(layout), numBlocks);
-}
-
-function isBlockOutermost(layout: KvCacheLayout): boolean {
-  return layout.startsWith("B");
 }
 
 /** vLLM's `max_model_len` where a config names no longest sequence. */

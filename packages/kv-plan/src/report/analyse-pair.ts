@@ -22,6 +22,7 @@ import {
   type RankReport,
   REPORT_VERSION,
   type ReadReport,
+  refusalReport,
 } from "./report.js";
 import { type RequestSettings, sampleRequest } from "./sample-request.js";
 import { prefillRank, refusedByVllm, stageReports } from "./stage-reports.js";
@@ -75,19 +76,10 @@ export function analysePair(pair: Pair, options: AnalyseOptions): PairReport {
     return planned(pair, options);
   } catch (error) {
     if (!KvError.is(error) || error.code === "KV_INTERNAL") throw error;
-    return {
-      version: REPORT_VERSION,
-      outcome: "refused",
-      title: pair.title,
-      code: error.code,
-      reason: error.message,
-      hint: error.hint ?? null,
-      details: error.details,
-      wouldWork: suggestChanges(pair, (other) => {
-        plansOf(other, options);
-      }),
-      assumed: pair.assumed,
-    };
+    const wouldWork = suggestChanges(pair, (other) => {
+      plansOf(other, options);
+    });
+    return refusalReport(pair.title, error, { wouldWork, assumed: pair.assumed });
   }
 }
 

@@ -1,19 +1,15 @@
 import { type CacheSpec, pageBytes, specKey, unpaddedPageBytes } from "../model/cache-spec.js";
+import { bucketsBy } from "../model/kv-cache-groups.js";
 import type { ModelCaches } from "../model/model-caches.js";
 import type { CacheReport } from "./report.js";
 
 /** The caches of a rank by group and shape. */
 export function cacheReports({ groups }: ModelCaches): readonly CacheReport[] {
-  return groups.flatMap(({ layers }, group) => {
-    const counts = new Map<string, { readonly spec: CacheSpec; layers: number }>();
-    for (const { spec } of layers) {
-      const key = specKey(spec);
-      const known = counts.get(key);
-      if (known === undefined) counts.set(key, { spec, layers: 1 });
-      else known.layers += 1;
-    }
-    return [...counts.values()].map((each) => cacheReport(group, each.layers, each.spec));
-  });
+  return groups.flatMap(({ layers }, group) =>
+    [...bucketsBy(layers, ({ spec }) => specKey(spec)).values()].map((same) =>
+      cacheReport(group, same.length, same[0]?.spec as CacheSpec),
+    ),
+  );
 }
 
 function cacheReport(group: number, layers: number, spec: CacheSpec): CacheReport {

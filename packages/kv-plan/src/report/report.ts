@@ -1,4 +1,4 @@
-import type { KvCacheKind, KvErrorCode } from "@kv/interface";
+import type { KvCacheKind, KvError, KvErrorCode } from "@kv/interface";
 import type { BlockOrder, ReceiveConversion, TransferForm } from "@kv/plan";
 import type { ProofResult } from "@kv/plan/prove";
 import type { PoolState } from "./sample-request.js";
@@ -232,3 +232,15 @@ export interface RefusalReport {
 
 /** The report of `kv-plan` for a pair. */
 export type PairReport = PlanReport | RefusalReport;
+
+/** The report of a model or a pair that is refused with an error. */
+export function refusalReport(
+  title: string,
+  { code, message, hint, details }: KvError,
+  { wouldWork, assumed }: Pick<RefusalReport, "wouldWork" | "assumed">,
+): RefusalReport {
+  return {
+    ...{ version: REPORT_VERSION, outcome: "refused", title, code },
+    ...{ reason: message, hint: hint ?? null, details, wouldWork, assumed },
+  };
+}

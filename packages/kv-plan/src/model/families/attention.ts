@@ -11,8 +11,7 @@ import {
 } from "../model-draft.js";
 
 /** Heads and head size of a model, for most architectures. */
-export interface AttentionShape {
-  readonly layers: number;
+interface HeadShape {
   readonly heads: number;
   readonly kvHeads: number;
   readonly headSize: number;
@@ -52,14 +51,21 @@ const KV_HEADS = [
   "num_attention_groups",
 ];
 
-/** Layers, heads and head size, with vLLM's aliases of the fields. Errors: `KV_CONFIG_INVALID`; `KV_PLAN_UNSUPPORTED` for a TP size that vLLM refuses. */
+/** Layers, heads and head size, with vLLM's aliases of the fields. Errors: those of `headShapeOf`. */
 export function shapeOf(
   context: ModelContext,
   kvHeadsOf?: (context: ModelContext) => number | undefined,
-): AttentionShape {
+): HeadShape & { readonly layers: number } {
+  return { layers: context.fields.layers(LAYERS), ...headShapeOf(context, kvHeadsOf) };
+}
+
+/** Heads and head size, with vLLM's aliases of the fields. Errors: `KV_CONFIG_INVALID`; `KV_PLAN_UNSUPPORTED` for a TP size that vLLM refuses. */
+export function headShapeOf(
+  context: ModelContext,
+  kvHeadsOf?: (context: ModelContext) => number | undefined,
+): HeadShape {
   const { fields, assumed } = context;
   const type = fields.text("model_type") ?? "";
-  const layers = fields.layers(LAYERS);
   const heads = fields.count(HEADS, HEADS_OF_TYPE[type]);
   divided(context, heads, "attention heads");
   let kvHeads = kvHeadsOf?.(context) ?? fields.optionalCount(...KV_HEADS);
@@ -90,7 +96,7 @@ export function shapeOf(
       "KV_CONFIG_INVALID",
       `${context.name}: ${heads} attention heads do not divide among ${kvHeads} KV heads`,
     );
-  return { layers, heads, kvHeads, headSize };
+  return { heads, kvHeads, headSize };
 }
 
 /** K and V of the KV heads of a rank. */

@@ -14,10 +14,20 @@ import {
 const PACKED_LATENT_BYTES = 656;
 /** Tokens of a kernel block of sparse MLA, its indexer, and dense MLA with FP8 latents. */
 const MLA_KERNEL_TOKENS = 64;
+const LAYER_NAME = "model.layers.*.self_attn.attn";
+
+/** Elements of an indexer's key that share a scale, and its bytes. */
+const SCALED_ELEMENTS = 128;
+const SCALE_BYTES = 4;
 
 /** Bytes of an indexer's FP8 key with a float32 scale for each 128 elements. */
 export function indexerKeyBytes(headSize: number): number {
-  return headSize + Math.ceil(headSize / 128) * 4;
+  return headSize + Math.ceil(headSize / SCALED_ELEMENTS) * SCALE_BYTES;
+}
+
+/** Of the bytes of `indexerKeyBytes`, those without the scales. */
+export function unscaledKeyBytes(keyBytes: number): number {
+  return keyBytes - Math.ceil(keyBytes / (SCALED_ELEMENTS + SCALE_BYTES)) * SCALE_BYTES;
 }
 
 /** The elements of a latent: the compressed K and V, and the part with positions. */
@@ -54,9 +64,9 @@ export function denseLatentSpec(context: ModelContext, headSize: number): Omit<A
 }
 
 /** Multi-head latent attention (DeepSeek V2, V3, R1; Kimi K2). */
-export function latents(family: string, layerName = "model.layers.*.self_attn.attn"): Family {
+export function latents(layerName = LAYER_NAME): Family {
   return {
-    name: family,
+    name: "multi-head latent attention",
     read(context): ModelDraft {
       const { fields } = context;
       if (fields.has("index_topk")) return sparse(context, layerName);
@@ -79,9 +89,10 @@ export function latents(family: string, layerName = "model.layers.*.self_attn.at
 }
 
 /** Sparse MLA: an indexer's keys beside each layer's latents (DeepSeek V3.2, GLM 5). */
-export function sparseLatents(family: string, layerName = "model.layers.*.self_attn.attn"): Family {
-  return { name: family, read: (context) => sparse(context, layerName) };
-}
+export const sparseLatents: Family = {
+  name: "sparse latent attention",
+  read: (context) => sparse(context, LAYER_NAME),
+};
 
 function sparse(context: ModelContext, layerName: string): ModelDraft {
   const { fields } = context;

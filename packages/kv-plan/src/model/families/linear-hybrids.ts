@@ -16,8 +16,8 @@ import {
 } from "./state-shapes.js";
 
 /** Gated delta nets with a full layer among several (Qwen3-Next, Qwen3.5). */
-export const deltaNets = (family: string, prefix: string): Family => ({
-  name: family,
+export const deltaNets = (prefix: string): Family => ({
+  name: "Qwen3-Next, Qwen3.5",
   read(context) {
     const { fields } = context;
     const layers = fields.layers("num_hidden_layers");
@@ -37,8 +37,8 @@ export const deltaNets = (family: string, prefix: string): Family => ({
 });
 
 /** Kimi delta attention, with latents in some layers (Kimi K3, Kimi Linear). */
-export const kimiDeltas = (family: string, prefix: string): Family => ({
-  name: family,
+export const kimiDeltas = (prefix: string): Family => ({
+  name: "Kimi K3, Kimi Linear",
   read(context): ModelDraft {
     const { fields } = context;
     const layers = fields.layers("num_hidden_layers");
@@ -60,7 +60,7 @@ export const kimiDeltas = (family: string, prefix: string): Family => ({
       },
       recurrentDtype(context, undefined, "float32"),
     );
-    linear.refuseUnread(family);
+    linear.refuseUnread(context.architecture);
     return {
       numLayers: layers,
       numKvHeads: 1,
@@ -104,8 +104,8 @@ export const jamba: Family = {
 };
 
 /** LFM2: short convolutions, with attention in some layers. */
-export const shortConvolutions = (family: string, prefix: string): Family => ({
-  name: family,
+export const shortConvolutions = (prefix: string): Family => ({
+  name: "LFM2",
   read(context) {
     const { fields } = context;
     const layers = fields.layers("num_hidden_layers");

@@ -1,17 +1,16 @@
 import type { Family, ModelContext } from "../model-draft.js";
-import { hybrid, kindOfType, mamba2, recurrentDtype } from "./state-shapes.js";
+import { hybrid, kindOfType, mamba2, recurrentDtype, type State } from "./state-shapes.js";
 
 /** Nemotron-H: a letter for each layer, M of Mamba 2, * of attention, others without a cache. */
-export const nemotronH = (family: string, prefix = "model."): Family => ({
-  name: family,
+export const nemotronH: Family = {
+  name: "Nemotron-H",
   read(context) {
     const { fields } = context;
     const letters = nemotronLetters(context);
-    const heads = fields.count("mamba_num_heads");
     const state = mamba2(
       context,
       {
-        heads,
+        heads: fields.count("mamba_num_heads"),
         headSize: fields.count("mamba_head_dim"),
         stateSize: fields.count(["ssm_state_size", "mamba_state_dim"]),
         groups: fields.count(["mamba_n_groups", "n_groups"]),
@@ -20,22 +19,15 @@ export const nemotronH = (family: string, prefix = "model."): Family => ({
       recurrentDtype(context, "mamba_ssm_cache_dtype", "float32"),
     );
     fields.ignore("expand", "mamba_expand", "layer_types", "attention_head_dim");
-    // The pattern counts the layers, whatever num_hidden_layers says.
-    fields.ignore("num_hidden_layers");
     const kinds = { M: ["state"], "*": ["attention"], "-": [], E: [] } as const;
-    return hybrid(
-      withLayers(context, letters.length),
-      letters.length,
-      (layer) => kinds[letters[layer] ?? "-"],
-      {
-        state,
-        attentionName: `${prefix}layers.*.mixer.attn`,
-        stateName: `${prefix}layers.*.mixer`,
-        stateAlignment: 1,
-      },
-    );
+    // The pattern counts the layers, whatever num_hidden_layers says.
+    return hybrid(context, letters.length, (layer) => kinds[letters[layer] ?? "-"], {
+      state,
+      attentionName: "model.layers.*.mixer.attn",
+      stateName: "model.layers.*.mixer",
+    });
   },
-});
+};
 
 type NemotronLetter = "M" | "*" | "-" | "E";
 const NEMOTRON_TYPES: Readonly<Record<string, NemotronLetter>> = {
@@ -56,10 +48,21 @@ function nemotronLetters({ fields }: ModelContext): readonly NemotronLetter[] {
   });
 }
 
-/** The context of a model whose layers another field counts. */
-function withLayers(context: ModelContext, layers: number): ModelContext {
-  const fields = context.fields.with({ num_hidden_layers: layers });
-  return { ...context, fields };
+/** The state of Falcon-H1 and Granite 4, whose configs name its sizes as Bamba's does. `inner`: elements of x. */
+function stateOfBamba(context: ModelContext, inner: number): State {
+  const { fields } = context;
+  const heads = fields.count("mamba_n_heads");
+  const headSize = fields.value("mamba_d_head") === "auto" ? inner / heads : fields.count("mamba_d_head");
+  return mamba2(
+    context,
+    {
+      ...{ heads, headSize, inner },
+      stateSize: fields.count("mamba_d_state"),
+      groups: fields.count("mamba_n_groups"),
+      kernel: fields.count("mamba_d_conv"),
+    },
+    recurrentDtype(context, undefined, context.modelDtype),
+  );
 }
 
 /** Falcon-H1: attention and Mamba 2 side by side in every layer. The states have numbers of their own, after all of attention's. */
@@ -72,23 +75,11 @@ export const falconH1: Family = {
       fields.optionalCount("mamba_d_ssm") ??
       Math.floor(fields.number("mamba_expand", 2) * fields.count("hidden_size"));
     fields.ignore("mamba_expand", "attn_layer_indices", "layer_types", "layers_block_type");
-    const heads = fields.count("mamba_n_heads");
-    const headSize = fields.value("mamba_d_head") === "auto" ? inner / heads : fields.count("mamba_d_head");
-    const state = mamba2(
-      context,
-      {
-        ...{ heads, headSize, inner },
-        stateSize: fields.count("mamba_d_state"),
-        groups: fields.count("mamba_n_groups"),
-        kernel: fields.count("mamba_d_conv"),
-      },
-      recurrentDtype(context, undefined, context.modelDtype),
-    );
+    const state = stateOfBamba(context, inner);
     const draft = hybrid(context, layers, () => ["attention", "state"], {
       state,
       attentionName: "model.layers.*.attn",
       stateName: "model.*.mixer",
-      stateAlignment: 1,
     });
     const named = draft.layers.map((each) =>
       "mambaType" in each.spec ? { ...each, name: `model.${layers + each.layer}.mixer` } : each,
@@ -109,23 +100,11 @@ export const graniteHybrid: Family = {
     if (types === undefined)
       throw fields.unknownValue("layer_types", null, "the type of each layer is needed");
     const inner = fields.count("mamba_expand", 2) * fields.count("hidden_size");
-    const heads = fields.count("mamba_n_heads");
-    const headSize = fields.value("mamba_d_head") === "auto" ? inner / heads : fields.count("mamba_d_head");
-    const state = mamba2(
-      context,
-      {
-        ...{ heads, headSize, inner },
-        stateSize: fields.count("mamba_d_state"),
-        groups: fields.count("mamba_n_groups"),
-        kernel: fields.count("mamba_d_conv"),
-      },
-      recurrentDtype(context, undefined, context.modelDtype),
-    );
+    const state = stateOfBamba(context, inner);
     return hybrid(context, layers, (layer) => [kindOfType(context, "layer_types", types[layer])], {
       state,
       attentionName: "model.layers.*.self_attn.attn",
       stateName: "model.layers.*.mamba",
-      stateAlignment: 1,
     });
   },
 };
@@ -176,7 +155,7 @@ export const zamba2: Family = {
       return type === "hybrid" ? (["attention", "state"] as const) : (["state"] as const);
     };
     const draft = hybrid(context, layers, kindsOf, {
-      ...{ state, headSize, stateAlignment: 1 },
+      ...{ state, headSize },
       attentionName: "model.attn.*",
       stateName: "*.mixer",
     });

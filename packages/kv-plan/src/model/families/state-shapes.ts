@@ -8,7 +8,7 @@ import {
   type ModelContext,
   type ModelDraft,
 } from "../model-draft.js";
-import { attentionSpec, shapeOf } from "./attention.js";
+import { attentionSpec, headShapeOf } from "./attention.js";
 
 export type State = Omit<MambaSpec, "blockSize" | "pageSizePadded">;
 
@@ -142,7 +142,7 @@ export function hybrid(
     readonly headSize?: number;
   },
 ): ModelDraft {
-  const shape = shapeOf(context);
+  const shape = headShapeOf(context);
   const spec = attentionSpec(context, { ...shape, headSize: given.headSize ?? shape.headSize });
   const named = (template: string, layer: number) => template.replace("*", String(layer));
   return {
