@@ -28,16 +28,20 @@ export default {
         "scripts/*.mjs",
         "bench/main.ts",
         "bench/fast-upstream.ts",
+        "bench/fairness-proxy.ts",
         "bench/proxy-upstream.ts",
-        "bench/target.ts",
+        "bench/turn-upstream.ts",
         "bench/nixl/target.ts",
-        "bench/pull-hops/trace.mjs",
       ],
-      project: ["scripts/**/*.mjs", "bench/**/*.ts", "bench/**/*.mjs"],
+      project: ["scripts/**/*.mjs", "bench/**/*.ts"],
     },
     native: {
       entry: ["build.mjs", "scripts/build-platforms.mjs", "scripts/*.d.mts"],
       ignoreDependencies: ["node-addon-api", "node-api-headers"],
+    },
+    examples: {
+      entry: ["*.mjs"],
+      project: ["*.mjs"],
     },
     tools: {
       entry: ["**/*.ts"],

@@ -38,6 +38,25 @@ const SHARED = [
   "packages/{connector,epp,fleet,http,pull,push,proxy,side-channel}/test/**/*.test.ts",
 ];
 
+/** The demo's tests take the packages as they are built: each of its files loads all of them. After an edit they take the sources. */
+const BUILT = afterAnEdit ? [] : ["apps/demo/**/*.test.ts"];
+
+const builtProject = {
+  extends: true as const,
+  resolve: {
+    alias: [
+      { find: /^@kv\/(?!testing)([a-z-]+)$/, replacement: `${packages}/$1/dist/index.js` },
+      { find: /^@kv\/(?!testing)([a-z-]+)\/(.+)$/, replacement: `${packages}/$1/dist/$2.js` },
+    ],
+  },
+  test: {
+    name: "built",
+    include: BUILT,
+    exclude: EXCLUDED,
+    server: { deps: { external: [/\/packages\/[a-z-]+\/dist\//] } },
+  },
+};
+
 export default defineConfig({
   resolve: {
     alias: [
@@ -57,8 +76,9 @@ export default defineConfig({
       },
       {
         extends: true,
-        test: { name: "alone", include: ["**/*.test.ts"], exclude: [...EXCLUDED, ...SHARED] },
+        test: { name: "alone", include: ["**/*.test.ts"], exclude: [...EXCLUDED, ...SHARED, ...BUILT] },
       },
+      ...(BUILT.length === 0 ? [] : [builtProject]),
     ],
     // Fault runs have fewer requests than their 1,000.
     env: isWhole ? {} : { KV_REQUESTS: process.env["KV_REQUESTS"] ?? "400" },
@@ -67,6 +87,7 @@ export default defineConfig({
     hookTimeout: 60_000,
     // The default of 1 s is less than a busy machine may need.
     expect: { poll: { timeout: 30_000 } },
-    maxWorkers: 2,
+    // Some tests wait for a timeout or a process: with a third worker two cores are busy.
+    maxWorkers: isWhole ? 2 : 3,
   },
 });

@@ -6,7 +6,7 @@ export default mergeConfig(
   { ...shared, test: { ...shared.test, projects: undefined, include: [] } },
   defineConfig({
     test: {
-      include: ["tools/vllm/**/*.live.ts"],
+      include: ["tools/{clients,vllm}/**/*.live.ts"],
       fileParallelism: false,
       testTimeout: 600_000,
       hookTimeout: 600_000,

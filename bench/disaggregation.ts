@@ -4,8 +4,7 @@ import { startCluster } from "../apps/demo/src/cluster/cluster.js";
 import { planProxy } from "../apps/demo/src/cluster/cluster-plan.js";
 import { jsonLog } from "../apps/demo/src/processes/json-log.js";
 import { type CompletionOutcome, complete } from "../apps/demo/src/run/completion-client.js";
-import type { Row } from "./report.js";
-import { bestRatio, median, pairRatio, percentile, spread } from "./report.js";
+import { compare, median, percentile, type Row } from "./report.js";
 
 /** A forward pass of 512 tokens takes this long, in P and in D, as on an accelerator of the middle class with a model of 8 billion parameters. */
 const FORWARD_MS_PER_512 = 40;
@@ -64,19 +63,13 @@ export async function disaggregation(): Promise<readonly Row[]> {
       if (round > 0) runs[at]?.push(run);
     }
   const values = (what: keyof Run, at: 0 | 1) => (runs[at] ?? []).map((run) => run[what]);
-  const row = (what: string, of: keyof Run, unit: string, most: number, wanted: string): Row => {
-    const [rule, always] = [values(of, 0), values(of, 1)];
-    const ratio = pairRatio(rule, always);
-    return {
-      ...{ what, ours: spread(rule, unit), theirs: spread(always, unit), ratio },
-      ...{ best: bestRatio(rule, always, "least"), wanted, met: ratio <= most },
-    };
-  };
+  const row = (what: string, of: keyof Run, unit: string, most: number) =>
+    compare(what, [values(of, 0), values(of, 1)], unit, "<=", most);
   const load = `${CONVERSATIONS} conversations of ${TURNS} turns, ${SYSTEM_TOKENS + FIRST_TOKENS} tokens and ${TURN_TOKENS} more each, 1 P, 2 D`;
   return [
-    row(`prefill legs, ${load}: the rule / always two legs`, "prefillLegs", "", 0.5, "<= 0.5"),
-    row("time to the first token, p50", "ttftMs", "ms", 1, "<= 1"),
-    row("time per further token, p99 over requests", "decodeMs", "ms", 1.1, "<= 1.1"),
+    row(`prefill legs, ${load}: the rule / always two legs`, "prefillLegs", "", 0.5),
+    row("time to the first token, p50", "ttftMs", "ms", 1),
+    row("time per further token, p99 over requests", "decodeMs", "ms", 1.1),
   ];
 }
 

@@ -8,7 +8,7 @@ import { type EnvoyOptions, envoyConfig } from "../apps/demo/src/envoy/envoy-con
 import { installEnvoy } from "../apps/demo/src/envoy/install-envoy.js";
 import { cpuMs, firstLine, freePort, residentBytes, startOnCore } from "./child-processes.js";
 import { LoadGenerator, type LoadResult } from "./proxy-load.js";
-import { median, type Row, spread } from "./report.js";
+import { alone, median, type Row, spread } from "./report.js";
 
 const ROUNDS = 15;
 const ALONE_MS = 600;
@@ -132,23 +132,12 @@ async function addedLatency(generator: LoadGenerator, urls: Readonly<Record<Way,
   const added = (way: Way, over: Way) =>
     p50[way].map((value, round) => value - (p50[over][round] ?? Number.NaN));
   const over = added("picked", "static");
+  const first = "one client, streamed, p50 of a round: added by kv-epp, over Envoy with a static cluster";
+  const second = "the same: added by Envoy with a static cluster, over D without it";
+  const [beside, none] = [spread(p50.static, "ms"), spread(p50.direct, "ms")];
   return [
-    {
-      what: "one client, streamed, p50 of a round: added by kv-epp, over Envoy with a static cluster",
-      ours: spread(over, "ms"),
-      theirs: spread(p50.static, "ms"),
-      ratio: undefined,
-      wanted: "<= 2 ms",
-      met: median(over) <= 2,
-    },
-    {
-      what: "the same: added by Envoy with a static cluster, over D without it",
-      ours: spread(added("static", "direct"), "ms"),
-      theirs: spread(p50.direct, "ms"),
-      ratio: undefined,
-      wanted: "reported",
-      met: undefined,
-    },
+    alone(first, spread(over, "ms"), "<= 2 ms", median(over) <= 2, beside),
+    alone(second, spread(added("static", "direct"), "ms"), "reported", undefined, none),
   ];
 }
 
@@ -162,14 +151,9 @@ async function picks(generator: LoadGenerator, url: string, pid: number): Promis
     perSecond.push(1000 / ((cpuMs(pid) - before) / tookMs.length));
     rates.push(rate);
   }
-  return {
-    what: `${CLIENTS} clients: picks per second of the picker's processor time; theirs: requests per second through Envoy`,
-    ours: spread(perSecond, "/s"),
-    theirs: spread(rates, "/s"),
-    ratio: undefined,
-    wanted: ">= 1000",
-    met: median(perSecond) >= 1_000,
-  };
+  const what = `${CLIENTS} clients: picks per second of the picker's processor time; theirs: requests per second through Envoy`;
+  const isMet = median(perSecond) >= 1_000;
+  return alone(what, spread(perSecond, "/s"), ">= 1000", isMet, spread(rates, "/s"));
 }
 
 /** The heap grows until its first full collections, so the first fifth of the requests does not count. */

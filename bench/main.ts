@@ -2,39 +2,33 @@
 import { parseArgs } from "node:util";
 import { disaggregation } from "./disaggregation.js";
 import { epp } from "./epp.js";
+import { fairness } from "./fairness.js";
 import { growth } from "./growth/index.js";
-import { mapping } from "./mapping.js";
-import { metadata } from "./metadata.js";
+import { multiTurn } from "./multi-turn/index.js";
 import { neuron } from "./neuron.js";
 import { nixl } from "./nixl/index.js";
 import { plan } from "./plan.js";
 import { prepare } from "./prepare.js";
 import { proxy } from "./proxy.js";
 import { proxyWorkers } from "./proxy-workers.js";
-import { pullHops } from "./pull-hops/index.js";
 import { pushVsPull } from "./push-vs-pull/index.js";
-import { read } from "./read.js";
 import type { Row } from "./report.js";
 import { printRows } from "./report.js";
-import { trace } from "./trace.js";
 
 /** Each benchmark gets the parts of --only, if any. */
 const BENCHMARKS: Readonly<Record<string, (only: readonly string[] | undefined) => Promise<readonly Row[]>>> =
   {
-    read,
     prepare,
-    mapping,
     proxy,
     epp,
     "proxy-workers": proxyWorkers,
+    fairness,
     plan,
     nixl,
-    metadata,
     neuron,
-    "pull-hops": pullHops,
-    trace,
     "push-vs-pull": pushVsPull,
     disaggregation,
+    "multi-turn": multiTurn,
     growth,
   };
 

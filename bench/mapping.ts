@@ -1,8 +1,7 @@
 import { performance } from "node:perf_hooks";
 import { computeTpMapping } from "@kv/topology";
 import { pythonOnce, vllmPython } from "./python-peer.js";
-import type { Row } from "./report.js";
-import { pairRatio, spread } from "./report.js";
+import { alone, pairRatio, type Row, spread } from "./report.js";
 
 const SIZES = [1, 2, 4, 8];
 const ROUNDS = 200;
@@ -11,18 +10,7 @@ const ROUNDS = 200;
 export async function mapping(): Promise<readonly Row[]> {
   const what = "TP mapping, a grid of 240 calls: vLLM's time / ours";
   const vllm = vllmPython();
-  if (vllm === undefined) {
-    return [
-      {
-        what,
-        ours: "-",
-        theirs: "not set up: npm run test:vllm",
-        ratio: undefined,
-        wanted: ">= 10",
-        met: undefined,
-      },
-    ];
-  }
+  if (vllm === undefined) return [alone(what, "-", ">= 10", undefined, "not set up: npm run test:vllm")];
   const inputs = SIZES.flatMap((tpSize) =>
     SIZES.flatMap((remoteTpSize) =>
       SIZES.flatMap((numKvHeads) =>
@@ -48,15 +36,7 @@ export async function mapping(): Promise<readonly Row[]> {
   };
   for (let i = 0; i < ROUNDS; i += 1) round();
   const ours = Array.from({ length: ROUNDS }, round);
+  const [own, other] = [ours, theirs.ms].map((values) => spread(values, "ms")) as [string, string];
   const ratio = pairRatio(theirs.ms, ours) * (inputs.length / theirs.calls);
-  return [
-    {
-      what,
-      ours: spread(ours, "ms"),
-      theirs: spread(theirs.ms, "ms"),
-      ratio,
-      wanted: ">= 10",
-      met: ratio >= 10,
-    },
-  ];
+  return [{ what, ours: own, theirs: other, ratio, wanted: ">= 10", met: ratio >= 10 }];
 }

@@ -15,7 +15,7 @@ import { neuronCaches, neuronPlatform, simulatedDevice } from "@kv/neuron";
 import { pullConnector } from "@kv/pull";
 import { engineIdentity } from "@kv/testing/engine-identity";
 import { memoryNetwork, memorySideChannel, memoryTransport, virtualClock } from "@kv/transport-memory";
-import { pairRatio, type Row, spread } from "./report.js";
+import { alone, median, pairRatio, type Row, spread } from "./report.js";
 
 const ROUNDS = 1;
 const REQUESTS = 16;
@@ -236,13 +236,6 @@ async function idle(): Promise<Row> {
   await scheduler.close();
   await transport.close();
   await device.close();
-  const median = [...costs].sort((a, b) => a - b)[1] ?? Number.NaN;
-  return {
-    what: `an idle step of a staged connector, both sides (processor time ${processor})`,
-    ours: spread(costs, "us"),
-    theirs: "-",
-    ratio: undefined,
-    wanted: `<= ${WANTED_IDLE_US} us`,
-    met: median <= WANTED_IDLE_US,
-  };
+  const what = `an idle step of a staged connector, both sides (processor time ${processor})`;
+  return alone(what, spread(costs, "us"), `<= ${WANTED_IDLE_US} us`, median(costs) <= WANTED_IDLE_US);
 }

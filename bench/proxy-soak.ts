@@ -1,23 +1,41 @@
-// npm run soak:proxy [-- --minutes 30 --clients 16 --every-s 20]: requests through kv-proxy, with pairing, KV events, token ids and the disaggregation
-// rule, while its instances are killed and started again, each time as the other of two versions that do not fit. A request that fails before its
-// client has received a byte could have been retried, so there must be none; nor may one go to a pair that does not fit. Memory must not grow.
+// npm run soak:proxy [-- --minutes 30 --clients 16 --every-s 20]; with --engines memory|nixl see engine-soak.ts: requests through kv-proxy, with pairing, KV events, token ids and the disaggregation
+// rule, while its instances are killed, or drained, and started again, each time as the other of two versions that do not fit. A request that fails before its
+// client has received a byte could have been retried, so there must be none; nor may one go to a pair that does not fit. Clients use all routes, stream, ask for two
+// choices, read slowly, or leave; the publishers of the first pair lie. With --readback: conversations whose turns are read back (readback-soak.ts). Each complete answer must have all its words; memory must not grow; at the end nothing is in flight.
 import { type ChildProcess, spawn } from "node:child_process";
 import { once } from "node:events";
-import { readFileSync } from "node:fs";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 import { parseArgs } from "node:util";
 import { Agent } from "undici";
+import { firstLine, watchMemory } from "./child-processes.js";
+import { engineSoak } from "./engine-soak.js";
+import { soakReadback } from "./readback-soak.js";
+import { EVENTS } from "./upstream-answers.js";
 
 const { values } = parseArgs({
   options: {
     minutes: { type: "string", default: "30" },
     clients: { type: "string", default: "16" },
     "every-s": { type: "string", default: "20" },
+    engines: { type: "string" },
+    connector: { type: "string", default: "NixlConnector" },
+    readback: { type: "boolean" },
   },
 });
 const durationMs = Number(values.minutes) * 60_000;
 const everyMs = Number(values["every-s"]) * 1_000;
+if (values.engines === "memory" || values.engines === "nixl") {
+  const soak = { transport: values.engines, connector: values.connector, durationMs, everyMs } as const;
+  const good = await engineSoak({ ...soak, clients: Number(values.clients) });
+  console.log(good ? "ok" : "not ok: different, late, held, and without deaths also failed, must be 0");
+  process.exit(good ? 0 : 1);
+}
+if (values.readback === true) {
+  const isGood = await soakReadback(durationMs, Number(values.clients), everyMs);
+  console.log(isGood ? "ok" : "not ok");
+  process.exit(isGood ? 0 : 1);
+}
 const GROWTH_LIMIT = 1.25;
 const PAIRS = 3;
 
@@ -33,133 +51,186 @@ const cli = fileURLToPath(new URL("../packages/proxy/src/cli.ts", import.meta.ur
 
 const VERSIONS = ["0.32.0", "0.33.0"];
 
-async function startUpstream(ports: Pair["ports"], version: number): Promise<Pair> {
-  const args = ["--import", "tsx", upstreamScript, ...ports.map(String), VERSIONS[version] ?? ""];
+async function startUpstream(ports: Pair["ports"], version: number, lies: boolean): Promise<Pair> {
+  const about = [...ports.map(String), VERSIONS[version] ?? "", String(lies)];
+  const args = ["--import", "tsx", upstreamScript, ...about];
   const child = spawn(process.execPath, args, { stdio: ["pipe", "pipe", "inherit"] });
   const { prefill, decode, sideChannel } = JSON.parse(await firstLine(child)) as Record<string, number>;
   return { child, ports: [prefill ?? 0, decode ?? 0, sideChannel ?? 0], version };
 }
 
-async function firstLine(child: ChildProcess): Promise<string> {
-  let text = "";
-  for await (const chunk of child.stdout ?? []) {
-    text += String(chunk);
-    if (text.includes("\n")) break;
-  }
-  return text.slice(0, text.indexOf("\n"));
-}
-
-const residentMebibytes = (pid: number) =>
-  Number(/VmRSS:\s+(\d+)/.exec(readFileSync(`/proc/${pid}/status`, "utf8"))?.[1]) / 1024;
-
-const pairs = await Promise.all(Array.from({ length: PAIRS }, (_, at) => startUpstream([0, 0, 0], at % 2)));
+const pairs = await Promise.all(
+  Array.from({ length: PAIRS }, (_, at) => startUpstream([0, 0, 0], at % 2, at === 0)),
+);
 const urls = (at: 0 | 1) => pairs.map(({ ports }) => `127.0.0.1:${ports[at]}`);
 const sideChannels = pairs.map(({ ports }) => String(ports[2]));
 const proxy = spawn(
   process.execPath,
   [
-    "--import",
-    "tsx",
-    cli,
-    "--port",
-    "0",
-    "--prefill",
-    ...urls(0),
-    "--decode",
-    ...urls(1),
-    "--prefill-side-channel-port",
-    ...sideChannels,
-    "--decode-side-channel-port",
-    ...sideChannels,
-    ...["--routing", "prefix-aware", "--disaggregate-above", "0"],
-    "--log-level",
-    "error",
+    ...["--import", "tsx", cli, "--port", "0", "--prefill", ...urls(0), "--decode", ...urls(1)],
+    ...["--prefill-side-channel-port", ...sideChannels, "--decode-side-channel-port", ...sideChannels],
+    ...["--routing", "prefix-aware", "--disaggregate-above", "0", "--admin-port", "0"],
+    ...["--log-level", "error"],
   ],
   { stdio: ["ignore", "pipe", "inherit"] },
 );
-const url = /ready (\S+)/.exec(await firstLine(proxy))?.[1] ?? "";
-const pid = proxy.pid ?? 0;
+const [, url = "", adminUrl = ""] = /ready (\S+) .* admin (\S+)/.exec(await firstLine(proxy)) ?? [];
 
-const counts = { complete: 0, cut: 0, lost: 0, restarts: 0 };
+const counts = { complete: 0, cut: 0, lost: 0, left: 0, wrong: 0, deaths: 0, rollouts: 0 };
 const agent = new Agent({ connections: Number(values.clients), pipelining: 1 });
 const endAtMs = Date.now() + durationMs;
 
 /** The error messages of lost requests, with their counts. */
 const why = new Map<string, number>();
 
-function ask(): Promise<"complete" | "cut" | "lost"> {
+type End = "complete" | "cut" | "lost" | "left" | "wrong";
+
+const WORD = '" word"';
+const MESSAGES = { messages: [{ role: "user", content: "some words" }] };
+const INPUT = { input: "some words" };
+/** What each route is sent, and how its stream ends. Routes without an end go to D alone, and are not streamed. */
+const ROUTES: readonly (readonly [path: string, body: object, end?: string])[] = [
+  ["/v1/completions", { prompt: "some words" }, "data: [DONE]\n\n"],
+  ["/v1/chat/completions", MESSAGES, "data: [DONE]\n\n"],
+  ["/v1/responses", INPUT, '"output":[]}}\n\n'],
+  ["/v1/messages", { ...MESSAGES, max_tokens: 99 }, '"message_stop"}\n\n'],
+  ["/v1/messages/count_tokens", MESSAGES],
+  ["/v1/embeddings", INPUT],
+  ["/v1/rerank", { query: "some", documents: ["words"] }],
+  ["/tokenize", { prompt: "some words" }],
+];
+
+/** One random request: some ask for two choices, read slowly, or leave. */
+function ask(): Promise<End> {
   return new Promise((resolve) => {
-    let seen = "";
-    let status = 0;
+    let [seen, status, words] = ["", 0, 0];
     const lost = (reason: string) => {
       why.set(reason, (why.get(reason) ?? 0) + 1);
       resolve("lost");
     };
-    const body = '{"model":"m","prompt":"some words","stream":true}';
+    const chance = Math.random();
+    const [path, prompt, streamEnd] = ROUTES[Math.floor(Math.random() * ROUTES.length)] ?? ["", {}];
+    const stream = streamEnd !== undefined && chance < 0.9;
+    const [n, isSlow, leaves] = [
+      ...[stream && chance < 0.1 && path.endsWith("completions") ? 2 : 1, chance > 0.9],
+      chance > 0.8 && chance < 0.9,
+    ] as const;
     agent.dispatch(
       {
         origin: url,
-        path: "/v1/completions",
+        path,
         method: "POST",
         headers: { "content-type": "application/json" },
-        body,
+        body: JSON.stringify({ model: "m", ...prompt, n, stream }),
       },
       {
-        onRequestStart() {},
-        onResponseStart(_controller, given) {
+        onRequestStart(controller) {
+          if (!leaves) return;
+          setTimeout(() => {
+            controller.abort(new Error("left"));
+            resolve("left");
+          }, 20 * Math.random());
+        },
+        onResponseStart(controller, given) {
           status = given;
+          if (!isSlow) return;
+          controller.pause();
+          setTimeout(() => controller.resume(), 300 * Math.random());
         },
         onResponseData(_controller, chunk) {
-          seen = (seen + chunk.toString("latin1")).slice(-400);
+          const text = chunk.toString("latin1");
+          // A read may end within a word.
+          words += (seen.slice(1 - WORD.length) + text).split(WORD).length - 1;
+          seen = (seen + text).slice(-400);
         },
         onResponseEnd() {
-          if (status === 200) resolve(seen.endsWith("data: [DONE]\n\n") ? "complete" : "cut");
-          else lost(`${status} ${seen}`);
+          if (status !== 200) lost(`${status} ${seen}`);
+          else if (!seen.endsWith(stream ? streamEnd : "}")) resolve("cut");
+          else resolve(words === n * EVENTS ? "complete" : "wrong");
         },
         onResponseError(_controller, error) {
-          if (seen === "") lost(error.message);
+          if (leaves) resolve("left");
+          else if (seen === "") lost(error.message);
           else resolve("cut");
         },
       },
     );
   });
 }
+
 async function client(): Promise<void> {
   while (Date.now() < endAtMs) counts[await ask()] += 1;
 }
+
+/** Changes both instances of a pair at the admin routes. Resolves with the requests that they have. */
+async function change(what: "add" | "drain", { ports }: Pair): Promise<number> {
+  let inFlight = 0;
+  for (const [role, port] of [
+    ["prefill", ports[0]],
+    ["decode", ports[1]],
+  ] as const) {
+    const instance = `http://127.0.0.1:${port}`;
+    const headers = { "content-type": "application/json" };
+    const body = JSON.stringify({ role, instance });
+    const answer = await fetch(`${adminUrl}/instances/${what}`, { method: "POST", headers, body });
+    if (answer.status !== 200) throw new Error(`${what} ${instance}: ${await answer.text()}`);
+    const list = (await answer.json()) as { readonly url: string; readonly in_flight: number }[];
+    inFlight += list.find((one) => one.url === instance)?.in_flight ?? 0;
+  }
+  return inFlight;
+}
+
+/** By turns a death and a rollout, of one pair after another. What drains is ended when it has no requests, so no stream may break off. */
 async function chaos(): Promise<void> {
   for (let turn = 0; Date.now() + everyMs < endAtMs; turn += 1) {
     await sleep(everyMs);
     const pair = pairs[turn % PAIRS];
     if (pair === undefined) return;
+    const drains = turn % 2 === 1;
+    if (drains) while ((await change("drain", pair)) > 0) await sleep(20);
+    const { cut } = counts;
     pair.child.kill("SIGKILL");
     await once(pair.child, "close");
-    pairs[turn % PAIRS] = await startUpstream(pair.ports, 1 - pair.version);
-    counts.restarts += 1;
+    pairs[turn % PAIRS] = await startUpstream(pair.ports, 1 - pair.version, turn % PAIRS === 0);
+    if (drains) {
+      await change("add", pair);
+      counts.wrong += counts.cut - cut;
+    }
+    counts[drains ? "rollouts" : "deaths"] += 1;
   }
 }
 
-const memory: number[] = [];
-const watching = setInterval(() => memory.push(residentMebibytes(pid)), 1_000);
+const memory = watchMemory(proxy.pid ?? 0);
 await Promise.all([chaos(), ...Array.from({ length: Number(values.clients) }, client)]);
-clearInterval(watching);
+const { early, late } = memory.ended();
 await agent.close();
+let inFlight = Number.NaN;
+for (let attempt = 0; attempt < 50 && inFlight !== 0; attempt += 1) {
+  const status = (await (await fetch(`${url}/status`)).json()) as {
+    readonly requests: { in_flight: number };
+  };
+  inFlight = status.requests.in_flight;
+  if (inFlight !== 0) await sleep(100);
+}
 proxy.kill("SIGTERM");
 const [code] = (await once(proxy, "close")) as [number | null];
 for (const { child } of pairs) child.kill("SIGKILL");
 
-// The first fifth is warm-up. The first third of the rest is compared with its last third.
-const steady = memory.slice(Math.floor(memory.length / 5));
-const third = Math.max(1, Math.floor(steady.length / 3));
-const mean = (list: readonly number[]) => list.reduce((sum, value) => sum + value, 0) / list.length;
-const [early, late] = [mean(steady.slice(0, third)), mean(steady.slice(-third))];
 const growth = late / early;
 console.log(
   JSON.stringify({ ...counts, early_mib: Math.round(early), late_mib: Math.round(late), exit_code: code }),
 );
 for (const [reason, count] of why) console.log(`lost ${count}: ${reason}`);
-const good = counts.lost === 0 && counts.complete > 0 && growth <= GROWTH_LIMIT && code === 0;
+const good =
+  counts.lost === 0 &&
+  counts.wrong === 0 &&
+  inFlight === 0 &&
+  counts.complete > 0 &&
+  growth <= GROWTH_LIMIT &&
+  code === 0;
 console.log(
-  good ? "ok" : `not ok: lost must be 0, growth ${growth.toFixed(2)} at most ${GROWTH_LIMIT}, exit code 0`,
+  good
+    ? "ok"
+    : `not ok: lost and wrong must be 0, and ${inFlight} in flight; growth ${growth.toFixed(2)} at most ${GROWTH_LIMIT}, exit code 0`,
 );
 process.exitCode = good ? 0 : 1;

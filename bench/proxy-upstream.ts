@@ -1,13 +1,22 @@
-// A prefill and a decode server that answer at once: `/v1/completions` only. Prints {"prefill": port, "decode": port, "sideChannel": port}.
-// Optional arguments: the two ports and that of the side channel, 0 takes a free one, and vLLM's version. Both engines answer handshakes at the one
+// A prefill and a decode server that answer at once, on all routes. Prints {"prefill": port, "decode": port, "sideChannel": port}.
+// Optional arguments: the two ports and that of the side channel, 0 takes a free one, vLLM's version, and whether the KV events are lies. Both engines answer handshakes at the one
 // side channel, render prompts, and publish KV events, many times a second. The decode server refuses KV of an engine of another version.
 import { createServer, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
 import { startSideChannel } from "@kv/testing/http/side-channel";
-import { MODELS, prefillAnswer, publishEvents, RENDERED, STREAM } from "./upstream-answers.js";
+import {
+  MODELS,
+  prefillAnswer,
+  publishEvents,
+  RENDERED,
+  STREAM,
+  STREAMS,
+  WHOLE,
+} from "./upstream-answers.js";
 
 const [prefillPort = 0, decodePort = 0, sidePort = 0] = process.argv.slice(2, 5).map(Number);
 const vllmVersion = process.argv[5] ?? "0.33.0";
+const lies = process.argv[6] === "true";
 const engineId = `engine-${vllmVersion}-${process.pid}`;
 const { port: sideChannel } = await startSideChannel(() => ({ engineId, vllmVersion }), sidePort);
 const prefilled = Buffer.from(prefillAnswer(engineId, sideChannel));
@@ -16,7 +25,7 @@ const stream = Buffer.from(STREAM);
 async function serve(
   port: number,
   events: string,
-  answer: (body: string, response: ServerResponse) => void,
+  answer: (body: string, response: ServerResponse, path: string) => void,
 ): Promise<number> {
   const server = createServer((request, response) => {
     const chunks: Buffer[] = [];
@@ -28,7 +37,7 @@ async function serve(
       } else if (request.url?.endsWith("/render") === true) {
         response.writeHead(200, { "content-type": "application/json" });
         response.end(RENDERED);
-      } else answer(Buffer.concat(chunks).toString("latin1"), response);
+      } else answer(Buffer.concat(chunks).toString("latin1"), response, request.url ?? "");
     });
   });
   server.keepAliveTimeout = 60_000;
@@ -36,18 +45,20 @@ async function serve(
   return (server.address() as AddressInfo).port;
 }
 
-const prefill = await serve(prefillPort, await publishEvents(), (_body, response) => {
+const prefill = await serve(prefillPort, await publishEvents(lies), (_body, response) => {
   response.writeHead(200, { "content-type": "application/json", "content-length": prefilled.length });
   response.end(prefilled);
 });
-const decode = await serve(decodePort, await publishEvents(), (body, response) => {
+const decode = await serve(decodePort, await publishEvents(lies), (body, response, path) => {
   const [, other] = /"remote_engine_id":"engine-([^-]*)-/.exec(body) ?? [];
   if (other !== undefined && other !== vllmVersion) {
     response.writeHead(409).end(`KV of vLLM ${other} at a decode server of vLLM ${vllmVersion}`);
     return;
   }
+  if (!body.includes('"stream":true'))
+    return void response.setHeader("content-type", "application/json").end(WHOLE);
   response.writeHead(200, { "content-type": "text/event-stream; charset=utf-8" });
-  response.end(stream);
+  response.end(STREAMS[path] ?? stream);
 });
 process.stdout.write(`${JSON.stringify({ prefill, decode, sideChannel })}\n`);
 process.stdin.on("end", () => process.exit(0)).resume();

@@ -5,7 +5,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 import { chunk, jsonAnswer, LAST_CHUNK, STREAM_HEAD, startHttpAnswers } from "./http-answers.js";
 import { LoadGenerator } from "./proxy-load.js";
-import { pairRatio, type Row, spread } from "./report.js";
+import { compare, type Row } from "./report.js";
 import { prefillAnswer, STREAM } from "./upstream-answers.js";
 
 const ROUNDS = 5;
@@ -50,32 +50,13 @@ export async function proxyWorkers(): Promise<readonly Row[]> {
         share[at].push((helpersMs() - ownMs) / count);
       }
     }
-    const ratio = pairRatio(rates[1], rates[0]);
+    const what = `requests per second, ${CONNECTIONS} clients, on the same two cores: 2 workers / 1 worker`;
+    const time = "processor time of all processes of the proxy per request: 2 workers / 1 worker";
+    const beside = "processor time of load generator and servers per request: the same";
     return [
-      {
-        what: `requests per second, ${CONNECTIONS} clients, on the same two cores: 2 workers / 1 worker`,
-        ours: spread(rates[1], "/s"),
-        theirs: spread(rates[0], "/s"),
-        ratio,
-        wanted: ">= 1.5",
-        met: ratio >= 1.5,
-      },
-      {
-        what: "processor time of all processes of the proxy per request: 2 workers / 1 worker",
-        ours: spread(cpu[1], "ms"),
-        theirs: spread(cpu[0], "ms"),
-        ratio: pairRatio(cpu[1], cpu[0]),
-        wanted: "reported",
-        met: undefined,
-      },
-      {
-        what: "processor time of load generator and servers per request",
-        ours: spread(share[1], "ms"),
-        theirs: spread(share[0], "ms"),
-        ratio: undefined,
-        wanted: "reported",
-        met: undefined,
-      },
+      compare(what, [rates[1], rates[0]], "/s", ">=", 1.5),
+      compare(time, [cpu[1], cpu[0]], "ms", "<="),
+      compare(beside, [share[1], share[0]], "ms", "<="),
     ];
   } finally {
     for (const { child } of [one, two]) child.kill("SIGTERM");

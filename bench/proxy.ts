@@ -7,8 +7,7 @@ import { cpuMs, firstLine, freePort, residentBytes, startOnCore } from "./child-
 import { LoadGenerator, type LoadResult } from "./proxy-load.js";
 import { openStreams } from "./proxy-streams.js";
 import { routerCommand } from "./python-peer.js";
-import type { Row } from "./report.js";
-import { bestRatio, median, pairRatio, percentile, spread } from "./report.js";
+import { alone, compare, median, percentile, type Row, spread } from "./report.js";
 
 const ROUNDS = 5;
 const WINDOW_MS = 4_000;
@@ -104,7 +103,7 @@ async function sideBySide(
   const rates: [number[], number[]] = [[], []];
   const busyMs: RoundsOfBoth = [[], []];
   const cpu: [number[], number[]] = [[], []];
-  const alone: [number[], number[]] = [[], []];
+  const singleMs: [number[], number[]] = [[], []];
   const direct: number[] = [];
   for (let round = 0; round < ROUNDS; round += 1) {
     for (const at of inTurn(round)) {
@@ -115,9 +114,8 @@ async function sideBySide(
       cpu[at].push((cpuMs(targets[at].pid) - before) / tookMs.length);
     }
     direct.push((await p50Of(p, WINDOW_MS / 8)) + (await p50Of(d, WINDOW_MS / 8)));
-    for (const at of [0, 1] as const) alone[at].push(await p50Of(targets[at].url, WINDOW_MS / 4));
+    for (const at of [0, 1] as const) singleMs[at].push(await p50Of(targets[at].url, WINDOW_MS / 4));
   }
-  const rate = pairRatio(rates[0], rates[1]);
   // The same rate for both: half of the slower router's throughput.
   const perSecond = Math.max(1, Math.floor(Math.min(median(rates[0]), median(rates[1])) / 2));
   const paced = async (url: string) =>
@@ -134,53 +132,32 @@ async function sideBySide(
   }
   const again = measured - pacedMs[0].length;
   const ceiling = await generator.busy(d, CONCURRENCY, WINDOW_MS / 2);
-  const cost = pairRatio(cpu[0], cpu[1]);
-  const added = (at: 0 | 1) => alone[at].map((value, round) => value - (direct[round] ?? Number.NaN));
+  const loads = loadavg()
+    .map((each) => each.toFixed(1))
+    .join(" ");
+  const added = (at: 0 | 1) => singleMs[at].map((value, round) => value - (direct[round] ?? Number.NaN));
   const addedMs = [...added(0)].sort((a, b) => a - b)[ROUNDS >> 1] ?? Number.NaN;
   const what = `${CONCURRENCY} clients, streamed, one core for the router`;
   return [
-    {
-      what: `requests per second, ${what}: ours / vllm-router's`,
-      ours: spread(rates[0], "/s"),
-      theirs: spread(rates[1], "/s"),
-      ratio: rate,
-      best: bestRatio(rates[0], rates[1], "most"),
-      wanted: ">= 0.8",
-      met: rate >= 0.8,
-    },
+    compare(`requests per second, ${what}: ours / vllm-router's`, rates, "/s", ">=", 0.8),
     tail(
       `at ${perSecond} requests per second, half of the slower one's, ${pacedMs[0].length} rounds of ${PACED_WINDOW_MS} ms (${again} more not counted: the load generator was late)`,
       pacedMs,
       5,
     ),
     tail(`${what}, all clients busy`, busyMs, 2),
-    {
-      what: `load generator and one upstream alone, ${CONCURRENCY} clients: what no router could exceed on these cores; load average ${loadavg()
-        .map((each) => each.toFixed(1))
-        .join(" ")}`,
-      ours: `${ceiling.perSecond.toFixed(0)} /s`,
-      theirs: "-",
-      ratio: undefined,
-      wanted: "reported",
-      met: undefined,
-    },
-    {
-      what: "processor time of the router per request: ours / theirs",
-      ours: spread(cpu[0], "ms"),
-      theirs: spread(cpu[1], "ms"),
-      ratio: cost,
-      best: bestRatio(cpu[0], cpu[1], "least"),
-      wanted: "reported",
-      met: undefined,
-    },
-    {
-      what: "added latency, one client, p50 (both legs directly is subtracted)",
-      ours: spread(added(0), "ms"),
-      theirs: spread(added(1), "ms"),
-      ratio: undefined,
-      wanted: "<= 1 ms",
-      met: addedMs <= 1,
-    },
+    alone(
+      `load generator and one upstream alone, ${CONCURRENCY} clients: what no router could exceed on these cores; load average ${loads}`,
+      `${ceiling.perSecond.toFixed(0)} /s`,
+    ),
+    compare("processor time of the router per request: ours / theirs", cpu, "ms", "<="),
+    alone(
+      "added latency, one client, p50 (both legs directly is subtracted)",
+      spread(added(0), "ms"),
+      "<= 1 ms",
+      addedMs <= 1,
+      spread(added(1), "ms"),
+    ),
   ];
 }
 
@@ -221,14 +198,9 @@ async function manyStreams(ours: Target, upstream: ChildProcess): Promise<Row> {
     count < STREAMS
       ? `, as many as ${files} files allow (${STREAMS} at as much each: ${allGibibytes.toFixed(3)} GiB)`
       : "";
-  return {
-    what: `${count} open streams${limited}: resident memory (${complete} of them then ended complete)`,
-    ours: `${gibibytes.toFixed(3)} GiB`,
-    theirs: "-",
-    ratio: undefined,
-    wanted: "<= 1 GiB",
-    met: allGibibytes <= 1 && complete === count,
-  };
+  const what = `${count} open streams${limited}: resident memory (${complete} of them then ended complete)`;
+  const isMet = allGibibytes <= 1 && complete === count;
+  return alone(what, `${gibibytes.toFixed(3)} GiB`, "<= 1 GiB", isMet);
 }
 
 async function ready(generator: LoadGenerator, url: string): Promise<void> {

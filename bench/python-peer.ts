@@ -1,13 +1,11 @@
-import { execFile, spawn } from "node:child_process";
+import { execFile } from "node:child_process";
 import { existsSync } from "node:fs";
-import { writeFile } from "node:fs/promises";
-import { homedir } from "node:os";
 import { join } from "node:path";
-import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { findLibrary } from "@kv/nixl";
 import { PreloadFinder } from "../packages/nixl/src/backends/preload.js";
+import { cache, environment, type LinePeer, linePeer } from "../tools/clients/python.js";
 
 const run = promisify(execFile);
 const here = fileURLToPath(new URL("./python/", import.meta.url));
@@ -15,21 +13,6 @@ const here = fileURLToPath(new URL("./python/", import.meta.url));
 if (existsSync("/dev/nvidia0")) process.env["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] ??= "on";
 /** Python gets the environment of the user. Once it is loaded, our addon sets variables for NIXL in this process. */
 const ofTheUser = { ...process.env };
-const cache = process.env["XDG_CACHE_HOME"] || join(homedir(), ".cache");
-
-/** Creates a virtual environment for a comparison once, and returns its `bin` folder. `installs` are the arguments of each call of pip. */
-async function environment(name: string, installs: readonly (readonly string[])[]): Promise<string> {
-  const folder = join(cache, "kv-nixl", name);
-  const bin = join(folder, "bin");
-  if (existsSync(join(folder, "ready"))) return bin;
-  process.stderr.write(`set up ${installs.flat().at(-1)} for the comparison (once) …\n`);
-  await run("python3", ["-m", "venv", folder]);
-  for (const install of installs) {
-    await run(join(bin, "python"), ["-m", "pip", "install", "-q", ...install], { maxBuffer: 1 << 24 });
-  }
-  await writeFile(join(folder, "ready"), "");
-  return bin;
-}
 
 /** Python with numpy and the NIXL wheel that `kv-nixl install` uses. */
 const benchPython = async (): Promise<string> =>
@@ -57,41 +40,6 @@ export async function pythonOnce(
   return JSON.parse(last) as Record<string, unknown>;
 }
 
-export interface LinePeer {
-  ask<T>(command: object): Promise<T>;
-  /** Stops the process between two answers: NIXL's progress thread in Python uses most of a core even when idle. */
-  pause(): void;
-  resume(): void;
-  close(): Promise<void>;
-}
-
-/** Starts a child that answers each JSON line on stdin with one on stdout. */
-export function linePeer(
-  command: string,
-  args: readonly string[],
-  env: NodeJS.ProcessEnv = process.env,
-): LinePeer {
-  const child = spawn(command, args, { stdio: ["pipe", "pipe", "inherit"], env });
-  const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
-  const ended = new Promise<void>((resolve) => child.on("close", () => resolve()));
-  return {
-    async ask<T>(request: object) {
-      child.stdin.write(`${JSON.stringify(request)}\n`);
-      const { value, done } = await lines.next();
-      if (done === true) throw new Error(`${command} ${args.join(" ")} ended before it answered`);
-      return JSON.parse(value) as T;
-    },
-    pause: () => void child.kill("SIGSTOP"),
-    resume: () => void child.kill("SIGCONT"),
-    async close() {
-      // A stopped process would not notice the end of its stdin.
-      child.kill("SIGCONT");
-      child.stdin.end();
-      await ended;
-    },
-  };
-}
-
 export async function pythonNixl(backend = "UCX", numThreads = 0): Promise<LinePeer> {
   // What our own process loads for the backend, in the same order.
   const { libraries, variables } = await new PreloadFinder().find(backend, await findLibrary(), process.env);
@@ -110,7 +58,8 @@ export async function vllmNixl(): Promise<LinePeer | undefined> {
   return linePeer(vllm.python, [join(here, "nixl_peer.py")], env);
 }
 
-export const nodeTarget = (
-  file = new URL("./target.ts", import.meta.url),
-  args: readonly string[] = [],
-): LinePeer => linePeer(process.execPath, ["--import", "tsx", fileURLToPath(file), ...args]);
+/** The process whose memory both sides of a benchmark read and write. */
+export function nodeTarget(backend = "UCX"): LinePeer {
+  const file = fileURLToPath(new URL("./nixl/target.ts", import.meta.url));
+  return linePeer(process.execPath, ["--import", "tsx", file, backend]);
+}

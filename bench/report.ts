@@ -27,11 +27,7 @@ export function percentile(values: readonly number[], share: number): number {
 }
 
 /** The ratio of the best values, which other load of the machine disturbs least. */
-export function bestRatio(
-  ours: readonly number[],
-  theirs: readonly number[],
-  best: "least" | "most",
-): number {
+function bestRatio(ours: readonly number[], theirs: readonly number[], best: "least" | "most"): number {
   const of = best === "least" ? Math.min : Math.max;
   return of(...ours) / of(...theirs);
 }
@@ -45,6 +41,28 @@ export function spread(values: readonly number[], unit: string): string {
 /** The median of ours[i] / theirs[i]. A drift of the machine's speed cancels out. */
 export function pairRatio(ours: readonly number[], theirs: readonly number[]): number {
   return median(ours.map((value, i) => value / (theirs[i] ?? Number.NaN)));
+}
+
+/** A row of two series that were measured in turn. `bound`: of the ratio of their pairs; without it the row is only reported. */
+export function compare(
+  what: string,
+  [ours, theirs]: readonly [readonly number[], readonly number[]],
+  unit: string,
+  relation: "<=" | ">=",
+  bound?: number,
+): Row {
+  const ratio = pairRatio(ours, theirs);
+  return {
+    ...{ what, ours: spread(ours, unit), theirs: spread(theirs, unit), ratio },
+    best: bestRatio(ours, theirs, relation === "<=" ? "least" : "most"),
+    wanted: bound === undefined ? "reported" : `${relation} ${bound}`,
+    met: bound === undefined ? undefined : relation === "<=" ? ratio <= bound : ratio >= bound,
+  };
+}
+
+/** A row without a ratio. `theirs`: what stands beside it, if anything does. */
+export function alone(what: string, ours: string, wanted = "reported", met?: boolean, theirs = "-"): Row {
+  return { what, ours, theirs, ratio: undefined, wanted, met };
 }
 
 export function printRows(rows: readonly Row[]): void {

@@ -1,7 +1,8 @@
 // What the servers of the proxy benchmarks answer.
 import { startEventPublisher } from "../packages/fleet/test/support/event-publisher.js";
 
-const EVENTS = 16;
+/** Events of a stream, a word each. */
+export const EVENTS = 16;
 const PROMPT_TOKENS = 160;
 const BLOCK_TOKENS = 16;
 /** Between two batches of KV events; each stores a block and removes one. */
@@ -16,6 +17,26 @@ export const EVENT =
 export const DONE = "data: [DONE]\n\n";
 export const STREAM = `${EVENT.repeat(EVENTS)}${DONE}`;
 
+const named = (type: string, data: object) =>
+  `event: ${type}\ndata: ${JSON.stringify({ type, ...data })}\n\n`;
+/** The streams of routes that end in another way, with a word in each of `EVENTS` events. */
+export const STREAMS: Readonly<Record<string, string>> = {
+  "/v1/messages":
+    named("message_start", { message: { id: "msg_1", type: "message", role: "assistant", content: [] } }) +
+    named("content_block_delta", { index: 0, delta: { type: "text_delta", text: " word" } }).repeat(EVENTS) +
+    named("message_stop", {}),
+  "/v1/responses":
+    named("response.created", { response: { id: "resp_1", output: [] } }) +
+    named("response.output_text.delta", { output_index: 0, delta: " word" }).repeat(EVENTS) +
+    named("response.completed", { response: { id: "resp_1", output: [] } }),
+};
+/** An answer that is not streamed, on any route. */
+export const WHOLE = JSON.stringify({
+  ...{ id: "a", object: "list", data: [], content: [], output: [] },
+  choices: [{ index: 0, text: "", finish_reason: "stop" }],
+  words: Array(EVENTS).fill(" word"),
+});
+
 export function prefillAnswer(engineId: string, sideChannel: number): string {
   const params =
     `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2,3,4]],"remote_engine_id":"${engineId}","remote_request_id":"r",` +
@@ -23,8 +44,8 @@ export function prefillAnswer(engineId: string, sideChannel: number): string {
   return `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"x","finish_reason":"length"}],"kv_transfer_params":${params}}`;
 }
 
-/** Publishes blocks that come and go. Returns the answer of `GET /kv_event_sources`. */
-export async function publishEvents(): Promise<string> {
+/** Publishes blocks that come and go; with `lies`, also places that contradict one another, and ends of what was not there. Returns the answer of `GET /kv_event_sources`. */
+export async function publishEvents(lies = false): Promise<string> {
   const { endpoint, replayEndpoint, publish } = await startEventPublisher({ bufferSteps: 100 });
   const stored = (hash: number, tokens: readonly number[]) => ({
     ...{ type: "BlockStored", block_hashes: [hash], parent_block_hash: null, token_ids: tokens },
@@ -34,7 +55,14 @@ export async function publishEvents(): Promise<string> {
   setInterval(() => {
     hash += 1;
     const removed = { type: "BlockRemoved", block_hashes: [hash - 100], medium: "GPU", group_idx: 0 };
-    void publish([stored(hash, Array(BLOCK_TOKENS).fill(1000 + hash)), removed]).catch(() => {});
+    const lie = [
+      stored(hash, Array(BLOCK_TOKENS).fill(7)),
+      { ...removed, block_hashes: Array.from({ length: 1000 }, (_, at) => hash + 1000 + at) },
+      ...(hash % 50 === 0 ? [{ type: "AllBlocksCleared" }, { type: "BlockStored", token_ids: "no" }] : []),
+    ];
+    const events = [stored(hash, Array(BLOCK_TOKENS).fill(1000 + hash)), removed, ...(lies ? lie : [])];
+    const wrong = lies && hash % 100 === 0 ? { sequence: 3n } : {};
+    void publish(events, wrong).catch(() => {});
   }, BATCH_INTERVAL_MS).unref();
   return JSON.stringify({ 0: { publisher: "zmq", endpoint, replay_endpoint: replayEndpoint } });
 }

@@ -2,6 +2,7 @@
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
+import { endWithNpm } from "./end-with-npm.mjs";
 import { selftest } from "./nixl-selftest.mjs";
 import { root, setup } from "./setup.mjs";
 
@@ -15,6 +16,7 @@ const NATIVE = {
   proxy: "none",
 };
 
+endWithNpm();
 const [name] = process.argv.splice(2, 1);
 // What a program says of itself needs the dependencies and the build, and no native code.
 const asks = process.argv

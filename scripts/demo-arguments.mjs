@@ -6,6 +6,8 @@ const COMMANDS = JSON.parse(readFileSync(new URL("../apps/demo/src/options.json"
 
 /** Returns `{ help }`, `{ error }` or neither: text for stdout, text for stderr, or arguments that the table allows. */
 export function checkArguments(args) {
+  // `help` and `help COMMAND`, as the other programs have it.
+  if (args[0] === "help") return checkArguments([...args.slice(1), "--help"]);
   const isCommand = args[0] !== "demo" && Object.hasOwn(COMMANDS, args[0] ?? "");
   const name = isCommand ? args[0] : "demo";
   const { options } = COMMANDS[name];

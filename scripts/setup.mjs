@@ -123,7 +123,7 @@ export async function setup({
   const [major, minor] = process.versions.node.split(".").map(Number);
   if (major < 20 || (major === 20 && minor < 19))
     throw new Error(`Node ${process.versions.node} is too old: 20.19 or newer is needed`);
-  const workspaces = ["packages", "apps", "native", "tools"];
+  const workspaces = ["packages", "apps", "native", "tools", "examples"];
   const manifests = workspaces.flatMap((place) => {
     const names = existsSync(join(root, place)) ? readdirSync(join(root, place)) : [];
     return [`${place}/package.json`, ...names.map((name) => `${place}/${name}/package.json`)];
@@ -188,7 +188,8 @@ async function library(withLibfabric) {
     return { ready: true, noLibfabric: withLibfabric ? await libfabric(installNixl) : undefined };
   } catch (error) {
     const why = `NIXL is not available (${firstLine(error)})`;
-    say(`${why}; remedy: ${error?.hint ?? "npx --no-install kv-nixl install"}`);
+    const hint = error?.hint ?? "npx --no-install kv-nixl install";
+    say(`${why}; remedy: ${hint.replace(/npx --no-install (kv-\w+)/g, "npm run $1 --")}`);
     return { ready: false, why };
   }
 }

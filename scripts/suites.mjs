@@ -1,7 +1,7 @@
 // Which suites npm test leaves out. CI and `npm run test:long -- --only whole` run all of them, and each suite in its long form (`isLongRun`).
 import { spawnSync } from "node:child_process";
 import { createHash } from "node:crypto";
-import { existsSync, lstatSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { existsSync, lstatSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 
@@ -10,6 +10,29 @@ const root = fileURLToPath(new URL("..", import.meta.url));
 /** All suites run, in their long form. */
 export const isWhole = process.env.KV_LONG === "1" || process.env.CI === "true";
 
+/** The workspace packages that each package, and the demo, needs. */
+const needs = new Map(
+  ["packages", "apps"].flatMap((place) =>
+    readdirSync(join(root, place)).map((name) => {
+      const { dependencies, devDependencies } = JSON.parse(
+        readFileSync(join(root, place, name, "package.json"), "utf8"),
+      );
+      const all = Object.keys({ ...dependencies, ...devDependencies });
+      return [name, all.filter((other) => other.startsWith("@kv/")).map((other) => other.slice(4))];
+    }),
+  ),
+);
+
+/** What decides the result of a package's tests: the package, those that it needs, and what builds and runs all of them. */
+function inputsOf(name) {
+  const packages = new Set([name]);
+  for (const one of packages) for (const other of needs.get(one) ?? []) packages.add(other);
+  return [
+    new RegExp(`^packages/(${[...packages, "testing"].join("|")})/(?!.*\\.md$)`),
+    /^(package\.json|pnpm-lock\.yaml|tsconfig[^/]*\.json|vitest\.config\.ts|scripts\/(build|setup|suites)\.mjs)$/,
+  ];
+}
+
 const RELEASE = [
   /^(package\.json|pnpm-lock\.yaml|pnpm-workspace\.yaml|tsconfig[^/]*\.json|README\.md)$/,
   /^(\.changeset|\.github|deploy|docs|native|scripts)\//,
@@ -17,20 +40,21 @@ const RELEASE = [
   /^(packages|apps)\/[^/]+\/[^/]+$/,
   // What a package exports, and its programs.
   /^(packages|apps)\/[^/]+\/src\/(.*\/)?(index|cli|main)\.ts$/,
-  /^packages\/nixl\/src\/(install|library)\//,
+  /^packages\/nixl\/src\/(addon|install|library)\//,
+  /^packages\/((epp|proxy)\/src\/config|kv-plan\/page)\//,
+  /^packages\/kv-plan\/test\/chromium\./,
 ];
 
-/** Suites of whole programs. npm test runs them when one of `inputs` has changed since they passed, or since the commit that is checked out. */
+/** Suites of whole programs and processes. npm test runs them when one of `inputs` has changed since they passed, or since the commit that is checked out. */
 export const BY_INPUTS = [
   {
     name: "release",
     suites: [
       "tools/pack",
       "tools/release",
-      "tools/site",
+      "tools/site/site.test.ts",
       "tools/deploy",
       "packages/nixl/test/cli/install.test.ts",
-      "packages/nixl/test/transfer/native-units.test.ts",
     ],
     inputs: RELEASE,
   },
@@ -41,17 +65,60 @@ export const BY_INPUTS = [
       "tools/repository/programs.test.ts",
       "tools/repository/terminal.test.ts",
     ],
-    inputs: [...RELEASE, /^packages\/(interface|program)\/src\//, /^tools\/(docs|repository)\//],
+    inputs: [
+      ...RELEASE,
+      /^packages\/(interface|program)\/src\//,
+      /^packages\/nixl\/test\/support\//,
+      /^tools\/(docs|repository)\//,
+    ],
   },
   {
     name: "kv-epp behind Envoy",
     suites: ["tools/envoy"],
-    inputs: [/^pnpm-lock\.yaml$/, /^packages\/(epp|fleet|http|proxy)\//, /^(deploy|tools\/envoy)\//],
+    inputs: [...inputsOf("epp"), ...inputsOf("proxy"), /^(apps\/demo|deploy|tools\/envoy)\//],
+  },
+  {
+    name: "clients of npm and Python",
+    suites: ["tools/clients"],
+    inputs: [
+      ...inputsOf("epp"),
+      ...inputsOf("proxy"),
+      /^(apps\/demo|packages\/testing|tools\/(clients|envoy|vllm))\//,
+    ],
   },
   {
     name: "kv-plan's page",
     suites: ["packages/kv-plan/page", "packages/kv-plan/test/page-in-chromium.test.ts"],
-    inputs: [/^pnpm-lock\.yaml$/, /^packages\/(kv-plan|plan)\//],
+    inputs: inputsOf("kv-plan"),
+  },
+  {
+    name: "processes and programs that use @kv/nixl",
+    suites: ["packages/nixl/test"],
+    inputs: [...inputsOf("nixl"), /^native\//],
+  },
+  {
+    name: "the demo over NIXL",
+    suites: ["matrix-libfabric", "matrix-nixl"].map((name) => `apps/demo/test/${name}.test.ts`),
+    inputs: [...inputsOf("demo"), /^(native|apps\/demo)\//],
+  },
+  {
+    name: "kv-peer",
+    suites: ["packages/peer/test"],
+    inputs: [...inputsOf("peer"), /^(native|apps\/demo\/src)\//],
+  },
+  { name: "@kv/neuron", suites: ["packages/neuron/test"], inputs: [...inputsOf("neuron"), /^native\//] },
+  ...["epp", "kv-plan", "program", "proxy"].map((name) => ({
+    name: `@kv/${name}`,
+    suites: [`packages/${name}/test`],
+    inputs: inputsOf(name),
+  })),
+];
+
+/** Checks that `npm test` leaves out by the same rule. */
+export const CHECKS = [
+  {
+    name: "container files, manifests and workflows (lint:deploy)",
+    inputs: [/^(\.github|deploy|packages\/proxy\/deploy)\//, /^(pnpm-lock\.yaml|scripts\/[^/]+\.mjs)$/],
   },
 ];
 
@@ -91,6 +158,10 @@ export const LONG = [
   [
     "apps/demo/test/neuron-nixl.test.ts",
     "staging over NIXL; neuron-memory.test.ts has it over the memory transport",
+  ],
+  [
+    "apps/demo/test/verify-nixl.test.ts",
+    "runs kv-peer verify over NIXL; verify-memory.test.ts and packages/peer/test/verify.test.ts have its checks",
   ],
   ["apps/demo/test/monitoring.test.ts", "waits until Prometheus has scraped and no alert has fired"],
 ];
@@ -132,7 +203,7 @@ export class PassedFiles {
 
   constructor() {
     const changed = changedFiles();
-    for (const { name, inputs } of BY_INPUTS) {
+    for (const { name, inputs } of [...BY_INPUTS, ...CHECKS]) {
       const isInput = (path) => inputs.some((input) => input.test(path));
       const digest = digestOf(isInput);
       const isUnchanged = changed?.some(isInput) === false || this.#passed[name] === digest;
@@ -145,9 +216,14 @@ export class PassedFiles {
     return !isWhole && this.#all !== undefined && this.#all === this.#passed.all;
   }
 
-  /** No input of the suites with this name in `BY_INPUTS` has changed. */
+  /** No input of the suites or of the check with this name has changed. */
   of(name) {
     return !Object.hasOwn(this.#digests, name);
+  }
+
+  /** The check with this name could not run. */
+  skipped(name) {
+    delete this.#digests[name];
   }
 
   /** Everything that ran has passed. */

@@ -1,6 +1,6 @@
 // npm run test:long: the runs that take too long for npm test. The last line counts runs and processes.
 //   npm run test:long -- --requests 200000 --connectors pull,push --exits 200 --property-factor 50 --mutations 1000000 --seed WORD
-//     --addon-requests 5000 --only whole,faults,addon,exits,deaths,properties,isolation-property,mutations,stream-cuts,growth,attacks --attacks WORD,WORD --jobs 2
+//     --addon-requests 5000 --only whole,faults,addon,exits,deaths,properties,isolation-property,mutations,stream-cuts,growth,restarts,attacks --attacks WORD,WORD --jobs 2
 //     --cells WORD,WORD
 import { spawn } from "node:child_process";
 import { readdirSync } from "node:fs";
@@ -21,6 +21,7 @@ const KINDS = [
   "mutations",
   "stream-cuts",
   "growth",
+  "restarts",
   "attacks",
 ];
 /** Until an attack is ended. The one that runs all floods takes longer. */
@@ -157,6 +158,16 @@ async function streamCuts() {
   await check("answers and bodies cut at every byte", env, vitest, ["run", "packages/proxy/test/cuts"]);
 }
 
+/** P or D ends by SIGKILL at random moments and starts again at its address: 1,000 times in memory, and 100 times between processes over NIXL, pull and push each. */
+async function restarts() {
+  const env = { KV_RESTARTS: "1000", KV_NIXL_RESTARTS: "100", KV_SEED: values.seed };
+  const files = [
+    ...connectors.map((name) => `packages/${name}/test/restarts.test.ts`),
+    "tools/faults/restarts.test.ts",
+  ];
+  for (const file of files) await check(`restarts at one address, ${file}`, env, vitest, ["run", file]);
+}
+
 /** Whether costs grow no faster than wanted, at small sizes. */
 async function growth() {
   const args = ["scripts/bench.mjs", "growth", "--short"];
@@ -281,6 +292,7 @@ if (only.includes("isolation-property") && !only.includes("properties")) await i
 if (only.includes("mutations")) await damagedBytes();
 if (only.includes("stream-cuts")) await streamCuts();
 if (only.includes("growth")) await growth();
+if (only.includes("restarts")) await restarts();
 if (only.includes("exits")) await exitsOfProcesses(nixl);
 if (only.includes("deaths")) await deathsOfPeers(nixl);
 if (only.includes("attacks")) await attacks();

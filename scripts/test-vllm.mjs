@@ -1,11 +1,21 @@
 // npm run test:vllm: installs vLLM for the CPU once, then runs the live tests against its servers. Not part of npm test.
-//     --only pull-0.33,push-0.33,pull-0.32,push-0.32,kinds,cache-formats,proxy,pull-0.31,push-0.31,fleet,data-parallel,envoy
+//     --only pull-0.33,push-0.33,pull-0.32,push-0.32,kinds,cache-formats,proxy,readback,verify,pull-0.31,push-0.31,fleet,data-parallel,envoy
 // All other arguments go to vitest: -t "P with TP 1" runs one suite and starts only the servers that it needs.
 import { spawn } from "node:child_process";
 import { join } from "node:path";
 import { root, run, setup } from "./setup.mjs";
 
-const PARTS = ["pull-0.33", "push-0.33", "pull-0.32", "push-0.32", "kinds", "cache-formats", "proxy"];
+const PARTS = [
+  "pull-0.33",
+  "push-0.33",
+  "pull-0.32",
+  "push-0.32",
+  "kinds",
+  "cache-formats",
+  "proxy",
+  "readback",
+  "verify",
+];
 /** They run when they are named. */
 const NAMED = ["envoy", "pull-0.31", "push-0.31", "fleet", "data-parallel"];
 const args = process.argv.slice(2);

@@ -6,9 +6,10 @@ import { tmpdir } from "node:os";
 import { join, relative } from "node:path";
 import { pages, vale } from "./go-linters.mjs";
 import { hasGo } from "./go-tools.mjs";
+import { checkPages, PAGES } from "./named-tests.mjs";
 import { selftest } from "./nixl-selftest.mjs";
 import { root, run, setup } from "./setup.mjs";
-import { BY_INPUTS, isWhole, LONG, PassedFiles, patternsOf, SYSTEMS } from "./suites.mjs";
+import { BY_INPUTS, CHECKS, isWhole, LONG, PassedFiles, patternsOf, SYSTEMS } from "./suites.mjs";
 import { checkCommands } from "./vllm-documents.mjs";
 
 const bin = (name) => join(root, "node_modules", ".bin", name);
@@ -68,6 +69,7 @@ async function suites(args, leftOut = []) {
   for (const test of skipped) console.log(`SKIPPED  ${test.fullName}`);
   if (args.length > 0) return;
   await check("the vitest commands of docs/vllm-documents.md", async () => checkCommands(result));
+  await check(`the tests that ${PAGES.join(" and ")} name`, async () => checkPages(result));
   if (isWhole) await check("every test file has run", async () => checkFiles(result));
 }
 
@@ -92,14 +94,23 @@ async function lintDeploy() {
   const output = [];
   for (const stream of [child.stdout, child.stderr]) stream.on("data", (chunk) => output.push(chunk));
   const status = await new Promise((resolve) => child.on("close", resolve));
-  if (status === NOT_FETCHED)
+  if (status === NOT_FETCHED) {
+    unchanged.skipped(deploy.name);
     console.log("SKIPPED  its linters are missing: npm run lint:deploy fetches them");
-  else if (status !== 0) throw new Error(Buffer.concat(output).toString());
+  } else if (status !== 0) throw new Error(Buffer.concat(output).toString());
+}
+
+/** Checks the types of one program. What tsc knows of files that have not changed it keeps from run to run; CI begins anew. */
+function types(project, name) {
+  const kept = join(root, "node_modules/.cache/kv-tsc", `${name}.tsbuildinfo`);
+  const args = isWhole ? [] : ["--incremental", "--tsBuildInfoFile", kept];
+  return run(process.execPath, [tsc, "--noEmit", "-p", project, ...args]);
 }
 
 const only = process.argv.slice(2);
 const inCi = process.env.CI === "true";
 const unchanged = new PassedFiles();
+const [deploy] = CHECKS;
 await check("set-up", async () => {
   const { nixl } = await setup();
   if (!nixl.ready && inCi) throw new Error(`CI needs NIXL: ${nixl.why}`);
@@ -113,15 +124,16 @@ if (only.length === 0) {
   await Promise.all([
     check("lint (biome)", () => run(bin("biome"), ["check", "--error-on-warnings", "."])),
     check("types (tsc)", async () => {
-      await run(process.execPath, [tsc, "--noEmit", "-p", "tsconfig.json"]);
+      await types("tsconfig.json", "sources");
+      await types("examples", "examples");
       // The page runs in a browser: it has other globals.
-      await run(process.execPath, [tsc, "--noEmit", "-p", "packages/kv-plan/page"]);
+      await types("packages/kv-plan/page", "page");
     }),
     check("directions of dependencies", () =>
       run(bin("depcruise"), ["--config", ".dependency-cruiser.cjs", "packages", "apps"]),
     ),
     check("nothing unused (knip)", () => run(bin("knip"), [])),
-    check("container files, manifests and workflows (lint:deploy)", lintDeploy),
+    unchanged.of(deploy.name) ? console.log(`UNCHANGED  ${deploy.name}`) : check(deploy.name, lintDeploy),
   ]);
   const proseLinter = inCi && hasGo() ? await vale.fetch() : vale.find();
   if (proseLinter === undefined)

@@ -1,17 +1,20 @@
 // The commands of docs/vllm-documents.md: npm test checks with its own report that each vitest command names tests that pass.
-import { existsSync, readFileSync } from "node:fs";
+import { readFileSync } from "node:fs";
 import { join } from "node:path";
+import { notShown } from "./named-tests.mjs";
 import { root } from "./setup.mjs";
-import { isWhole } from "./suites.mjs";
 
-/** The rows of the page, each with its commands. A command that takes 10 s or more has its time beside it. */
+/** The rows of the page, each with its commands. A command that takes 10 s or more has its time beside it, and one of npm what its output `shows`. */
 export function rows() {
   const page = readFileSync(join(root, "docs/vllm-documents.md"), "utf8");
   return page.split("\n").flatMap((line) => {
     const [, id = "", cells = ""] = /^\| ([SB]\d+(?:\.\d+)?) \|(.*)$/.exec(line) ?? [];
     const commands = Array.from(
-      cells.matchAll(/`(np[mx] [^`]+)`( \(\d+ (?:s|min)\))?/g),
-      ([, text, time]) => ({ text, isLong: time !== undefined }),
+      cells.matchAll(/`(np[mx] [^`]+)`( \(\d+ (?:s|min)\))?(?: shows ((?:`[^`]+`(?: and )?)+))?/g),
+      ([, text, time, shown = ""]) => ({
+        ...{ text, isLong: time !== undefined },
+        shows: Array.from(shown.matchAll(/`([^`]+)`/g), ([, each]) => each),
+      }),
     );
     return id === "" ? [] : [{ id, commands }];
   });
@@ -27,14 +30,8 @@ export function vitestCommands() {
   );
 }
 
-/** The commands that name no test which has passed in a report of vitest (`--reporter=json`). Throws with their text. Files that npm test leaves out are checked in CI. */
-export function checkCommands({ testResults }) {
-  const tests = new Map(testResults.map((file) => [file.name.slice(root.length), file.assertionResults]));
-  const wrong = vitestCommands().filter(({ file, name }) => {
-    if (!isWhole && !tests.has(file)) return !existsSync(join(root, file));
-    const found = (tests.get(file) ?? []).filter(({ fullName }) => fullName.includes(name));
-    // A test that needs NIXL has its own report of being skipped.
-    return found.length === 0 || found.some(({ status }) => status === "failed");
-  });
+/** Throws with the commands whose tests a report of vitest does not show, as `notShown` says it. */
+export function checkCommands(report) {
+  const wrong = notShown(vitestCommands(), report);
   if (wrong.length > 0) throw new Error(wrong.map(({ text }) => text).join("\n"));
 }

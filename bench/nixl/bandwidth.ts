@@ -3,8 +3,8 @@ import { availableParallelism } from "node:os";
 import { performance } from "node:perf_hooks";
 import type { TransferRequest } from "@kv/interface";
 import { describePlugins, findLibrary } from "@kv/nixl";
-import { pythonNixl } from "../python-peer.js";
-import { bestRatio, pairRatio, type Row, spread } from "../report.js";
+import { nodeTarget, pythonNixl } from "../python-peer.js";
+import { alone, compare, type Row, spread } from "../report.js";
 import {
   type BenchFixture,
   inOrder,
@@ -14,7 +14,6 @@ import {
   type Place,
   ROUNDS,
   shuffled,
-  startTarget,
 } from "./fixture.js";
 
 const BLOCKS = [4, 64, 1024].map((kib) => kib * 1024);
@@ -60,7 +59,7 @@ export const bandwidth = (fixture: BenchFixture): Promise<Row[]> => againstPytho
  */
 export async function ownMemory({ agent, memory, target, python: idle }: BenchFixture): Promise<Row[]> {
   idle.pause();
-  const [python, pythonTarget] = [await pythonNixl(), startTarget("UCX")];
+  const [python, pythonTarget] = [await pythonNixl(), nodeTarget("UCX")];
   const [lengthBytes, hugePages] = [LENGTH_BYTES, false];
   const far = await pythonTarget.ask<Place & { metadata: string }>({ do: "open", lengthBytes, hugePages });
   const { metadata, address } = far;
@@ -81,7 +80,7 @@ export async function ownMemory({ agent, memory, target, python: idle }: BenchFi
         theirs.push(lengthBytes / otherMs / 1e6);
       }
       const what = `${operation} ${show(lengthBytes)} in ${show(block)}, scattered, UCX, each with its own memory: bandwidth / Python's`;
-      rows.push(bandwidthRow(what, { ours, theirs }, WANTED_OF_OWN_MEMORY[block]));
+      rows.push(compare(what, [ours, theirs], "GB/s", ">=", WANTED_OF_OWN_MEMORY[block]));
     }
     await prepared.close();
   }
@@ -96,7 +95,7 @@ export async function libfabric(ucx: BenchFixture): Promise<Row[]> {
   const [plugin] = await describePlugins({ libraryPath: await findLibrary(), names: ["LIBFABRIC"] });
   if (plugin?.loads !== true) {
     const theirs = plugin?.remedy ?? "NIXL has no such plugin";
-    return [{ what: "LIBFABRIC", ours: "-", theirs, ratio: undefined, wanted: ">= 0.95", met: undefined }];
+    return [alone("LIBFABRIC", "-", ">= 0.95", undefined, theirs)];
   }
   ucx.python.pause();
   const fixture = await openFixture("LIBFABRIC");
@@ -122,24 +121,6 @@ async function oursMs(
 async function pythonMs({ python }: Pick<BenchFixture, "python">, move: PythonMove): Promise<number> {
   const { ms } = await python.ask<{ ms: number }>({ do: "move", seeds: [1, 2], ...move });
   return ms;
-}
-
-/** A row of bandwidths in GB/s; `least`: the wanted ratio, if one is. */
-function bandwidthRow(
-  what: string,
-  { ours, theirs }: { readonly ours: readonly number[]; readonly theirs: readonly number[] },
-  least?: number,
-): Row {
-  const ratio = pairRatio(ours, theirs);
-  return {
-    what,
-    ours: spread(ours, "GB/s"),
-    theirs: spread(theirs, "GB/s"),
-    ratio,
-    best: bestRatio(ours, theirs, "most"),
-    wanted: least === undefined ? "reported" : `>= ${least}`,
-    met: least === undefined ? undefined : ratio >= least,
-  };
 }
 
 async function againstPython(fixture: BenchFixture, where: keyof typeof WANTED): Promise<Row[]> {
@@ -169,7 +150,7 @@ async function againstPython(fixture: BenchFixture, where: keyof typeof WANTED):
         theirs.push(size / ms / 1e6);
       }
       const what = `${operation} ${show(size)} in ${show(block)}, scattered, ${where}: bandwidth / Python's`;
-      rows.push(bandwidthRow(what, { ours, theirs }, ofPython));
+      rows.push(compare(what, [ours, theirs], "GB/s", ">=", ofPython));
     }
     await prepared.close();
   }
@@ -181,7 +162,7 @@ export async function gpu(ucx: BenchFixture): Promise<Row[]> {
   if (!existsSync("/dev/nvidia0")) {
     const what = "READ and WRITE, memory of a GPU";
     const theirs = "no GPU here: there is no /dev/nvidia0";
-    return [{ what, ours: "-", theirs, ratio: undefined, wanted: ">= 0.97", met: undefined }];
+    return [alone(what, "-", ">= 0.97", undefined, theirs)];
   }
   ucx.python.pause();
   const fixture = await openFixture("UCX", { memoryType: "VRAM" });
@@ -198,7 +179,7 @@ export async function threads(none: BenchFixture): Promise<Row[]> {
   const cores = availableParallelism();
   if (cores < 8) {
     const theirs = `8 cores are needed, here are ${cores}`;
-    return [{ what: "num_threads", ours: "-", theirs, ratio: undefined, wanted: ">= 1", met: undefined }];
+    return [alone("num_threads", "-", ">= 1", undefined, theirs)];
   }
   const four = await openFixture("UCX", { numThreads: 4 });
   const rows: Row[] = [];
@@ -209,7 +190,7 @@ export async function threads(none: BenchFixture): Promise<Row[]> {
     const prepared = await Promise.all(sides.map((fixture) => lists(fixture, block, count)));
     for (const operation of ["READ", "WRITE"] as const) {
       const [ours, theirs]: [number[], number[]] = [[], []];
-      const withFour = { ours: [] as number[], theirs: [] as number[] };
+      const withFour: number[][] = [[], []];
       for (let round = -1; round < ROUNDS; round += 1) {
         const [mine, python]: [number[], number[]] = [[], []];
         for (const [index, fixture] of sides.entries()) {
@@ -223,19 +204,15 @@ export async function threads(none: BenchFixture): Promise<Row[]> {
         if (round < 0) continue;
         ours.push((mine[0] ?? Number.NaN) / (mine[1] ?? Number.NaN));
         theirs.push((python[0] ?? Number.NaN) / (python[1] ?? Number.NaN));
-        withFour.ours.push(size / (mine[1] ?? Number.NaN) / 1e6);
-        withFour.theirs.push(size / (python[1] ?? Number.NaN) / 1e6);
+        for (const [at, side] of [mine, python].entries())
+          withFour[at]?.push(size / (side[1] ?? Number.NaN) / 1e6);
       }
-      const ratio = pairRatio(ours, theirs);
-      rows.push({
-        what: `${operation} ${show(size)} in ${show(block)}, scattered: bandwidth with num_threads 4 / with 0, over Python's`,
-        ours: `${spread(ours, "times")}, with 4: ${spread(withFour.ours, "GB/s")}`,
-        theirs: `${spread(theirs, "times")}, with 4: ${spread(withFour.theirs, "GB/s")}`,
-        ratio,
-        best: bestRatio(ours, theirs, "most"),
-        wanted: ">= 1",
-        met: ratio >= 1,
-      });
+      const what = `${operation} ${show(size)} in ${show(block)}, scattered: bandwidth with num_threads 4 / with 0, over Python's`;
+      const row = compare(what, [ours, theirs], "times", ">=", 1);
+      const both = [row.ours, row.theirs].map(
+        (times, at) => `${times}, with 4: ${spread(withFour[at] ?? [], "GB/s")}`,
+      );
+      rows.push({ ...row, ours: both[0] ?? "", theirs: both[1] ?? "" });
     }
     for (const { close } of prepared) await close();
   }
@@ -271,7 +248,7 @@ async function writtenTo(fixture: BenchFixture): Promise<Row> {
   await toPython.close();
   const what =
     "WRITE 512 MiB in 64 KiB, scattered, LIBFABRIC, by ours: bandwidth to an agent of ours / to one of Python's";
-  return bandwidthRow(what, { ours, theirs });
+  return compare(what, [ours, theirs], "GB/s", ">=");
 }
 
 /** READ against the kernel's limit: process_vm_readv with one call for each block, as UCX does, and with 512 blocks per call. */
@@ -305,18 +282,11 @@ export async function limits(fixture: BenchFixture): Promise<Row[]> {
       vectored.push(size / many.ms / 1e6);
     }
     const bare = `READ 256 MiB ${what}: bandwidth / process_vm_readv, a call for each block`;
-    rows.push(bandwidthRow(bare, { ours, theirs: single }, wanted));
+    rows.push(compare(bare, [ours, single], "GB/s", ">=", wanted));
     await prepared.close();
     if (order === "contiguous") continue;
-    rows.push({
-      what: `a way around UCX, ${what}: process_vm_readv of 512 blocks a call / READ`,
-      ours: spread(vectored, "GB/s"),
-      theirs: `READ ${spread(ours, "GB/s")}`,
-      ratio: pairRatio(vectored, ours),
-      best: bestRatio(vectored, ours, "most"),
-      wanted: "reported",
-      met: undefined,
-    });
+    const around = `a way around UCX, ${what}: process_vm_readv of 512 blocks a call / READ`;
+    rows.push(compare(around, [vectored, ours], "GB/s", ">="));
   }
   return rows;
 }

@@ -2,16 +2,16 @@ import { execFile } from "node:child_process";
 import { monitorEventLoopDelay, performance } from "node:perf_hooks";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
-import { median, percentile, type Row, spread } from "../report.js";
+import { alone, median, percentile, type Row, spread } from "../report.js";
 import { type BenchFixture, LENGTH_BYTES, lists, ROUNDS, shuffled } from "./fixture.js";
 
 const BLOCK = 65_536;
 const HEARTBEATS = 20;
 const GAP_MS = 10;
-export const pause = (ms: number) => new Promise((resolve) => setTimeout(resolve, ms));
+const pause = (ms: number) => new Promise((resolve) => setTimeout(resolve, ms));
 
 /** Event-loop delay in ms during `work`. The histogram measures from one tick of 1 ms to the next, so the tick itself is subtracted. */
-export async function loopDelay(work: () => Promise<unknown>): Promise<{ p99: number; max: number }> {
+async function loopDelay(work: () => Promise<unknown>): Promise<{ p99: number; max: number }> {
   const histogram = monitorEventLoopDelay({ resolution: 1 });
   histogram.enable();
   await work();
@@ -26,7 +26,8 @@ export async function whileMoving(fixture: BenchFixture): Promise<Row[]> {
   const [localIds, remoteIds] = [shuffled(count, 1), shuffled(count, 2)];
   const read = () => fixture.agent.transfer({ operation: "READ", ...prepared, localIds, remoteIds }).done;
   await read();
-  const [idle, busy, maxima, worst, all] = [[], [], [], [], []] as number[][];
+  const series = (): number[] => [];
+  const [idle, busy, maxima, worst, all] = [series(), series(), series(), series(), series()];
   for (let round = 0; round < ROUNDS; round += 1) {
     let lastedMs = 0;
     const during = await loopDelay(async () => {
@@ -35,9 +36,9 @@ export async function whileMoving(fixture: BenchFixture): Promise<Row[]> {
       lastedMs = performance.now() - begun;
     });
     const still = await loopDelay(() => pause(lastedMs));
-    busy?.push(during.p99);
-    idle?.push(still.p99);
-    maxima?.push(during.max);
+    busy.push(during.p99);
+    idle.push(still.p99);
+    maxima.push(during.max);
 
     let over = false;
     const moving = (async () => {
@@ -55,29 +56,19 @@ export async function whileMoving(fixture: BenchFixture): Promise<Row[]> {
     const { delaysMs } = await listening;
     over = true;
     await moving;
-    worst?.push(Math.max(...delaysMs));
-    all?.push(...delaysMs);
+    worst.push(Math.max(...delaysMs));
+    all.push(...delaysMs);
   }
   await prepared.close();
-  const over = median((busy ?? []).map((value, i) => value - (idle?.[i] ?? 0)));
-  const p99 = percentile(all ?? [], 0.99);
+  const over = median(busy.map((value, i) => value - (idle[i] ?? 0)));
+  const p99 = percentile(all, 0.99);
+  const [most, latest] = [maxima, worst].map((values) => `maximum ${Math.max(...values).toFixed(1)} ms`);
+  const loop = `event-loop delay while 512 MiB moves, p99 over idle; ${most}`;
+  const heartbeat = `heartbeat to the peer while 512 MiB moves, p99 of ${ROUNDS * HEARTBEATS}; the worst of each round, ${latest}`;
+  const still = `idle ${spread(idle, "ms")}`;
   return [
-    {
-      what: `event-loop delay while 512 MiB moves, p99 over idle; maximum ${Math.max(...(maxima ?? [])).toFixed(1)} ms`,
-      ours: spread(busy ?? [], "ms"),
-      theirs: `idle ${spread(idle ?? [], "ms")}`,
-      ratio: undefined,
-      wanted: `<= 2 ms (is ${over.toFixed(2)})`,
-      met: over <= 2,
-    },
-    {
-      what: `heartbeat to the peer while 512 MiB moves, p99 of ${ROUNDS * HEARTBEATS}; the worst of each round, maximum ${Math.max(...(worst ?? [])).toFixed(1)} ms`,
-      ours: spread(worst ?? [], "ms"),
-      theirs: "-",
-      ratio: undefined,
-      wanted: `<= 10 ms (is ${p99.toFixed(2)})`,
-      met: p99 <= 10,
-    },
+    alone(loop, spread(busy, "ms"), `<= 2 ms (is ${over.toFixed(2)})`, over <= 2, still),
+    alone(heartbeat, spread(worst, "ms"), `<= 10 ms (is ${p99.toFixed(2)})`, p99 <= 10),
   ];
 }
 
@@ -88,20 +79,13 @@ export async function idleAgent(): Promise<Row[]> {
     const { stdout } = await promisify(execFile)(process.execPath, ["--import", "tsx", file, kind]);
     return Number(stdout.trim().split("\n").at(-1));
   };
-  const [withAgent, without] = [[], []] as number[][];
+  const [withAgent, without] = [[], []] as [number[], number[]];
   for (let round = 0; round < ROUNDS; round += 1) {
-    withAgent?.push(await share("agent"));
-    without?.push(await share("none"));
+    withAgent.push(await share("agent"));
+    without.push(await share("none"));
   }
-  const over = median((withAgent ?? []).map((value, i) => value - (without?.[i] ?? 0)));
-  return [
-    {
-      what: "an agent with nothing outstanding: share of a core",
-      ours: spread(withAgent ?? [], "%"),
-      theirs: `without an agent ${spread(without ?? [], "%")}`,
-      ratio: undefined,
-      wanted: `<= 1 % (is ${over.toFixed(2)})`,
-      met: over <= 1,
-    },
-  ];
+  const over = median(withAgent.map((value, i) => value - (without[i] ?? 0)));
+  const [what, none] = ["an agent with nothing outstanding: share of a core", spread(without, "%")];
+  const wanted = `<= 1 % (is ${over.toFixed(2)})`;
+  return [alone(what, spread(withAgent, "%"), wanted, over <= 1, `without an agent ${none}`)];
 }

@@ -1,7 +1,7 @@
 import type { Agent, Memory, Transport } from "@kv/interface";
-import { deviceMemory, nixlTransport } from "@kv/nixl";
-import { cudaMemory } from "../../packages/nixl/test/support/cuda-memory.js";
-import { type LinePeer, nodeTarget, pythonNixl } from "../python-peer.js";
+import { nixlTransport } from "@kv/nixl";
+import type { LinePeer } from "../../tools/clients/python.js";
+import { nodeTarget, pythonNixl } from "../python-peer.js";
 
 /** An agent's name and the address of its memory. */
 export interface Place {
@@ -24,9 +24,6 @@ export const LENGTH_BYTES = 512 * 2 ** 20;
 /** Rounds for each figure. A median of fewer means little on a machine that runs other work. */
 export const ROUNDS = Math.max(7, Number(process.env["KV_BENCH_ROUNDS"] ?? 9));
 
-export const startTarget = (backend: string): LinePeer =>
-  nodeTarget(new URL("./target.ts", import.meta.url), [backend]);
-
 /** Host memory, or memory of the first GPU, at all three processes. `numThreads` is UCX's parameter `num_threads` of both agents. */
 export interface FixtureOptions {
   readonly memoryType?: "DRAM" | "VRAM";
@@ -37,7 +34,7 @@ export async function openFixture(
   backend = "UCX",
   { memoryType = "DRAM", numThreads = 0 }: FixtureOptions = {},
 ): Promise<BenchFixture> {
-  const far = startTarget(backend);
+  const far = nodeTarget(backend);
   const python = await pythonNixl(backend, numThreads);
   const parameters = numThreads > 0 ? { num_threads: String(numThreads) } : {};
   const transport = nixlTransport({ backends: [{ name: backend, parameters }] });
@@ -50,7 +47,7 @@ export async function openFixture(
   const { metadata: targetMetadata, address } = opened;
   await python.ask({ do: "open", metadata: targetMetadata, address, length: lengthBytes, memoryType });
   const agent = await transport.createAgent();
-  const memory = memoryType === "VRAM" ? gpuMemory(lengthBytes) : transport.allocate(lengthBytes);
+  const memory = transport.allocate(lengthBytes, { memoryType });
   await agent.register(memory);
   await agent.addRemote(Buffer.from(opened.metadata, "hex"));
   const metadata = Buffer.from(await agent.localMetadata()).toString("hex");
@@ -69,13 +66,6 @@ export async function openFixture(
       await far.close();
     },
   };
-}
-
-/** Memory of the first GPU, until the process ends. */
-export function gpuMemory(lengthBytes: number): Memory {
-  const cuda = cudaMemory();
-  cuda.open("libcuda.so.1");
-  return deviceMemory({ address: cuda.allocate(0, lengthBytes), lengthBytes, deviceId: 0 });
 }
 
 export function shuffled(count: number, seed: number): Int32Array {

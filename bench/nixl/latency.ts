@@ -2,7 +2,7 @@ import { performance } from "node:perf_hooks";
 import { Worker } from "node:worker_threads";
 import type { Agent } from "@kv/interface";
 import { pythonNixl } from "../python-peer.js";
-import { bestRatio, median, pairRatio, percentile, type Row, spread } from "../report.js";
+import { compare, median, percentile, type Row, spread } from "../report.js";
 import { type BenchFixture, lists, ROUNDS } from "./fixture.js";
 
 const PER_ROUND = 120;
@@ -20,7 +20,8 @@ const WARM_UP = 12;
 export async function smallRead(fixture: BenchFixture): Promise<Row[]> {
   const prepared = await lists(fixture, BLOCK, 64);
   const ids = Int32Array.of(7);
-  const [inside, whole, theirs, back, message] = [[], [], [], [], []] as number[][];
+  const series = (): number[] => [];
+  const [inside, whole, theirs, back, message] = [series(), series(), series(), series(), series()];
   for (let round = -1; round < ROUNDS; round += 1) {
     const mine = { inside: [] as number[], whole: [] as number[], back: [] as number[] };
     const small = () =>
@@ -48,34 +49,20 @@ export async function smallRead(fixture: BenchFixture): Promise<Row[]> {
       times: PER_ROUND,
     });
     if (round < 0) continue;
-    inside?.push(median(mine.inside));
-    whole?.push(median(mine.whole));
-    back?.push(median(mine.back));
-    theirs?.push(median(python.make) + median(python.move) + median(python.release));
-    message?.push(median(oneWay));
+    inside.push(median(mine.inside));
+    whole.push(median(mine.whole));
+    back.push(median(mine.back));
+    theirs.push(median(python.make) + median(python.move) + median(python.release));
+    message.push(median(oneWay));
   }
   await prepared.close();
-  const compare = (what: string, ours: number[] = [], others: number[] = [], wanted?: number): Row => {
-    const ratio = median(ours.map((value, i) => value / (others[i] ?? Number.NaN)));
-    return {
-      what,
-      ours: spread(ours, "us"),
-      theirs: spread(others, "us"),
-      ratio,
-      best: bestRatio(ours, others, "least"),
-      wanted: wanted === undefined ? "reported" : `<= ${wanted}`,
-      met: wanted === undefined ? undefined : ratio <= wanted,
-    };
-  };
+  const addon = "one 4 KiB READ in the addon (make, post to done, release): time / Python's";
+  const call = "one 4 KiB READ, from the call to the promise: time / Python's";
+  const settled = "promise settled after done / one-way postMessage between workers";
   return [
-    compare(
-      "one 4 KiB READ in the addon (make, post to done, release): time / Python's",
-      inside,
-      theirs,
-      0.55,
-    ),
-    compare("one 4 KiB READ, from the call to the promise: time / Python's", whole, theirs, 1.5),
-    compare("promise settled after done / one-way postMessage between workers", back, message, 1),
+    compare(addon, [inside, theirs], "us", "<=", 0.55),
+    compare(call, [whole, theirs], "us", "<=", 1.5),
+    compare(settled, [back, message], "us", "<=", 1),
   ];
 }
 
@@ -106,18 +93,8 @@ export async function queuedReads(fixture: BenchFixture): Promise<Row[]> {
   }
   fixture.python.resume();
   await prepared.close();
-  const ratio = pairRatio(many, few);
-  return [
-    {
-      what: `a 4 KiB READ with ${QUEUED} queued / with ${FEW_QUEUED}: time`,
-      ours: spread(many, "us"),
-      theirs: spread(few, "us"),
-      ratio,
-      best: bestRatio(many, few, "least"),
-      wanted: "<= 1.2",
-      met: ratio <= 1.2,
-    },
-  ];
+  const what = `a 4 KiB READ with ${QUEUED} queued / with ${FEW_QUEUED}: time`;
+  return [compare(what, [many, few], "us", "<=", 1.2)];
 }
 
 /**

@@ -5,8 +5,9 @@ import { performance } from "node:perf_hooks";
 import { promisify } from "node:util";
 import { findLibrary } from "@kv/nixl";
 import { compileC, compiler } from "../c-program.js";
-import { bestRatio, median, pairRatio, type Row, spread } from "../report.js";
-import { type BenchFixture, LENGTH_BYTES, ROUNDS, startTarget } from "./fixture.js";
+import { nodeTarget } from "../python-peer.js";
+import { alone, compare, median, type Row, spread } from "../report.js";
+import { type BenchFixture, LENGTH_BYTES, ROUNDS } from "./fixture.js";
 import { onThread, peakGrowthMib } from "./process-costs.js";
 
 const run = promisify(execFile);
@@ -26,9 +27,7 @@ const HANDSHAKES = 121;
 export async function bigList(fixture: BenchFixture): Promise<Row[]> {
   const what = "list of 1M descriptors";
   if (compiler() === undefined) {
-    return [
-      { what, ours: "-", theirs: "no C compiler", ratio: undefined, wanted: "<= 1.15", met: undefined },
-    ];
+    return [alone(what, "-", "<= 1.15", undefined, "no C compiler")];
   }
   const program = await compileC("list-loop", ["-ldl"]);
   try {
@@ -85,19 +84,8 @@ async function listRows(options: ListOptions): Promise<Row[]> {
     theirs.push(loop);
   }
   fixture.python.resume();
-  const ratio = pairRatio(ours, theirs);
-  return [
-    {
-      what: `${what}: time / a bare C loop`,
-      ours: spread(ours, "ms"),
-      theirs: spread(theirs, "ms"),
-      ratio,
-      best: bestRatio(ours, theirs, "least"),
-      wanted: "<= 1.15",
-      met: ratio <= 1.15,
-    },
-    onThreadRow(what, busy),
-  ];
+  const row = compare(`${what}: time / a bare C loop`, [ours, theirs], "ms", "<=", 1.15);
+  return [row, onThreadRow(what, busy)];
 }
 
 /** The row without its goal: reported only. */
@@ -105,23 +93,25 @@ const reported = (row: Row): Row => ({ ...row, wanted: "reported", met: undefine
 
 function onThreadRow(what: string, busyMs: readonly number[], leastMs?: readonly number[]): Row {
   const busy = median(busyMs.map((ms, round) => ms - (leastMs?.[round] ?? 0)));
-  return {
-    what: `${what}: time on the JavaScript thread; ${WANTED_ON_THREAD_MS} ms stands for 0`,
-    ours: spread(busyMs, "ms"),
-    theirs: leastMs === undefined ? "-" : spread(leastMs, "ms"),
-    ratio: undefined,
-    wanted: `<= ${WANTED_ON_THREAD_MS} ms (is ${busy.toFixed(2)})`,
-    met: busy <= WANTED_ON_THREAD_MS,
-  };
+  const wanted = `<= ${WANTED_ON_THREAD_MS} ms (is ${busy.toFixed(2)})`;
+  return alone(
+    `${what}: time on the JavaScript thread; ${WANTED_ON_THREAD_MS} ms stands for 0`,
+    spread(busyMs, "ms"),
+    wanted,
+    busy <= WANTED_ON_THREAD_MS,
+    leastMs === undefined ? "-" : spread(leastMs, "ms"),
+  );
 }
 
-/** All blocks of the memory, one row for each layer. */
-function layerRows(address: number): Float64Array {
-  const blocks = MILLION / LAYERS;
-  const layers = Array.from({ length: LAYERS }, (_, layer) => {
-    return [address + layer * blocks * MILLION_BLOCK, MILLION_BLOCK, 0, MILLION_BLOCK, blocks];
-  });
-  return Float64Array.from(layers.flat());
+/** Blocks of the memory, one row for each layer. */
+function layerRows(address: number, blocks = MILLION / LAYERS, length = MILLION_BLOCK): Float64Array {
+  const layers = Array.from({ length: LAYERS }, (_, at) => [
+    address + at * blocks * length,
+    length,
+    0,
+    length,
+  ]);
+  return Float64Array.from(layers.flatMap((row) => [...row, blocks]));
 }
 
 /** Blocks of the memory without adjacent neighbours: nothing can be merged into a stride. */
@@ -137,7 +127,7 @@ function scatteredRows(address: number): Float64Array {
 /** The time until transfers to a new peer can be made, with a warm backend. */
 export async function handshake(fixture: BenchFixture): Promise<Row[]> {
   const rows: Row[] = [];
-  const far = startTarget(fixture.backend);
+  const far = nodeTarget(fixture.backend);
   try {
     const { metadata, address, name } = await far.ask<{ metadata: string; address: number; name: string }>({
       do: "open",
@@ -159,7 +149,7 @@ export async function handshake(fixture: BenchFixture): Promise<Row[]> {
     for (const count of [1000, 50_000]) {
       const block = 4096;
       const table = (base: number) => Float64Array.of(base, block, 0, block, count);
-      const [ours, theirs] = [[], []] as number[][];
+      const [ours, theirs] = [[], []] as [number[], number[]];
       for (let round = -1; round < HANDSHAKES; round += 1) {
         fixture.python.pause();
         const { ms, both } = await ready(block, table);
@@ -173,30 +163,13 @@ export async function handshake(fixture: BenchFixture): Promise<Row[]> {
           count,
         });
         if (round < 0) continue;
-        ours?.push(ms);
-        theirs?.push(python.ms);
+        ours.push(ms);
+        theirs.push(python.ms);
       }
-      const ratio = pairRatio(ours ?? [], theirs ?? []);
-      rows.push({
-        what: `handshake with a warm backend, ${count} descriptors: time / Python's`,
-        ours: spread(ours ?? [], "ms"),
-        theirs: spread(theirs ?? [], "ms"),
-        ratio,
-        best: bestRatio(ours ?? [], theirs ?? [], "least"),
-        wanted: "<= 1",
-        met: ratio <= 1,
-      });
+      const what = `handshake with a warm backend, ${count} descriptors: time / Python's`;
+      rows.push(compare(what, [ours, theirs], "ms", "<=", 1));
     }
-    const layers = (blocks: number) => (base: number) =>
-      Float64Array.from(
-        Array.from({ length: LAYERS }, (_, layer) => [
-          base + layer * blocks * SMALL_BLOCK,
-          SMALL_BLOCK,
-          0,
-          SMALL_BLOCK,
-          blocks,
-        ]).flat(),
-      );
+    const layers = (blocks: number) => (base: number) => layerRows(base, blocks, SMALL_BLOCK);
     const [times, grown, busy, few]: [number[], number[], number[], number[]] = [[], [], [], []];
     // Python's polling thread would be measured where it takes the core.
     fixture.python.pause();
@@ -224,23 +197,11 @@ export async function handshake(fixture: BenchFixture): Promise<Row[]> {
     fixture.python.resume();
     const what =
       "first request at 8,000,000 descriptors (80 layers x 100,000 blocks), lists of both sides made";
+    const memory = `${what}: growth of the process's memory at its peak; the largest counts`;
+    const isSmall = Math.max(...grown) <= WANTED_GROWTH_MIB;
     rows.push(
-      {
-        what,
-        ours: spread(times, "ms"),
-        theirs: "-",
-        ratio: undefined,
-        wanted: "<= 1000 ms",
-        met: median(times) <= 1000,
-      },
-      {
-        what: `${what}: growth of the process's memory at its peak; the largest counts`,
-        ours: spread(grown, "MiB"),
-        theirs: "-",
-        ratio: undefined,
-        wanted: `<= ${WANTED_GROWTH_MIB} MiB`,
-        met: Math.max(...grown) <= WANTED_GROWTH_MIB,
-      },
+      alone(what, spread(times, "ms"), "<= 1000 ms", median(times) <= 1000),
+      alone(memory, spread(grown, "MiB"), `<= ${WANTED_GROWTH_MIB} MiB`, isSmall),
       onThreadRow(`${what} (over the same with ${LAYERS} descriptors)`, busy, few),
     );
     return rows;

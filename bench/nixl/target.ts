@@ -2,7 +2,6 @@
 import { createInterface } from "node:readline";
 import type { Agent, Memory } from "@kv/interface";
 import { nixlTransport, sharedMemory } from "@kv/nixl";
-import { gpuMemory } from "./fixture.js";
 
 type Command =
   | { do: "open"; lengthBytes: number; hugePages?: boolean; memoryType?: "DRAM" | "VRAM" }
@@ -45,10 +44,9 @@ async function readOn(over: () => boolean): Promise<void> {
 }
 
 function allocate({ lengthBytes, hugePages, memoryType }: Extract<Command, { do: "open" }>): Memory {
-  if (memoryType === "VRAM") return gpuMemory(lengthBytes);
   // V8 does not ask the kernel for huge pages.
   if (hugePages === false) return sharedMemory(new SharedArrayBuffer(lengthBytes));
-  return transport.allocate(lengthBytes);
+  return transport.allocate(lengthBytes, { memoryType });
 }
 
 async function answer(command: Command): Promise<unknown> {

@@ -1,7 +1,6 @@
 """Does the work of a benchmark's Node side with NIXL's Python API of the same version. Commands are JSON lines on stdin, answers JSON lines on stdout.
 usage: nixl_peer.py [BACKEND NUM_THREADS [LIBRARY…]]; the libraries are those that the backend's plugin needs and the loader does not find. Commands:
   {"do": "open", "metadata": hex of the target's agent, "address": base of the target's memory, "length": bytes, "hugePages": true unless pages of 4 KiB are wanted, "memoryType": "DRAM" or "VRAM"}
-  {"do": "read", "block": bytes, "count": n, "seed": s, "order": "scattered" | "contiguous"}       one READ of n blocks
   {"do": "prepare", "regions": r, "blocks": n, "block": bytes, "ids": [...], "times": t}              block ids to prepared requests, as vLLM 0.33 does it
 """
 import ctypes
@@ -87,23 +86,6 @@ def do_open(command):
     remote = name.decode() if isinstance(name, bytes) else name
     state.update(local=local, base=base, memoryType=memory_type, remote=remote, address=command["address"])
     return {"ok": True}
-
-
-def do_read(command):
-    count, block = command["count"], command["block"]
-    local_list, remote_list = prepared(block, count)
-    local, remote = np.array(command["local"], np.int32), np.array(command["remote"], np.int32)
-    begun = time.perf_counter()
-    handle = agent.make_prepped_xfer("READ", local_list, local, remote_list, remote, b"")
-    status = agent.transfer(handle)
-    posted = time.perf_counter()
-    while status == "PROC":
-        status = agent.check_xfer_state(handle)
-    done = time.perf_counter()
-    agent.release_xfer_handle(handle)
-    if status != "DONE":
-        raise RuntimeError(status)
-    return {"ms": (done - begun) * 1e3, "postMs": (posted - begun) * 1e3}
 
 
 def ids_of(block_ids, regions, blocks):

@@ -1,6 +1,5 @@
 """Times vLLM 0.33's functions between a request's block ids and the call into NIXL, in one process. usage: plan.py, with vLLM's Python tree on PYTHONPATH.
 Commands are JSON lines on stdin, answers JSON lines on stdout:
-  {"do": "ids", "regions": r, "blocks": n, "ids": [...], "times": t}        descriptor ids of one group: _compute_desc_ids
   {"do": "prepare", "regions": r, "blocks": n, "localIds": [...], "remoteIds": [...], "times": t}   both sides' ids, the prefix cut, as _read_blocks does it
   {"do": "close"}
 """
@@ -12,18 +11,7 @@ import time
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
-from vllm_worker import ids_of, read_ids, worker
-
-
-def do_ids(command):
-    regions, blocks, ids = command["regions"], command["blocks"], command["ids"]
-    self = worker(regions, blocks)
-    times = []
-    for _ in range(command["times"]):
-        begun = time.perf_counter()
-        found = ids_of(self, ids, regions, blocks)
-        times.append((time.perf_counter() - begun) * 1e3)
-    return {"ms": times, "count": len(found)}
+from vllm_worker import read_ids, worker
 
 
 def do_prepare(command):
@@ -42,5 +30,4 @@ for line in sys.stdin:
     request = json.loads(line)
     if request["do"] == "close":
         break
-    answer = {"ids": do_ids, "prepare": do_prepare}[request["do"]](request)
-    print(json.dumps(answer), file=answers, flush=True)
+    print(json.dumps(do_prepare(request)), file=answers, flush=True)

@@ -18,11 +18,10 @@ const TARGETS = [
     output: "../packages/neuron/native/linux-x64/kv_neuron.node",
   },
   { sources: ["fake/neuron/nrt.cc"], output: "build/libfake_nrt.so" },
-  { sources: ["fake/cuda/memory_addon.cc"], output: "build/kv_cuda_memory.node" },
   {
     sources: ["fake/cuda/driver.cc"],
-    output: "build/libfake_cuda.so",
-    // The addon finds a driver that is loaded by this name.
+    // An addon, so that a test loads it by its path. The addon of @kv/nixl finds a driver that is loaded by this name.
+    output: "build/fake_cuda.node",
     link: ["-Wl,-soname,libcuda.so.1"],
   },
 ];

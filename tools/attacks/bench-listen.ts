@@ -1,6 +1,6 @@
 // A stranger at `kv-nixl bench --listen`: connections, endless lines, requests without reading the answers, nothing at all.
 import { connect } from "node:net";
-import { type AttackResult, runAsScript } from "./support/attack.js";
+import type { AttackResult } from "./support/attack.js";
 import { ObservedProcess } from "./support/observed-process.js";
 import { pause, stranger, strangers } from "./support/stranger.js";
 
@@ -79,5 +79,3 @@ export async function run(): Promise<AttackResult> {
     target.kill();
   }
 }
-
-await runAsScript(import.meta.url, run);

@@ -1,6 +1,7 @@
 // A stranger who reaches a decode instance's HTTP: held bodies, slow headers, nesting, small objects, pipelining, connections.
 import type { Socket } from "node:net";
-import { type AttackResult, type FloodTarget, runAsScript } from "./support/attack.js";
+import type { AttackResult, FloodTarget } from "./support/attack.js";
+import { postText } from "./support/attacked-proxy.js";
 import { Demo, demoAbsence } from "./support/demo.js";
 import { pause, stranger, strangers } from "./support/stranger.js";
 
@@ -10,15 +11,6 @@ const SLOW_CONNECTIONS = 5000;
 const PIPELINED = 30_000;
 const SECONDS = 20;
 const MOST_GROWTH_MIB = 512;
-
-const post = (lengthBytes: number, body: string | Buffer): Buffer =>
-  Buffer.concat([
-    Buffer.from(
-      `POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: ${lengthBytes}\r\n\r\n`,
-    ),
-    Buffer.from(body),
-  ]);
-const whole = (body: string): Buffer => post(Buffer.byteLength(body), body);
 
 const NESTED = `{"prompt":${"[".repeat(1_000_000)}`;
 const OBJECTS = `{"prompt":[1],"kv_transfer_params":{${Array.from({ length: 250_000 }, (_, i) => `"k${i}":{}`).join(",")}}}`;
@@ -42,15 +34,15 @@ async function round(url: string, signal: AbortSignal): Promise<number> {
   const sockets: Socket[] = [];
   const add = (more: Socket[]) => sockets.push(...more);
   try {
-    add(await strangers(HELD_BODIES, ...at, post(HELD_BYTES, Buffer.alloc(HELD_BYTES - 1, " "))));
+    add(await strangers(HELD_BODIES, ...at, Buffer.from(postText(" ".repeat(HELD_BYTES - 1), HELD_BYTES))));
     await pause(1000, signal);
     add(await strangers(SLOW_CONNECTIONS, ...at, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Slow: "));
     await pause(500, signal);
-    for (const body of [NESTED, OBJECTS]) add(await strangers(10, ...at, whole(body)));
+    for (const body of [NESTED, OBJECTS]) add(await strangers(10, ...at, postText(body)));
     await pause(500, signal);
-    add([await stranger(...at, whole('{"prompt":"x","max_tokens":1}').toString().repeat(PIPELINED))]);
+    add([await stranger(...at, postText('{"prompt":"x","max_tokens":1}').repeat(PIPELINED))]);
     add([await stranger(...at, "GET /status HTTP/1.1\r\nHost: x\r\n\r\n".repeat(PIPELINED))]);
-    add(await strangers(200, ...at, whole(FORGED)));
+    add(await strangers(200, ...at, postText(FORGED)));
     await pause(1000, signal);
     return HELD_BODIES + SLOW_CONNECTIONS + 20 + 2 * PIPELINED + 200;
   } finally {
@@ -96,5 +88,3 @@ export async function run(): Promise<AttackResult> {
     demo.close();
   }
 }
-
-await runAsScript(import.meta.url, run);

@@ -1,5 +1,5 @@
 import type { KvTransferParams } from "@kv/interface";
-import { type AttackResult, runAsScript } from "./support/attack.js";
+import type { AttackResult } from "./support/attack.js";
 import { IsolationEngines } from "./support/isolation-child.js";
 
 const ROUNDS = 150;
@@ -52,5 +52,3 @@ export async function run(): Promise<AttackResult> {
     ok,
   };
 }
-
-await runAsScript(import.meta.url, run);

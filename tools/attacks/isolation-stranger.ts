@@ -9,7 +9,7 @@ import {
   newCapability,
 } from "@kv/protocol";
 import { zmqSideChannel } from "@kv/side-channel";
-import { type AttackResult, runAsScript } from "./support/attack.js";
+import type { AttackResult } from "./support/attack.js";
 import { IsolationEngines } from "./support/isolation-child.js";
 
 const ROUNDS = 150;
@@ -88,5 +88,3 @@ export async function run(): Promise<AttackResult> {
     ok: learned + failed + violations === 0,
   };
 }
-
-await runAsScript(import.meta.url, run);

@@ -1,6 +1,6 @@
 import { request } from "node:http";
-import { type AttackResult, type FloodTarget, runAsScript } from "./support/attack.js";
-import { observe, observedText, startProxy, untilAborted } from "./support/attacked-proxy.js";
+import type { AttackResult, FloodTarget } from "./support/attack.js";
+import { attackProxy, observedText, untilAborted } from "./support/attacked-proxy.js";
 
 const BODY = '{"role":"decode","instance":"127.0.0.1:1"}';
 
@@ -49,27 +49,20 @@ async function round(adminUrl: string): Promise<string[]> {
 
 /** Sends what a page of another site could, to an admin port without a token. */
 export async function run(): Promise<AttackResult> {
-  const proxy = await startProxy();
-  try {
-    const passed: string[] = [];
-    const observed = await observe(proxy, async () => {
-      for (let at = 0; at < 20; at += 1) passed.push(...(await round(proxy.adminUrl)));
-    });
-    return {
+  const passed: string[] = [];
+  return await attackProxy(
+    async ({ adminUrl }) => {
+      for (let at = 0; at < 20; at += 1) passed.push(...(await round(adminUrl)));
+    },
+    (seen) => ({
       attack: "proxy: admin port through a browser (DNS rebinding, other origins, forms)",
       tries: "20 times 22 requests",
-      result: `${passed.length} passed${passed[0] === undefined ? "" : `, ${passed[0]}`}; ${observedText(observed)}`,
-      ok: passed.length === 0 && observed.wrong === 0,
-    };
-  } finally {
-    proxy.close();
-  }
+      result: `${passed.length} passed${passed[0] === undefined ? "" : `, ${passed[0]}`}; ${observedText(seen)}`,
+      ok: passed.length === 0 && seen.wrong === 0,
+    }),
+  );
 }
 
 export function flood({ adminUrl }: FloodTarget, signal: AbortSignal): Promise<void> {
-  return untilAborted(signal, async () => {
-    await round(adminUrl);
-  });
+  return untilAborted(signal, () => round(adminUrl));
 }
-
-await runAsScript(import.meta.url, run);

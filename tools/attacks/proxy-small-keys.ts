@@ -1,13 +1,7 @@
 import { setTimeout as sleep } from "node:timers/promises";
-import { type AttackResult, type FloodTarget, runAsScript } from "./support/attack.js";
-import {
-  attacker,
-  observe,
-  observedText,
-  postText,
-  startProxy,
-  untilAborted,
-} from "./support/attacked-proxy.js";
+import type { AttackResult, FloodTarget } from "./support/attack.js";
+import { attackProxy, observedText, postText, untilAborted } from "./support/attacked-proxy.js";
+import { strangerAt } from "./support/stranger.js";
 
 const TIMES = 4;
 
@@ -33,7 +27,7 @@ const BODIES: readonly string[] = [
 
 async function round(url: string): Promise<void> {
   const sockets = await Promise.all(
-    BODIES.flatMap((body) => Array.from({ length: TIMES }, () => attacker(url, postText(body)))),
+    BODIES.flatMap((body) => Array.from({ length: TIMES }, () => strangerAt(url, postText(body)))),
   );
   for (const socket of sockets) socket.resume();
   await sleep(8_000);
@@ -41,23 +35,17 @@ async function round(url: string): Promise<void> {
 }
 
 /** Sends bodies that take long to parse. */
-export async function run(): Promise<AttackResult> {
-  const proxy = await startProxy();
-  try {
-    const observed = await observe(proxy, () => round(proxy.url));
-    return {
+export const run = (): Promise<AttackResult> =>
+  attackProxy(
+    ({ url }) => round(url),
+    (seen) => ({
       attack: "proxy: bodies of small keys, many values, deep lists",
       tries: `${BODIES.length} kinds, 1 to 60 MB, ${TIMES} at once each`,
-      result: observedText(observed),
-      ok: observed.wrong === 0 && observed.longestMs < 2_000 && observed.grownMib <= 512,
-    };
-  } finally {
-    proxy.close();
-  }
-}
+      result: observedText(seen),
+      ok: seen.wrong === 0 && seen.longestMs < 2_000 && seen.grownMib <= 512,
+    }),
+  );
 
 export function flood({ proxyUrl }: FloodTarget, signal: AbortSignal): Promise<void> {
   return untilAborted(signal, () => round(proxyUrl));
 }
-
-await runAsScript(import.meta.url, run);

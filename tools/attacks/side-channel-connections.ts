@@ -1,6 +1,6 @@
 import { type ChildProcess, fork } from "node:child_process";
 import { fileURLToPath } from "node:url";
-import { type AttackResult, type FloodTarget, runAsScript } from "./support/attack.js";
+import type { AttackResult, FloodTarget } from "./support/attack.js";
 import { attackListener, describeObserved, withstood } from "./support/attacked-side-channel.js";
 
 const PROCESSES = 2;
@@ -66,5 +66,3 @@ export async function flood({ sideChannel }: FloodTarget, signal: AbortSignal): 
   if (!signal.aborted)
     await new Promise((resolve) => signal.addEventListener("abort", resolve, { once: true }));
 }
-
-await runAsScript(import.meta.url, run);

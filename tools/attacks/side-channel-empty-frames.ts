@@ -1,4 +1,4 @@
-import { type AttackResult, type FloodTarget, runAsScript } from "./support/attack.js";
+import type { AttackResult, FloodTarget } from "./support/attack.js";
 import { attackListener, describeObserved, withstood } from "./support/attacked-side-channel.js";
 import { pour } from "./support/zmtp-peer.js";
 
@@ -32,5 +32,3 @@ export async function run(): Promise<AttackResult> {
 export async function flood({ sideChannel }: FloodTarget, signal: AbortSignal): Promise<void> {
   while (!signal.aborted) await pour(sideChannel, MESSAGE, TOTAL_BYTES, signal);
 }
-
-await runAsScript(import.meta.url, run);

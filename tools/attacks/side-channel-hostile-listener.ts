@@ -1,6 +1,6 @@
 import { once } from "node:events";
 import { createServer, type Socket } from "node:net";
-import { type AttackResult, runAsScript } from "./support/attack.js";
+import type { AttackResult } from "./support/attack.js";
 import { startVictim, watch } from "./support/attacked-side-channel.js";
 import { READY_OF_ROUTER, ZMTP_GREETING } from "./support/zmtp-peer.js";
 
@@ -81,5 +81,3 @@ export async function run(): Promise<AttackResult> {
     ok,
   };
 }
-
-await runAsScript(import.meta.url, run);

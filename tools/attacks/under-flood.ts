@@ -4,7 +4,7 @@
 import { readdirSync } from "node:fs";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
-import { type AttackResult, runAsScript } from "./support/attack.js";
+import type { AttackResult } from "./support/attack.js";
 import { Demo, demoAbsence } from "./support/demo.js";
 import type { Measured } from "./support/honest-prompts.js";
 import { ObservedProcess } from "./support/observed-process.js";
@@ -99,5 +99,3 @@ export async function run(): Promise<AttackResult> {
     other.close();
   }
 }
-
-await runAsScript(import.meta.url, run);

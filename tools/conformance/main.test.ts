@@ -3,22 +3,28 @@ import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:f
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { bundled } from "@kv/testing/node-programs";
 import { afterAll, beforeAll, expect, test } from "vitest";
 
 const root = fileURLToPath(new URL("../..", import.meta.url));
 let folder = "";
-beforeAll(() => {
+let program = "";
+beforeAll(async () => {
   folder = mkdtempSync(join(tmpdir(), "kv-conformance-"));
+  program = await bundled(fileURLToPath(new URL("main.ts", import.meta.url)));
 });
 afterAll(() => rmSync(folder, { recursive: true }));
 
-function run(args: readonly string[]) {
-  const script = join(root, "scripts/conformance.mjs");
-  const env = { ...process.env, INIT_CWD: folder };
-  const { status, stdout } = spawnSync(process.execPath, [script, ...args], {
-    cwd: root,
+const run = (args: readonly string[]) => start([program, ...args], folder);
+
+/** As npm starts it: in the root, with paths relative to the folder of the command. */
+const runScript = (args: readonly string[]) => start([join(root, "scripts/conformance.mjs"), ...args], root);
+
+function start(args: readonly string[], cwd: string) {
+  const { status, stdout } = spawnSync(process.execPath, args, {
+    cwd,
     encoding: "utf8",
-    env,
+    env: { ...process.env, INIT_CWD: folder },
   });
   const lines = stdout.trimEnd().split("\n");
   return { status, lines, last: lines.at(-1) };
@@ -49,7 +55,7 @@ test("equal results and shared refusals pass; differences and cases that it cann
     { in: { ...blocks(2, 0).in, groups: ["ring"] }, out: [[2, 3]] },
     "no vector",
   ]);
-  const { status, last, lines } = run([name]);
+  const { status, last, lines } = runScript([name]);
   expect(last).toBe("2 passed, 5 failed");
   expect(status).toBe(1);
   expect(

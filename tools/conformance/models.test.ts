@@ -1,4 +1,4 @@
-import { readFileSync } from "node:fs";
+import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { KvError } from "@kv/interface";
@@ -8,6 +8,7 @@ import { pairOfModels } from "../../packages/kv-plan/src/input/pair-of-models.js
 import { parsePythonJson } from "../../packages/kv-plan/src/model/config-fields.js";
 import { type CacheSettings, modelCaches } from "../../packages/kv-plan/src/model/model-caches.js";
 import { analysePair } from "../../packages/kv-plan/src/report/analyse-pair.js";
+import { POSTING_COSTS, postingOf } from "../../packages/kv-plan/src/report/posting.js";
 import { familyTable } from "./family-table.js";
 import { judgeModel, type ModelLine } from "./models.js";
 import { readVectors } from "./vector-file.js";
@@ -108,12 +109,28 @@ describe("field.md 2: what is not understood is refused by name", () => {
     modelCaches("model", { ...llama, [field]: null }, { tpSize: 1 });
   });
 
+  test("a field within MiniMax M3's sparse_attention_config", () => {
+    const published = configOf("nvidia--MiniMax-M3-NVFP4.json");
+    const text = published["text_config"] as { sparse_attention_config: object };
+    const sparse_attention_config = { ...text.sparse_attention_config, sparse_index_interval: 2 };
+    const found = refusal({ ...published, text_config: { ...text, sparse_attention_config } });
+    expect(found.code).toBe("KV_PLAN_UNSUPPORTED");
+    expect(found.message).toContain("text_config.sparse_attention_config.sparse_index_interval (2)");
+  });
+
   test("an unknown architecture, one that vLLM took out, and a config that names none", () => {
     expect(refusal({ ...llama, architectures: ["NewForCausalLM"] }).message).toMatch(/NewForCausalLM/);
     expect(refusal({ ...llama, architectures: ["BambaForCausalLM"] }).message).toMatch(
       /does not serve BambaForCausalLM; 0\.23\.0/,
     );
     expect(refusal({ ...llama, architectures: undefined }).message).toMatch(/architectures is missing/);
+  });
+
+  test("a model_type that vLLM cannot load", () => {
+    const published = configOf("deepseek-ai--DeepSeek-V4-Flash.json");
+    expect(refusal({ ...published, model_type: "deepseek_ref" }).message).toMatch(
+      /model_type is "deepseek_ref"; vLLM 0\.33 loads DeepSeek V4 as deepseek_v4/,
+    );
   });
 
   test("a model without a KV cache and an encoder-decoder are said to be that", () => {
@@ -142,17 +159,34 @@ test("field.md 2: JSON as Python writes it is read", () => {
   expect(() => parsePythonJson('{"a": Infinit}')).toThrow(SyntaxError);
 });
 
-test.each<[string, string]>([
-  ["deepseek-v2-lite", "deepseek-ai--DeepSeek-V2-Lite"],
-  ["deepseek-v3.2", "deepseek-ai--DeepSeek-V3.2"],
-  ["deepseek-v4-flash", "deepseek-ai--DeepSeek-V4-Flash"],
-  ["gpt-oss-20b", "openai--gpt-oss-20b"],
-  ["nemotron-3-nano-30b", "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"],
-])("field.md 2: the known model %s is the published file", (name, published) => {
-  const path = join(root, `packages/kv-plan/models/${name}.json`);
-  expect(parsePythonJson(readFileSync(path, "utf8"))).toMatchObject(
-    withoutEmpty(configOf(`${published}.json`)),
+describe("field.md 2: the known models of kv-plan's page are published files", () => {
+  const page = readFileSync(join(root, "docs/kv-plan.md"), "utf8");
+  const rows = Array.from(
+    page.matchAll(/^\| `([\w.-]+)` \| `([\w./-]+)` \| (none|\[.*\]\(.*\)) \| (.*) \|$/gm),
+    ([, name = "", published = "", source = "", how = ""]) => ({ name, published, source, how }),
   );
+  const folder = join(root, "packages/kv-plan/models");
+  const read = (name: string) => parsePythonJson(readFileSync(join(folder, `${name}.json`), "utf8"));
+
+  test("each has a row, which names the commit of the copy", () => {
+    expect(rows.map(({ name }) => `${name}.json`).sort()).toEqual(readdirSync(folder).sort());
+    for (const { name, source } of rows) expect(source, name).toMatch(/\/blob\/[0-9a-f]{40}\//);
+  });
+
+  test.each(rows.filter(({ how }) => !how.startsWith("excerpt")))("$name", ({ name, published }) => {
+    const file = `${published.replace("/", "--")}.json`;
+    expect(read(name)).toMatchObject(withoutEmpty(configOf(file)));
+  });
+
+  test("vLLM serves an excerpt as it serves the whole file, as far as one is here", () => {
+    const caches = (config: unknown) => {
+      const { layers, groups, numKvHeads } = modelCaches("model", config, { tpSize: 1 });
+      return { layers, groups, numKvHeads };
+    };
+    expect(caches({ ...(read("deepseek-v3") as object) })).toEqual(
+      caches({ ...configOf("deepseek-ai--DeepSeek-R1.json"), quantization_config: undefined }),
+    );
+  });
 });
 
 /** Fields that the fixture leaves out are empty objects in it. */
@@ -171,6 +205,56 @@ test("the table of families in docs/kv-plan.md is that of the code", async () =>
   await expect(`${page.slice(0, from)}\n${familyTable()}\n${page.slice(to)}`).toMatchFileSnapshot(path);
 });
 
+const NO_FLAGS = { pp: [], blockSize: [], kernelBlockSize: [], layout: [], backend: [], numBlocks: [] };
+
+/** GLM-5.3 as the thread of vllm#55434 serves it: GLM-5.2's layers, and one of multi-token prediction with an indexer of its own. */
+function withDraftLayer(config: Readonly<Record<string, unknown>>): object {
+  const longer = (field: string, last: string) => [...(config[field] as string[]), last];
+  return {
+    ...config,
+    num_hidden_layers: 79,
+    indexer_types: longer("indexer_types", "full"),
+    layer_types: longer("layer_types", "deepseek_sparse_attention"),
+    mlp_layer_types: longer("mlp_layer_types", "sparse"),
+  };
+}
+
+describe("vllm#55434: 112,000 descriptors for one request", () => {
+  const blocks = 1109;
+  const model = modelOfConfig("glm", withDraftLayer(configOf("nvidia--GLM-5.2-NVFP4.json")));
+  const pairWith = (flags: object) =>
+    pairOfModels([model, model], { ...NO_FLAGS, tp: [1], blockSize: [64], ...flags });
+
+  test("its 101 regions and blocks of 64 tokens give them, and pools in order merge each region", () => {
+    const pair = pairWith({});
+    expect(pair.decode[0]?.regions).toHaveLength(101);
+    const found = postingOf(pair, 64 * blocks);
+    expect(found).toMatchObject({ descriptors: 112_009, merged: 101 });
+    expect(found.mergedByPool).toEqual({ consecutive: 101, fragmented: 101 * Math.ceil(blocks / 4) });
+    expect(found.estimates.map(({ scatteredMs }) => Math.round(scatteredMs))).toEqual([157, 269]);
+  });
+
+  test("the layout that is named first has a descriptor for each block, and a plan says so too", () => {
+    const [first] = postingOf(pairWith({}), 64 * blocks).fewer;
+    expect(first).toEqual({ change: "--layout BLHNC", descriptors: blocks, merged: 1 });
+    expect(postingOf(pairWith({ layout: ["BLHNC"] }), 64 * blocks)).toMatchObject({
+      ...{ descriptors: blocks, merged: 1 },
+      mergedByPool: { fragmented: Math.ceil(blocks / 4) },
+    });
+  });
+});
+
+test("nixl#1514: the costs of posting are those that were measured", () => {
+  const [ucx, libfabric] = POSTING_COSTS;
+  expect(18_880 * libfabric.microsecondsEach).toBeCloseTo(46_000, -3.4);
+  const page = readFileSync(join(root, "docs/bench/growth.md"), "utf8");
+  const [, costs = ""] =
+    /^\| one READ of scattered descriptors \|[^|]*\| ([\d., ]+) us per descriptor/m.exec(page) ?? [];
+  const largest = Number(costs.split(", ").at(-1));
+  expect(ucx.microsecondsEach / largest).toBeGreaterThan(0.5);
+  expect(ucx.microsecondsEach / largest).toBeLessThan(2);
+});
+
 describe("field.md 2: a pair of each family is planned and proven, states and shared regions too", () => {
   const byFamily = new Map<string, { name: string; config: unknown }>();
   for (const { model, config } of cases) {
@@ -186,8 +270,7 @@ describe("field.md 2: a pair of each family is planned and proven, states and sh
 
   test.each([...byFamily])("%s", (_family, { name, config }) => {
     const model = modelOfConfig(name, config);
-    const none = { pp: [], blockSize: [], kernelBlockSize: [], layout: [], backend: [] };
-    const pair = pairOfModels([model, model], { ...none, tp: [1], numBlocks: [1200] });
+    const pair = pairOfModels([model, model], { ...NO_FLAGS, tp: [1], numBlocks: [1200] });
     const report = analysePair(pair, {
       ...{ numTokens: 1000, computedBlocks: 0, pool: "consecutive", bandwidthGBps: 25 },
       ...{ conversions: [], masksUncovered: false, form: undefined },

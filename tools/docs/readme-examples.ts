@@ -55,9 +55,10 @@ export function examplesOf(name: string, readme: string): ReadmeExample[] {
   }));
 }
 
-/** The packages of a page's first `npm install` line, such as `["@kv/pull", "vitest@4"]`. */
+/** The packages of a page's first line that installs some, such as `["@kv/pull", "vitest@4"]`. */
 export function installLine(readme: string): string[] {
-  const [, packages = ""] = /^ *npm install (?:--save-dev )?((?:(?!--)[^#\n])+)/m.exec(readme) ?? [];
+  const [, packages = ""] =
+    /^ *npm (?:install|run pack --) (?:--save-dev )?((?:(?!--)[^#\n])+)/m.exec(readme) ?? [];
   return packages
     .trim()
     .split(/\s+/)

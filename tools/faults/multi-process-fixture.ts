@@ -7,6 +7,8 @@ import { untilNothingHeld } from "./held-resources.js";
 export function multiProcessFixture(options: {
   readonly connector: "pull" | "push";
   readonly seed: string;
+  /** Whether operations fail, besides the deaths of engines. Default: true. */
+  readonly faults?: boolean;
 }): FaultFixture {
   const clock = systemClock();
   const children: EngineChild[] = [];
@@ -20,6 +22,7 @@ export function multiProcessFixture(options: {
       const sideChannelPort = ports.get(engineOptions.hostName) ?? 0;
       const { connector } = options;
       const child = await startEngineChild({ ...engineOptions, connector, seed, sideChannelPort }, violation);
+      if (options.faults === false) child.stopFaults();
       ports.set(engineOptions.hostName, child.address.port);
       children.push(child);
       return child;

@@ -9,6 +9,7 @@ import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { HOW_TOS, type HowTo, writeFiles } from "../docs/how-to-pages.js";
 import { runtimeProblems } from "../tested/runtimes.js";
 import { auditProblems, scriptProblems } from "./audit.js";
+import { pageProblems } from "./follow-pages.js";
 import { licenseProblems, noticesOf, sbomOf, writeBundledNotices } from "./notices.js";
 import { examineInstalled, installedNames, installInto, installLineOf } from "./outside-install.js";
 import { publishedPackages, readManifest, root } from "./packages.js";
@@ -16,7 +17,7 @@ import { cachedTool, type Registry, startRegistry } from "./registry.js";
 import { BREAKING, secondReleaseProblems } from "./second-release.js";
 import { tarballLimitBytes, tarballProblems } from "./tarball-checks.js";
 import { copyTree, run } from "./tree.js";
-import { applyChangesets, makeLinksAbsolute, pack, versionsOf } from "./versions.js";
+import { applyChangesets, pack, versionsOf, writePublishedReadmes } from "./versions.js";
 
 const NODE_24 = "24.21.0";
 /** What a package may install, beside our own packages. */
@@ -209,7 +210,7 @@ try {
     pending.length > 0 ? applyChangesets(tree) : versionsOf(tree),
   );
   await step("tarballs: complete, glibc, licenses, sizes", async () => {
-    makeLinksAbsolute(tree);
+    writePublishedReadmes(tree);
     writeBundledNotices(tree);
     await packAndCheck([...publishedPackages(tree).keys()], first);
   });
@@ -235,6 +236,9 @@ try {
     console.log(`SKIPPED  npm audit of ${unaudited.length} packages: the registry serves none`);
   await step("the how-tos: built outside, run in the reference app behind the proxy", () =>
     twoAtATime(HOW_TOS, (howTo) => followHowTo(howTo, registry)),
+  );
+  await step("each page that begins with an install, from an empty folder", async () =>
+    report("page", await pageProblems(join(work, "pages"), { nixl: nixlMissing === undefined })),
   );
   await step("a second release with a breaking change", () => secondRelease(registry));
   if (values.out !== undefined && problems.length === 0) {

@@ -17,7 +17,7 @@ import { type PublishedPackage, publishedPackages, readManifest, root } from "./
 import { BREAKING, secondReleaseProblems } from "./second-release.js";
 import { tarballProblems } from "./tarball-checks.js";
 import { copyTree } from "./tree.js";
-import { applyChangesets, makeLinksAbsolute, pack, versionsOf } from "./versions.js";
+import { applyChangesets, pack, versionsOf, writePublishedReadmes } from "./versions.js";
 
 // The short form of `npm run release:rehearse`: without a registry and without the addons.
 const UNRELEASED = "0.0.0";
@@ -88,7 +88,7 @@ describe("two releases of a copy", { timeout: 240_000 }, () => {
   });
 
   test("no tarball is hollow", async () => {
-    makeLinksAbsolute(tree);
+    writePublishedReadmes(tree);
     writeBundledNotices(tree);
     const into = join(work, "tarballs");
     mkdirSync(into);

@@ -1,5 +1,6 @@
 import { readFileSync, writeFileSync } from "node:fs";
 import { join, posix } from "node:path";
+import { withInstallLines } from "../docs/page-parts.js";
 import { publishedPackages, readManifest, root } from "./packages.js";
 import { pnpm, run } from "./tree.js";
 
@@ -12,15 +13,15 @@ export async function applyChangesets(tree: string): Promise<ReadonlyMap<string,
 export const versionsOf = (tree: string): ReadonlyMap<string, string> =>
   new Map([...publishedPackages(tree)].map(([name, { manifest }]) => [name, manifest.version]));
 
-/** Makes links of the packages' READMEs absolute, because a registry's page resolves no link to another folder of the repository. */
-export function makeLinksAbsolute(tree: string): void {
+/** Writes the packages' READMEs as a registry shows them: it resolves no link to another folder of the repository, and its packages are installed from it. */
+export function writePublishedReadmes(tree: string): void {
   const page =
     readManifest(root)
       .repository?.url.replace(/^git\+/, "")
       .replace(/\.git$/, "") ?? "";
   for (const { folder } of publishedPackages(tree).values()) {
     const path = join(tree, folder, "README.md");
-    const text = readFileSync(path, "utf8").replace(
+    const text = withInstallLines(readFileSync(path, "utf8"), true).replace(
       /\]\((\.\.?\/[^)#]*)(#[^)]*)?\)/g,
       (_, target: string, fragment = "") =>
         `](${page}/blob/main/${posix.normalize(posix.join(folder, target))}${fragment})`,

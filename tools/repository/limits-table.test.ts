@@ -146,6 +146,27 @@ describe("SECURITY.md has each limit with its default, what happens at it, and a
   });
 });
 
+it("A3, A11: each endpoint of SECURITY.md says what one client or peer can cause in all, and a test tries it", () => {
+  const page = readFileSync(join(root, "SECURITY.md"), "utf8");
+  const [, table = ""] = page.split(/\n\| endpoint \|[^\n]*\n[^\n]*\n/);
+  const rows = table.slice(0, table.indexOf("\n\n")).split("\n");
+  expect(rows.length).toBe(10);
+  for (const row of rows) {
+    const cell = row.split(/ \| /).at(-1) ?? "";
+    if (cell.startsWith("nothing bounds it")) continue;
+    // A limit's name, or words of a test's title, come before the file that tries it.
+    const tried = [...cell.matchAll(/(.*?)\[tried\]\(([^)]+)\)/g)];
+    expect(tried.length, row.slice(0, 60)).toBeGreaterThan(0);
+    for (const [, budget = "", file = ""] of tried) {
+      const tests = readFileSync(join(root, file), "utf8");
+      const names = [...budget.matchAll(/[`"]([^`"]+)[`"]/g)].map(([, name = ""]) => name);
+      expect(names.length, budget).toBeGreaterThan(0);
+      for (const name of names)
+        expect(tests, `${file} has no test of ${name}`).toContain(name.replace(/^limits\./, ""));
+    }
+  }
+});
+
 /** A test's title that has the limit's name, or the limit's entry in a map of what is tried. */
 function testOf(name: string): RegExp {
   const escaped = name.replaceAll(/[.*+?^${}()|[\]\\]/g, "\\$&");

@@ -26,7 +26,15 @@ const PROGRAMS: readonly Program[] = [
   {
     name: "kv-plan",
     folder: "kv-plan",
-    headings: ["Options", "Model", "Engines", "Sample request", "What the engines may do", "Report"],
+    headings: [
+      "Options",
+      "Model",
+      "Engines",
+      "Sample request",
+      "What the engines may do",
+      "Report",
+      "Commands",
+    ],
     wrong: ["--config", "/nowhere"],
     completed: { typed: ["--poo"], found: "--pool" },
   },
@@ -40,8 +48,25 @@ const PROGRAMS: readonly Program[] = [
     name: "kv-proxy",
     folder: "proxy",
     headings: [
-      ...["Options", "Instances", "Discovery", "Health checks", "Pairing", "Routing", "Transfer", "Sidecar"],
-      ...["Limits", "Timeouts", "Clients", "Admin routes", "Instances, as vLLM's toy proxy takes them"],
+      ...[
+        "Options",
+        "Instances",
+        "Discovery",
+        "Health checks",
+        "Pairing",
+        "Routing",
+        "Transfer",
+        "Further turns",
+        "Sidecar",
+      ],
+      ...[
+        "Limits",
+        "Timeouts",
+        "Clients",
+        "Admin routes",
+        "Instances, as vLLM's toy proxy takes them",
+        "Commands",
+      ],
     ],
     wrong: ["--prefill", "p:1"],
     completed: { typed: ["--prefi"], found: "--prefill" },
@@ -51,7 +76,7 @@ const PROGRAMS: readonly Program[] = [
     folder: "epp",
     headings: [
       ...["Options", "Instances", "Discovery", "Health checks", "Pairing", "Routing", "Answers", "Limits"],
-      ...["Timeouts", "Health and metrics", "TLS"],
+      ...["Timeouts", "Health and metrics", "TLS", "Commands"],
     ],
     wrong: ["--prefill", "p:1"],
     completed: { typed: ["--prefi"], found: "--prefill" },
@@ -111,6 +136,22 @@ describe.each(PROGRAMS)("$name", (program) => {
     expect(help.stdout).toContain(`Usage: ${name}`);
     // NO_COLOR holds: there are no colours.
     expect(help.stdout).not.toContain("\u001b");
+  });
+
+  it("prints the same help for `help`", async () => {
+    const [asked, help] = await Promise.all([run(program, ["help"]), run(program, ["--help"])]);
+    expect(asked).toEqual(help);
+  });
+
+  it("first-contact.md: a full disk is an error, with exit code 2", async () => {
+    const call = `${process.execPath} ${builtProgram(name)} --help > /dev/full`;
+    const { code, stderr } = await output("bash", ["-c", call]);
+    expect({ code, stderr }).toEqual({
+      code: 2,
+      stderr: expect.stringMatching(
+        new RegExp(`^${name}: stdout cannot be written: .*ENOSPC.* \\[KV_CONFIG_INVALID\\]\n$`),
+      ),
+    });
   });
 
   it("has a help of 100 columns at most, in groups, for each command", async () => {
@@ -185,6 +226,8 @@ it("the demo prints its version, its help before any set-up, and exits with 2 fo
   const { version } = JSON.parse(manifest) as { readonly version: string };
   expect(await demo("--version")).toEqual({ code: 0, stdout: `${version}\n`, stderr: "" });
   expect(await demo("--help")).toMatchObject({ code: 0, stderr: "" });
+  expect(await demo("help")).toEqual(await demo("--help"));
+  expect(await demo("help", "accuracy")).toEqual(await demo("accuracy", "--help"));
   const wrong = await demo("--no-such-option");
   expect(wrong).toMatchObject({ code: 2, stdout: "" });
   expect(wrong.stderr).toContain("kv-demo: unknown option '--no-such-option'");
@@ -247,3 +290,15 @@ describe("Ctrl-C ends a program that waits for a server without an answer", () =
     expect([0, 130]).toContain(code);
   });
 });
+
+it.each(["--help", "--version"])(
+  "first-contact.md: a full disk is an error of `npm run demo -- %s` too",
+  async (flag) => {
+    const call = `${process.execPath} ${join(root, "scripts/demo.mjs")} ${flag} > /dev/full`;
+    const { code, stderr } = await output("bash", ["-c", call]);
+    expect({ code, stderr }).toEqual({
+      code: 2,
+      stderr: expect.stringMatching(/^kv-demo: stdout cannot be written: .*ENOSPC/),
+    });
+  },
+);

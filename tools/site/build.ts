@@ -1,5 +1,6 @@
 import {
   copyFileSync,
+  cpSync,
   existsSync,
   mkdirSync,
   readdirSync,
@@ -8,66 +9,14 @@ import {
   writeFileSync,
 } from "node:fs";
 import { dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
 import { Application } from "typedoc";
 import { build } from "vitepress";
 import { buildPlanner } from "../../packages/kv-plan/page/build.js";
-import { linked, readPages, root, slugOf } from "./pages.js";
+import { linked, readPages, root, slugOf, withDiagrams } from "./pages.js";
+import { sidebarOf } from "./sidebar.js";
 
 // npm run docs [-- FOLDER]: builds the documentation site: the pages of docs/ and the READMEs, with search; the reference of all packages; kv-plan.
-
-const SIDEBAR = [
-  {
-    text: "Get started",
-    items: [
-      { text: "You run vLLM", link: "/get-started/run-vllm" },
-      { text: "You build an engine", link: "/get-started/build-an-engine" },
-      { text: "You want NIXL in Node", link: "/get-started/nixl-in-node" },
-    ],
-  },
-  {
-    text: "Operate",
-    items: [
-      { text: "Choose a front end", link: "/operate/choose-a-front-end" },
-      { text: "Tested where", link: "/tested-where" },
-      { text: "What NIXL does to its process", link: "/operate/host-process" },
-    ],
-  },
-  {
-    text: "Recipes",
-    items: [
-      { text: "Pair with vLLM", link: "/recipes/pair-with-vllm" },
-      { text: "Replace the toy proxy", link: "/recipes/replace-the-toy-proxy" },
-      { text: "Gate an upgrade in CI", link: "/recipes/gate-an-upgrade" },
-      { text: "AWS EFA", link: "/recipes/efa" },
-      { text: "AWS Neuron", link: "/how-to/run-on-neuron" },
-      { text: "Air-gapped hosts", link: "/recipes/air-gapped" },
-    ],
-  },
-  {
-    text: "Look up",
-    items: [
-      { text: "Troubleshooting", link: "/troubleshooting" },
-      { text: "Errors", link: "/errors" },
-      { text: "Glossary", link: "/glossary" },
-      { text: "kv-plan", link: "/kv-plan" },
-      { text: "vLLM versions", link: "/vllm-versions" },
-      { text: "NixlConnector, row by row", link: "/parity" },
-      { text: "Cache kinds", link: "/cache-kinds" },
-      { text: "Security", link: "/security" },
-    ],
-  },
-  {
-    text: "Extend",
-    items: [
-      { text: "Architecture", link: "/architecture" },
-      { text: "Add a connector", link: "/how-to/add-a-connector" },
-      { text: "Add a transport", link: "/how-to/add-a-transport" },
-      { text: "Add a platform", link: "/how-to/add-a-platform" },
-      { text: "Add a kind of cache", link: "/how-to/add-a-cache-kind" },
-      { text: "Contributing", link: "/contributing" },
-    ],
-  },
-];
 
 /** Builds the site into a folder, which is emptied. Returns the links that lead nowhere. */
 export async function buildSite(out: string): Promise<readonly string[]> {
@@ -85,19 +34,12 @@ export async function buildSite(out: string): Promise<readonly string[]> {
     mkdirSync(dirname(join(work, path)), { recursive: true });
     writeFileSync(join(work, path), text);
   };
-  for (const page of pages) write(page.target, linked(page, pages, home, dead));
+  for (const page of pages) write(page.target, withDiagrams(linked(page, pages, home, dead)));
   for (const file of files) {
     const path = join(work, file.slice("docs/".length));
     mkdirSync(dirname(path), { recursive: true });
     copyFileSync(join(root, file), path);
   }
-  const packages = readdirSync(join(root, "packages")).filter((name) =>
-    existsSync(join(root, "packages", name, "README.md")),
-  );
-  const items = [...packages, "demo"].map((name) => ({
-    text: name === "demo" ? "the reference app" : `@kv/${name}`,
-    link: `/packages/${name}`,
-  }));
   const config = {
     title: "@kv",
     description: "Prefill/decode disaggregation that is compatible with vLLM, for Node",
@@ -105,6 +47,8 @@ export async function buildSite(out: string): Promise<readonly string[]> {
     cacheDir: join(root, "node_modules/.cache/vitepress"),
     // Links are checked before, with their anchors.
     ignoreDeadLinks: true,
+    // As the pictures, which follow the reader's system.
+    appearance: "force-auto",
     themeConfig: {
       search: { provider: "local" },
       nav: [
@@ -112,7 +56,7 @@ export async function buildSite(out: string): Promise<readonly string[]> {
         { text: "Reference", link: "/reference/index.html", target: "_self" },
         { text: "kv-plan", link: "/planner.html", target: "_self" },
       ],
-      sidebar: [...SIDEBAR, { text: "Packages", collapsed: true, items }],
+      sidebar: sidebarOf(pages),
     },
   };
   // Headings have the ids that they have on the repository's web pages, so that links hold in both.
@@ -121,6 +65,9 @@ export async function buildSite(out: string): Promise<readonly string[]> {
     ".vitepress/config.mjs",
     `${slugify}\nexport default { ...${JSON.stringify(config)}, markdown: { anchor: { slugify } } };\n`,
   );
+  cpSync(join(root, "tools/site/theme"), join(work, ".vitepress/theme"), { recursive: true });
+  mkdirSync(join(work, "public"), { recursive: true });
+  copyFileSync(fileURLToPath(import.meta.resolve("@mermaid-js/tiny")), join(work, "public/mermaid.js"));
   await build(work);
   await reference(join(out, "reference"));
   writeFileSync(join(out, "planner.html"), await buildPlanner());

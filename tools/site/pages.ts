@@ -65,6 +65,8 @@ export function anchorsOf(text: string): ReadonlySet<string> {
 const withoutFences = (text: string) => text.replace(/^ *```[\s\S]*?^ *```/gm, "");
 
 const LINK = /(\]\()(\.{0,2}\/?[^)\s:#]*)(#[^)\s]*)?\)/g;
+/** A picture of docs/, in HTML. */
+const PICTURE = /(\bsrc(?:set)?=")([^":\s]+)"/g;
 
 /**
  * The text of a page with its links as they are in the site: to another page, or to a file of the repository on its web page. Links that lead nowhere are added
@@ -89,5 +91,18 @@ export function linked(page: Page, pages: readonly Page[], repository: string, d
     const relative = posix.relative(posix.dirname(page.target), other.target);
     return `${open}${relative.startsWith(".") ? relative : `./${relative}`}${fragment})`;
   });
-  return changed.replace(/\0(\d+)\0/g, (_, index: string) => fences[Number(index)] ?? "");
+  const pictured = changed.replace(PICTURE, (_, attribute: string, path: string) => {
+    const file = posix.join(dirname(page.source), path);
+    if (!existsSync(join(root, file))) dead.push(`${page.source}: ${path}`);
+    return `${attribute}./${posix.relative(posix.dirname(page.target), file.replace(/^docs\//, ""))}"`;
+  });
+  return pictured.replace(/\0(\d+)\0/g, (_, index: string) => fences[Number(index)] ?? "");
+}
+
+/** A page whose Mermaid diagrams are elements that the site's theme draws. */
+export function withDiagrams(text: string): string {
+  return text.replace(/^```mermaid\n([\s\S]*?)^```$/gm, (_, diagram: string) => {
+    const escaped = diagram.replace(/[&<>]/g, (character) => `&#${character.charCodeAt(0)};`);
+    return `<pre class="mermaid" v-pre>\n${escaped}</pre>`;
+  });
 }

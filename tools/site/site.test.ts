@@ -1,44 +1,33 @@
-import { mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
+import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
+import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
-import { KV_ERROR_CODES } from "@kv/interface";
+import { extname, join } from "node:path";
+import { pathToFileURL } from "node:url";
+import { someOf } from "@kv/testing/long-run";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { chromium, openBrowser } from "../../packages/kv-plan/test/chromium.js";
 import { run } from "../release/tree.js";
-import { anchorsOf, linked, type Page, readPages, root } from "./pages.js";
+import { anchorsOf, readPages, root } from "./pages.js";
 
 const { pages } = readPages();
-const textOf = (source: string) => pages.find((page) => page.source === source)?.text ?? "";
-
-test("every link of every page leads to a page, a heading or a file", () => {
-  const dead: string[] = [];
-  for (const page of pages) linked(page, pages, "https://example.org", dead);
-  expect(dead).toEqual([]);
-});
-
-test("a link that leads nowhere is found, and others are rewritten for the site", () => {
-  const page: Page = {
-    source: "docs/a.md",
-    target: "a.md",
-    text: "# A\n[b](../packages/x/README.md#two-words) [c](#a) [d](#b) [e](gone.md) [f](../package.json)\n```\n[g](gone.md)\n```\n",
-  };
-  const other: Page = { source: "packages/x/README.md", target: "packages/x.md", text: "## Two words!\n" };
-  const dead: string[] = [];
-  expect(linked(page, [page, other], "https://example.org", dead)).toBe(
-    "# A\n[b](./packages/x.md#two-words) [c](./a.md#a) [d](./a.md#b) [e](./gone.md) [f](https://example.org/blob/main/package.json)\n```\n[g](gone.md)\n```\n",
-  );
-  expect(dead).toEqual(["docs/a.md: #b", "docs/a.md: gone.md"]);
-});
-
-test("headings get the ids of the repository's web pages", () => {
-  const text = "# Where did it go? `kv-peer trace`\n## A, b_c\n## A, b_c\n```\n# no heading\n```\n";
-  expect([...anchorsOf(text)]).toEqual(["where-did-it-go-kv-peer-trace", "a-b_c", "a-b_c-1"]);
-});
-
-test("every code of the troubleshooting page is one of the closed list", () => {
-  const codes = textOf("docs/troubleshooting.md").match(/KV_[A-Z_]+/g) ?? [];
-  expect(codes.length).toBeGreaterThan(10);
-  expect(codes.filter((code) => !(KV_ERROR_CODES as readonly string[]).includes(code))).toEqual([]);
-});
+const TYPES: Readonly<Record<string, string>> = {
+  ".html": "text/html",
+  ".js": "text/javascript",
+  ".css": "text/css",
+  ".svg": "image/svg+xml",
+};
+/** Whether all Mermaid diagrams of a page are drawn. */
+const DRAWN = `[...document.querySelectorAll("pre.mermaid")].every((one) => one.querySelector("svg") !== null)`;
+/** The width of a page, its diagrams without those that Mermaid refused, and pictures whose smallest text, 12 px in each, is below 8 px. */
+const WIDTHS = `({
+  wide: document.documentElement.scrollWidth,
+  drawn: document.querySelectorAll("pre.mermaid svg:not(:has(.error-icon))").length,
+  small: [...document.querySelectorAll(".vp-doc img")].filter((one) => (12 * one.clientWidth) / one.naturalWidth < 8).map((one) => one.currentSrc.slice(0, 80)),
+})`;
+// What the site searches with, of the version that it is built with.
+const MiniSearch = createRequire(createRequire(import.meta.url).resolve("vitepress"))("minisearch") as {
+  loadJSON(index: string, options: object): { search(text: string, options: object): { id: string }[] };
+};
 
 describe("the site", () => {
   const out = mkdtempSync(join(tmpdir(), "kv-site-"));
@@ -46,7 +35,7 @@ describe("the site", () => {
   beforeAll(async () => {
     // In a process of its own: VitePress and TypeDoc change the one that they run in.
     await run(process.execPath, ["--import", "tsx", join(root, "tools/site/build.ts"), out], { cwd: root });
-  }, 240_000);
+  }, 600_000);
   afterAll(() => rmSync(out, { recursive: true, force: true }));
 
   test("has every page, with its headings", () => {
@@ -62,6 +51,18 @@ describe("the site", () => {
     expect(read("index.html")).toContain("VPNavBarSearch");
   });
 
+  test.each(["52234", "vllm#52234", "2996", "llm-d-router#1737"])(
+    "finds the report %s by its number",
+    async (number) => {
+      const chunks = join(out, "assets/chunks");
+      const [file = ""] = readdirSync(chunks).filter((name) => name.startsWith("@localSearchIndexroot"));
+      const index = (await import(pathToFileURL(join(chunks, file)).href)) as { default: string };
+      const options = { fields: ["title", "titles", "text"], storeFields: ["title", "titles"] };
+      const found = MiniSearch.loadJSON(index.default, options).search(number, { combineWith: "AND" });
+      expect(found.map(({ id }) => id)).toContainEqual(expect.stringMatching(/\/field-reports\.html#/));
+    },
+  );
+
   test("leads each of the three readers to a beginning, and to the recipes", () => {
     const html = read("index.html");
     for (const page of ["run-vllm", "build-an-engine", "nixl-in-node"]) {
@@ -70,6 +71,42 @@ describe("the site", () => {
     for (const page of ["pair-with-vllm", "replace-the-toy-proxy", "gate-an-upgrade", "efa", "air-gapped"]) {
       expect(html).toContain(`/recipes/${page}.html`);
     }
+  });
+
+  describe.skipIf(chromium === undefined)("in a browser of 390 px", () => {
+    const diagrams = pages.filter(({ text }) => text.includes("```mermaid\n"));
+    const pictures = pages.filter(({ text }) => /\]\([^)]*\.svg\)|srcset=/.test(text));
+    const others = pages.filter((page) => !diagrams.includes(page) && !pictures.includes(page));
+
+    test("first-contact.md: no page is wider, Mermaid is drawn, and the text of pictures is 8 px at least", async () => {
+      const browser = await openBrowser();
+      try {
+        const page = await browser.newPage();
+        const complaints: string[] = [];
+        page.on("pageerror", (error) => complaints.push(`${page.url()}: ${JSON.stringify(error)}`));
+        await page.setRequestInterception(true);
+        page.on("request", (request) => {
+          const { protocol, pathname } = new URL(request.url());
+          const path = join(out, decodeURIComponent(pathname));
+          if (protocol === "data:") return void request.continue();
+          if (!existsSync(path)) return void request.respond({ status: 404 });
+          const contentType = TYPES[extname(path)] ?? "application/octet-stream";
+          return void request.respond({ contentType, body: readFileSync(path) });
+        });
+        await page.setViewport({ width: 390, height: 844 });
+        const found: Record<string, unknown> = {};
+        for (const { target, text } of [...diagrams, ...pictures, ...someOf(others, 6)]) {
+          await page.goto(`http://site/${target.replace(/\.md$/, ".html")}`);
+          const wanted = text.split("```mermaid\n").length - 1;
+          if (wanted > 0) await page.waitForFunction(DRAWN, { timeout: 60_000 });
+          found[target] = { ...((await page.evaluate(WIDTHS)) as object), wanted };
+          expect(found[target], target).toMatchObject({ wide: 390, small: [], drawn: wanted });
+        }
+        expect(complaints).toEqual([]);
+      } finally {
+        await browser.close();
+      }
+    }, 240_000);
   });
 
   test("has a reference of the packages, and the planner", () => {

@@ -347,7 +347,8 @@ function tokensOf({ input_tokens: input, output_tokens, ...cached }: Fields): Fi
   return { input_tokens: Number(input) + Number(created) + Number(read), output_tokens };
 }
 
-function withoutIdentity(value: unknown): unknown {
+/** A parsed answer without ids and times, log probabilities rounded to three digits. */
+export function withoutIdentity(value: unknown): unknown {
   if (typeof value === "number") return Number.isInteger(value) ? value : Math.round(value * 1000) / 1000;
   if (Array.isArray(value)) return value.map(withoutIdentity);
   if (typeof value !== "object" || value === null) return value;

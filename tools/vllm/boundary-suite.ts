@@ -134,7 +134,7 @@ export function boundarySuite(pair: ProxyPair): void {
     expect(models.data.map(({ id }) => id)).toEqual(["tiny"]);
   });
 
-  test("trace context and X-data-parallel-rank reach P and D; the toy proxy forwards neither", async () => {
+  test("trace context reaches P and D, and X-data-parallel-rank, a rank of one server, D; the toy proxy forwards neither", async () => {
     const taps = [await startHttpTap(pair.p.url), await startHttpTap(pair.d.url)] as const;
     const [p, d] = taps;
     for (const tap of taps) pair.closing(tap);
@@ -151,9 +151,10 @@ export function boundarySuite(pair: ProxyPair): void {
     const body = { model: "tiny", prompt: words(40, 15), max_tokens: 2 };
     for (const [at, through] of [url, toy.url].entries()) {
       expect((await ask(`${through}/v1/completions`, body, { headers })).status).toBe(200);
-      const expected = Array(3).fill(through === url);
+      const isOurs = through === url;
       expect(taps.map(({ heads }) => heads.length)).toEqual([at + 1, at + 1]);
-      for (const { heads } of taps) expect(passed(heads[at])).toEqual(expected);
+      expect(passed(p.heads[at])).toEqual([isOurs, isOurs, false]);
+      expect(passed(d.heads[at])).toEqual([isOurs, isOurs, isOurs]);
     }
     await pair.freed();
   });

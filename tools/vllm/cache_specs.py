@@ -191,9 +191,14 @@ class Attributes(dict):
         raise AttributeError(name)
 
 
+# Base classes of the configs whose Python comes with a checkpoint, by model_type. Others have PretrainedConfig's.
+OWN_BASES = {"mimo": "Qwen2Config"}
+
+
 def register_own_class(config):
-    """A class for a model_type that comes with the checkpoint's own Python, which is not run: the fields as they are."""
-    from transformers import AutoConfig, PretrainedConfig
+    """A class for a model_type that comes with the checkpoint's own Python, which is not run: the fields as they are, on its base class."""
+    import transformers
+    from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from vllm.transformers_utils.config import _CONFIG_REGISTRY
     kind = config.get("model_type", "")
@@ -201,8 +206,9 @@ def register_own_class(config):
     if kind in CONFIG_MAPPING_NAMES or kind in _CONFIG_REGISTRY:
         return
 
-    class FromFile(PretrainedConfig):
+    class FromFile(getattr(transformers, OWN_BASES.get(kind, "PretrainedConfig"))):
         model_type = kind
+        max_position_embeddings = None
 
         def __init__(self, block_configs=None, **given):
             super().__init__(**given)
@@ -308,6 +314,8 @@ def main():
     pretend_gpu(args.gpu)
     for module in ("engine.arg_utils", "model_executor.model_loader.utils", "v1.core.kv_cache_planning", "v1.worker.gpu.attn_utils"):
         importlib.import_module(f"vllm.{module}")  # once for all children
+    with contextlib.suppress(ImportError):
+        importlib.import_module("humming")  # vLLM asks for it; its import starts processes for seconds
     capability = GPUS[args.gpu][0]
     for path in map(pathlib.Path, args.configs):
         config = json.loads(path.read_text())

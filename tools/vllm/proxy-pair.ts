@@ -6,7 +6,7 @@ import { afterAll, afterEach, beforeAll, beforeEach } from "vitest";
 import { words } from "./boundary-cases.js";
 import { ONE_USE, plain } from "./completion.js";
 import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
-import { PEER_DIR, showLogs, startVllm, type VllmServer } from "./server.js";
+import { PEER_DIR, showLogs, startVllm, type VllmOptions, type VllmServer } from "./server.js";
 import type { PeerKind } from "./tiny-peer.js";
 import { until } from "./until.js";
 
@@ -25,6 +25,10 @@ export interface ProxyPair {
   /** Waits until P holds no blocks, also by the end of a lease, so that the next test does not see blocks of this one. */
   leaseEnded(): Promise<void>;
   idle(server: VllmServer): Promise<void>;
+  /** Starts a further server with the options of P and D, and stops it after the suite. */
+  start(role: string, more?: Partial<VllmOptions>): Promise<VllmServer>;
+  /** Ends P or D, and starts it at the same addresses. */
+  restart(role: "p" | "d", more?: Partial<VllmOptions>): Promise<void>;
 }
 
 /** Blocks that are freed before the end of the lease were freed by a notification. */
@@ -41,27 +45,44 @@ const CALL_WORDS = [
 ];
 const FIRST_CALL_WORD = 1014;
 
+export interface PairOptions {
+  /** Keys of `kv_connector_extra_config`. */
+  readonly extra?: Readonly<Record<string, unknown>>;
+  /** Each word of a text is one token, so that an answer has the same tokens in the next prompt. Else `t277` is the special token `t2` and something unknown. */
+  readonly hasWholeWords?: boolean;
+}
+
 /** Starts both servers, with `more` arguments, before the tests of a suite and stops them after it. */
 export function proxyPair(
   kind: PeerKind,
   base: Partial<ProxyOptions> = {},
   more: readonly string[] = [],
+  { extra = {}, hasWholeWords = false }: PairOptions = {},
 ): ProxyPair {
   const folder = mkdtempSync(join(tmpdir(), "kv-proxy-live-"));
   const open: { close(): Promise<void> }[] = [];
-  let p: VllmServer | undefined;
-  let d: VllmServer | undefined;
+  const servers = new Map<string, VllmServer>();
   let unused = 0;
-  const started = (server: VllmServer | undefined) => {
-    if (server === undefined) throw new Error("the pair was not started");
+  const started = (role: string) => {
+    const server = servers.get(role);
+    if (server === undefined) throw new Error(`${role} was not started`);
     return server;
   };
-  const used = () => started(p).metric("vllm:kv_cache_usage_perc");
+  const used = () => started("p").metric("vllm:kv_cache_usage_perc");
+  async function start(role: string, options: Partial<VllmOptions> = {}): Promise<VllmServer> {
+    const server = await startVllm({
+      ...{ kind, name: `proxy-${kind.mode}-${kind.version}-${role}`, blocks: BLOCKS, extra },
+      ...{ leaseSeconds: LEASE_SECONDS, ...options },
+      args: [...argumentsOf(folder, hasWholeWords), ...more, ...(options.args ?? [])],
+    });
+    servers.set(role, server);
+    return server;
+  }
 
   /** Waits until P holds nothing. P handles notifications and leases only when it computes something, so each check sends it a small request. */
   function holdsNothing(what: string, timeoutMs: number): Promise<void> {
     const holds = async () => {
-      await plain(started(p).url, [20, 30], 1);
+      await plain(started("p").url, [20, 30], 1);
       return (await used()) <= unused;
     };
     return until(holds, what, { timeoutMs });
@@ -69,10 +90,10 @@ export function proxyPair(
 
   const pair: ProxyPair = {
     get p() {
-      return started(p);
+      return started("p");
     },
     get d() {
-      return started(d);
+      return started("d");
     },
     async proxied(more = {}) {
       const opened = await openProxy({ prefillers: [pair.p.url], decoders: [pair.d.url], ...base, ...more });
@@ -85,17 +106,17 @@ export function proxyPair(
     leaseEnded: () => holdsNothing("the lease has ended", 4 * LEASE_SECONDS * 1000),
     idle: (server) =>
       until(async () => (await server.metric("vllm:num_requests_running")) === 0, `${server.name} is idle`),
+    start,
+    async restart(role, options) {
+      const { port, sideChannelPort, stop } = started(role);
+      await stop();
+      await start(role, { ports: [port, sideChannelPort], ...options });
+    },
   };
 
   beforeAll(async () => {
-    const args = [...argumentsOf(folder), ...more];
-    const common = { kind, blocks: BLOCKS, leaseSeconds: LEASE_SECONDS, args };
-    const name = (role: string) => `proxy-${kind.mode}-${kind.version}-${role}`;
     // In parallel, because most of the start is spent in Python imports.
-    [p, d] = await Promise.all([
-      startVllm({ name: name("p"), ...common }),
-      startVllm({ name: name("d"), ...common }),
-    ]);
+    const [p, d] = await Promise.all([start("p"), start("d")]);
     unused = await used();
     const { url, close } = await openProxy({ prefillers: [p.url], decoders: [d.url], ...base });
     const timeouts = [p, d].map(handshakeTimedOut);
@@ -111,10 +132,10 @@ export function proxyPair(
     await close();
   });
   afterAll(async () => {
-    await Promise.all([p?.stop(), d?.stop()]);
+    await Promise.all([...servers.values()].map((server) => server.stop()));
     rmSync(folder, { recursive: true, force: true });
   });
-  beforeEach(({ onTestFailed }) => onTestFailed(() => showLogs(p, d)));
+  beforeEach(({ onTestFailed }) => onTestFailed(() => showLogs(...servers.values())));
   afterEach(async () => {
     for (const one of open.splice(0)) await one.close();
   });
@@ -138,7 +159,8 @@ export function ask(url: string, body: unknown, init: RequestInit = {}): Promise
   });
 }
 
-function argumentsOf(folder: string): string[] {
+/** Arguments of servers whose tokenizer has the words of calls, and whose template shows tools. Its files are written into `folder`. */
+export function argumentsOf(folder: string, hasWholeWords = false): string[] {
   const template = join(folder, "template.jinja");
   writeFileSync(template, TEMPLATE);
   const model = join(PEER_DIR, "tiny-qwen3");
@@ -148,6 +170,7 @@ function argumentsOf(folder: string): string[] {
     delete vocab[`t${FIRST_CALL_WORD + index}`];
     vocab[word] = FIRST_CALL_WORD + index;
   }
+  if (hasWholeWords) for (const token of tokenizer.added_tokens) token.single_word = true;
   writeFileSync(join(folder, "tokenizer.json"), JSON.stringify(tokenizer));
   for (const name of ["tokenizer_config.json", "config.json"])
     writeFileSync(join(folder, name), readFileSync(join(model, name)));
@@ -160,5 +183,6 @@ function argumentsOf(folder: string): string[] {
 }
 
 interface Tokenizer {
+  readonly added_tokens: readonly { single_word: boolean }[];
   readonly model: { readonly vocab: Record<string, number> };
 }

@@ -1,4 +1,4 @@
-import type { CheckedPair, CheckedSide } from "@kv/fleet";
+import type { CheckedPair, CheckedSide } from "@kv/plan/vllm";
 
 const HEADS = 8;
 /** Bytes of one head in a block of 16 tokens. */
@@ -41,6 +41,7 @@ function pair({ local = {}, remote = {}, ...change }: Change): CheckedPair {
       regionGroupIds: [0, 0],
       blockLengthsBytes,
       blockStridesBytes: given.blockLengthsBytes ?? blockLengthsBytes,
+      memoryTypes: (given.blockLengthsBytes ?? blockLengthsBytes).map(() => "DRAM"),
       ...given,
     };
   };
@@ -135,6 +136,98 @@ const CHANGES: readonly Change[] = [
   { isPush: true, local: { tpSize: 2 } },
 ];
 
+const MLA = { isMla: true, numKvHeads: 1 };
+const PUSH = { isPush: true, writes: true };
+const STAGES = { ...PUSH, needsHma: true };
+/** A row that holds the pages of both layers. */
+const packed: Partial<CheckedSide> = {
+  layout: "BLHNC",
+  blockLengthsBytes: [1024],
+  regionNames: ["layers.0"],
+  regionGroupIds: [0],
+  packedMembers: { "layers.0": [0, 512], "layers.1": [512, 512] },
+};
+const oneLayer: Partial<CheckedSide> = {
+  blockLengthsBytes: [512],
+  regionNames: ["layers.0"],
+  regionGroupIds: [0],
+};
+const oneRow: Partial<CheckedSide> = {
+  ...oneLayer,
+  layout: "BLHNC",
+  packedMembers: { "layers.0": [0, 512] },
+};
+const otherGroups = { regionGroupIds: [0, 1] };
+const blocks = (
+  decodeBlocks: readonly number[],
+  prefillBlocks: readonly number[],
+  numTokens: number | null,
+) => ({
+  request: { decodeBlocks, prefillBlocks, numTokens },
+});
+
+/** Pairs and requests that break a rule outside of the handshake's validation, and some that just keep it. */
+const MORE_CHANGES: readonly Change[] = [
+  { ...MLA, local: { tpSize: 4 }, remote: { tpSize: 4, pcpSize: 4, dcpSize: 2 } },
+  { ...MLA, local: { tpSize: 4 }, remote: { tpSize: 4, pcpSize: 4, dcpSize: 4 } },
+  { ...MLA, local: { tpSize: 2, dcpSize: 2 }, remote: { tpSize: 2, pcpSize: 2 } },
+  { ...MLA, local: { tpSize: 2, pcpSize: 2 }, remote: { tpSize: 2, dcpSize: 2 } },
+  { ...STAGES, local: { ppSize: 2 } },
+  { ...STAGES, local: { ppSize: 2, blockSize: 32 } },
+  { ...STAGES, local: { ppSize: 2 }, remote: { tpSize: 2 } },
+  { ...STAGES, ...MLA, local: { ppSize: 2 }, remote: { tpSize: 2 } },
+  { ...STAGES, local: { ppSize: 2, tpSize: 2 } },
+  { ...STAGES, local: { ppSize: 2, ...otherGroups } },
+  { ...MLA, local: packed, remote: packed },
+  {
+    ...MLA,
+    local: packed,
+    remote: { ...packed, packedMembers: { "layers.0": [0, 512], "layers.1": [0, 512] } },
+  },
+  { ...MLA, remote: packed },
+  { ...MLA, remote: { ...packed, regionGroupIds: [-1] } },
+  { ...MLA, remote: { ...packed, regionNames: undefined } },
+  { ...MLA, local: oneLayer, remote: { ...oneRow, regionGroupIds: [-1] } },
+  { ...MLA, local: oneLayer, remote: { ...oneRow, regionNames: undefined } },
+  { local: { engineId: "same" }, remote: { engineId: "same" } },
+  { hasStates: true, local: { blockSize: 32 }, remote: { tpSize: 2 } },
+  { hasStates: true, ...MLA, local: { blockSize: 32 }, remote: { tpSize: 2, blockLengthsBytes: [512, 512] } },
+  { hasStates: true, ...MLA, local: { blockSize: 48 }, remote: { blockSize: 32 } },
+  { hasStates: true, local: { pleBlockLengthBytes: 128 }, remote: { pleBlockLengthBytes: 256 } },
+  { hasStates: true, local: { pleBlockLengthBytes: 128 }, remote: { pleBlockLengthBytes: 128 } },
+  { remote: { memoryTypes: ["DRAM", "VRAM"] } },
+  {
+    ...MLA,
+    remote: { blockLengthsBytes: [512, 512, 512], regionNames: undefined, regionGroupIds: [0, 0, 0] },
+  },
+  { local: otherGroups },
+  { ...MLA, local: otherGroups },
+  { ...MLA, local: { ...otherGroups, blockSize: 32 } },
+  { ...MLA, local: { regionGroupIds: [-1, -1], kernelsPerLogical: 2 } },
+  { ...MLA, local: { ...otherGroups, kernelsPerLogical: 2 }, ...blocks([2, 2], [2], null) },
+  { ...MLA, local: { ...otherGroups, kernelsPerLogical: 2 }, ...blocks([2, 2], [2], 32) },
+  { ...MLA, local: otherGroups, ...blocks([3, 2], [2], null) },
+  { ...MLA, local: otherGroups, ...blocks([3, 2], [2], 48) },
+  { ...MLA, local: otherGroups, ...blocks([3, 2], [2], 32) },
+  { ...PUSH },
+  { ...PUSH, local: otherGroups },
+  blocks([3], [2], null),
+  blocks([2], [3], null),
+  blocks([0], [3], null),
+  { ...PUSH, ...blocks([3], [2], null) },
+  { ...PUSH, ...blocks([2], [3], null) },
+  { hasStates: true, ...blocks([2, 3], [2, 1], null) },
+  { hasStates: true, ...blocks([2, 2], [2, 1], null) },
+  { hasStates: true, ...blocks([9, 1], [2, 1], null) },
+  { hasStates: true, ...blocks([2, 1], [9, 1], null) },
+  { isCsaLinear: true, numKvHeads: 4, local: { tpSize: 2 }, remote: { tpSize: 4 } },
+  { isCsaLinear: true, numKvHeads: 8, local: { tpSize: 2 }, remote: { tpSize: 4 } },
+  {
+    ...{ hasStates: true, isPush: true },
+    remote: { blockLengthsBytes: [4096, 4096, 4096], regionNames: undefined, regionGroupIds: [0, 0, 0] },
+  },
+];
+
 const SIZES = [1, 2, 3, 4, 8];
 const BLOCKS = [
   [16, 16],
@@ -162,5 +255,5 @@ export function refusalCases(): readonly CheckedPair[] {
       ),
     ),
   );
-  return [...CHANGES, ...grid].map(pair);
+  return [...CHANGES, ...MORE_CHANGES, ...grid].map(pair);
 }

@@ -1,5 +1,5 @@
 import { readFileSync } from "node:fs";
-import { type CheckedPair, refusalOf, VLLM_REFUSALS } from "@kv/fleet";
+import { type CheckedPair, refusalOf, VLLM_REFUSALS } from "@kv/plan/vllm";
 import { describe, expect, test } from "vitest";
 import { refusalCases } from "./refusal-cases.js";
 

@@ -29,6 +29,8 @@ export interface VllmOptions {
   /** Blocks of 32 tokens, the null block included. */
   readonly blocks?: number;
   readonly leaseSeconds?: number;
+  /** Further keys of `kv_connector_extra_config`. */
+  readonly extra?: Readonly<Record<string, unknown>>;
   /** Additional arguments of vLLM's API server. */
   readonly args?: readonly string[];
   /** Additional environment variables. */
@@ -62,7 +64,16 @@ const script = (name: string) => fileURLToPath(new URL(name, import.meta.url));
 
 /** Starts a server, waits until it is healthy, and sends it one completion, so that its first computation is not part of its first handshake. */
 export async function startVllm(options: VllmOptions): Promise<VllmServer> {
-  const { kind, name, tp = 1, blocks = 64, leaseSeconds = LEASE_SECONDS, args = [], env = {} } = options;
+  const {
+    kind,
+    name,
+    tp = 1,
+    blocks = 64,
+    leaseSeconds = LEASE_SECONDS,
+    extra,
+    args = [],
+    env = {},
+  } = options;
   const [port = 0, sideChannelPort = 0] = options.ports ?? (await freePorts(2));
   const folder = mkdtempSync(join(tmpdir(), `kv-vllm-${name}-`));
   const logFile = join(folder, "log");
@@ -71,6 +82,7 @@ export async function startVllm(options: VllmOptions): Promise<VllmServer> {
     kv_lease_duration: leaseSeconds,
     // A push D that waits for a P that is gone runs empty engine steps without pause, by default for eight minutes. This slows the next tests.
     ...(kind.mode === "push" ? { push_registration_timeout: PUSH_WAIT_SECONDS } : {}),
+    ...extra,
   });
   const serve = [script("serve.sh"), port, sideChannelPort, connector, blocks, tp, config, ...args];
   // The guard ends the server's process group when its standard input closes: because of `stop`, or because this process is gone.

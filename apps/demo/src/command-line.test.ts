@@ -129,7 +129,7 @@ describe("the flags of the demo", () => {
   });
 
   // Those that take the place of others have tests of their own: a module, and what stands in front.
-  const OTHERS = ["--transport-module", "--platform-module", "--cache-kind-module", "--front"];
+  const OTHERS = ["--transport-module", "--platform-module", "--cache-kind-module", "--front", "--turns"];
   const GIVEN: Readonly<Record<string, string>> = {
     "--transport": "nixl",
     "--backend": "libfabric",

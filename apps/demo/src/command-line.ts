@@ -1,5 +1,6 @@
 import { commanderOutput, oneOf, packageVersion, wholeNumberFrom } from "@kv/program";
 import { Command, Option } from "commander";
+import type { PlatformName } from "./cluster/cluster-plan.js";
 import { demoConnectors } from "./instance/connectors.js";
 import table from "./options.json" with { type: "json" };
 import type { LogLevel } from "./processes/json-log.js";
@@ -34,10 +35,11 @@ interface RawFlags {
   decodeTp: number;
   prefillBlockSize: number;
   decodeBlockSize: number;
-  prefillPlatform: "cpu" | "neuron";
-  decodePlatform: "cpu" | "neuron";
+  prefillPlatform: PlatformName;
+  decodePlatform: PlatformName;
   stagingBlocks?: number;
   requests?: number;
+  turns?: number;
   maxTokens?: number;
   prompts?: string;
   model?: string;
@@ -83,6 +85,7 @@ const COMMANDS: Readonly<Record<string, { description: string; options: readonly
 export function createCommand(actions: Actions): Command {
   const program = addOptions(new Command("kv-demo"), "demo")
     .version(packageVersion(import.meta.url))
+    .helpCommand(true)
     .exitOverride()
     .configureOutput(commanderOutput("kv-demo"))
     .allowExcessArguments(false)
@@ -136,6 +139,11 @@ function checkFlags(raw: RawFlags, command: Command): DemoFlags {
     if (!valid.includes(backend))
       refuse(`--backend ${backend} is not one of ${valid.join(", ")} (transport ${transport})`);
   }
+  const { turns, front } = raw;
+  if (turns && (raw.keep || front === "envoy" || raw.prompts !== undefined || raw.requests !== undefined))
+    refuse(
+      "--turns is one conversation through kv-proxy, and ends: leave out --keep, --front, --prompts and --requests",
+    );
   const { prompts, kvHeads, port, keep, json, logLevel, maxTokens, extraConfig, ...rest } = raw;
   const neuron = raw.prefillPlatform === "neuron" || raw.decodePlatform === "neuron";
   return {

@@ -1,22 +1,31 @@
-import { print, printError, runProgram } from "@kv/program";
+import { endWithOwner, print, printError, runProgram } from "@kv/program";
 import { accuracyJson, accuracyTable, measureAccuracy } from "./accuracy/accuracy.js";
 import { type AccuracyFlags, createCommand, type DemoFlags } from "./command-line.js";
 import { jsonLog } from "./processes/json-log.js";
 import { runInstance, runPicker, runProxy } from "./processes/roles.js";
-import { runDemo } from "./run/demo.js";
+import { runDemo, runTurns } from "./run/demo.js";
 import { jsonReport, tableReport } from "./run/report.js";
+import { areEqual, turnsJson, turnsTable } from "./run/turns.js";
 
 /** Progress goes to stderr, because stdout is for the result. */
 const say = (line: string) => printError(`${line}\n`);
 
 async function demo(flags: DemoFlags): Promise<void> {
   // `npm run demo` starts this process with an IPC channel. When it ends, the channel closes and this process ends too.
-  process.once("disconnect", () => process.exit(1));
+  endWithOwner();
   // The open channel must not keep this process alive.
   process.channel?.unref();
-  const stopSignal = waitForStopSignal();
   const log = jsonLog(flags.logLevel);
-  const work = runDemo(flags, { say, log, logLevel: flags.logLevel });
+  const output = { say, log, logLevel: flags.logLevel };
+  const { turns } = flags;
+  if (turns !== undefined) {
+    const played = await runTurns({ ...flags, turns }, output);
+    print(flags.json ? `${JSON.stringify(turnsJson(played))}\n` : `\n${turnsTable(played)}`);
+    process.exitCode = areEqual(played) ? 0 : 1;
+    return;
+  }
+  const stopSignal = waitForStopSignal();
+  const work = runDemo(flags, output);
   // Stopped during the run: the servers end with this process.
   if (typeof (await Promise.race([work, stopSignal])) === "string") process.exit(130);
   const { run, facts, cluster, modelName } = await work;
@@ -40,7 +49,7 @@ async function demo(flags: DemoFlags): Promise<void> {
 }
 
 async function accuracy({ json, ...options }: AccuracyFlags): Promise<void> {
-  process.once("disconnect", () => process.exit(1));
+  endWithOwner();
   process.channel?.unref();
   const report = await measureAccuracy({ ...options, say, log: jsonLog(options.logLevel) });
   print(json ? `${JSON.stringify(accuracyJson(report))}\n` : `\n${accuracyTable(report)}`);

@@ -136,6 +136,15 @@ describe("what the platform cannot do", () => {
     });
   });
 
+  it("S1.8: the instance's neuronFamily decides: what trn1 refuses is a warning on trn2", async () => {
+    const warned: unknown[] = [];
+    const warn = (event: string, fields?: LogFields) => void warned.push([event, fields?.setting]);
+    const settings = { platform: "neuron", maxNumSeqs: 2 };
+    await expect(start({ ...settings, neuronFamily: "trn1.32xlarge" })).rejects.toThrow("on trn1");
+    await start({ ...settings, neuronFamily: "trn2" }, { log: { ...silentLog, warn } });
+    expect(warned).toContainEqual(["platform-setting", "maxNumSeqs"]);
+  });
+
   it("is a warning at the start where the platform says no more", async () => {
     const platformModule = `data:text/javascript,${encodeURIComponent(WARNING_PLATFORM)}`;
     const warned: unknown[] = [];

@@ -6,6 +6,7 @@ import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { createProxy } from "@kv/proxy";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { withMade } from "../../../tools/docs/page-parts.js";
 import { type Cluster, startCluster } from "../src/cluster/cluster.js";
 import { jsonLog } from "../src/processes/json-log.js";
 import { complete } from "../src/run/completion-client.js";
@@ -18,6 +19,7 @@ const read = (name: string) => readFileSync(join(monitoring, name), "utf8");
 interface Dashboard {
   readonly panels: readonly {
     readonly title: string;
+    readonly description?: string;
     readonly targets: readonly { readonly expr: string }[];
   }[];
   readonly templating: { readonly list: readonly { readonly query: string | { readonly query: string } }[] };
@@ -39,7 +41,9 @@ let proxy: ReturnType<typeof createProxy>;
 let targets: { readonly proxy: string; readonly engines: readonly string[] };
 
 beforeAll(async () => {
-  cluster = await startCluster(PAIR, { log, logLevel: "error" });
+  // D keeps the blocks of ended turns, which the dashboard shows.
+  const pair = { ...PAIR, extraConfig: { bidirectional_kv_xfer: true } };
+  cluster = await startCluster(pair, { log, logLevel: "error" });
   const [prefillers, decoders] = [cluster.prefills, cluster.decodes].map((each) =>
     each.map(({ url }) => url),
   );
@@ -48,6 +52,7 @@ beforeAll(async () => {
     admin: { port: 0 },
     limits: { bodyLengthBytes: 10_000 },
     disaggregateAbove: 8,
+    readback: {},
   });
   const { url, adminUrl = "" } = await proxy.listen({ port: 0 });
   targets = { proxy: adminUrl, engines: [...(prefillers ?? []), ...(decoders ?? [])] };
@@ -97,6 +102,29 @@ test("each metric of the dashboard and of the alert rules is exported by a run",
   ]);
   expect(named.length).toBeGreaterThan(20);
   expect(named.filter((name) => !samples.has(name))).toEqual([]);
+});
+
+test("first-contact.md: each panel of the dashboard says what it shows", () => {
+  const silent = dashboard.panels.filter(({ description = "" }) => description.length < 20);
+  expect(silent.map(({ title }) => title)).toEqual([]);
+});
+
+test("docs/metrics.md has each exported metric", async () => {
+  const panelOf = (name: string) =>
+    dashboard.panels.find(({ targets }) =>
+      targets.some(({ expr }) => new RegExp(`\\b${name}(_bucket|_sum|_count)?\\b`).test(expr)),
+    )?.title;
+  const rows = new Map<string, string[]>();
+  for (const { text, types } of await exported())
+    for (const { name, type } of types) {
+      const help = new RegExp(`^# HELP ${name} (.*)$`, "m").exec(text)?.[1] ?? "";
+      rows.set(name, [`\`${name}\``, type, help, panelOf(name) ?? ""]);
+    }
+  const table = [["metric", "type", "meaning", "panel"], ...[...rows].toSorted().map(([, row]) => row)];
+  const page = new URL("../../../docs/metrics.md", import.meta.url);
+  await expect(withMade(readFileSync(page, "utf8"), "metrics", table)).toMatchFileSnapshot(
+    fileURLToPath(page),
+  );
 });
 
 test("each exported metric is on the dashboard, has a help text, base units and no label of Prometheus' own", async () => {

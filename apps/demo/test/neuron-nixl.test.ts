@@ -29,7 +29,7 @@ describe.skipIf(noLibfabric !== undefined)(
           startDemo(["--prefill-platform", "neuron", "--backend", "LIBFABRIC", "--requests", "1"]),
         );
         expect(stdout, stderr).toMatch(
-          /\+ prefill +\+ save .* \+ transfer +\+ load .* decode ms +total ms .*\n.* LIBFABRIC +equal +equal\n/,
+          /backend LIBFABRIC\n\n.*\nprompt +TTFT +queue +prefill +save .* transfer +load .* decode .* KV tokens\n.* equal +equal\n/,
         );
         expect(stderr).toMatch(
           /1 prefill \(TP 1, block 16, neuron, simulated\), 1 decode \(TP 1, block 16\)/,

@@ -57,6 +57,15 @@ describe("a pair behind a proxy", () => {
     expect(alone.body.choices?.[0]?.token_ids).toEqual(next.tokens);
   });
 
+  it("field.md R13: a prompt that is too long is refused in the words of one engine, without P's limit of one token", async () => {
+    const { proxy, decodes } = await cluster();
+    const body = { prompt: Array(3000).fill(7), max_tokens: 9 };
+    const [ours, alone] = await Promise.all([post(proxy.url, body), post(decodes[0]?.url ?? "", body)]);
+    expect(alone).toMatchObject({ status: 400 });
+    const words = ({ error }: Answer) => error?.message.replace(/request \S+:/, "");
+    expect([ours.status, words(ours.body)]).toEqual([400, words(alone.body)]);
+  });
+
   it("holds nothing after clients disconnected at any moment, and continues", async () => {
     const { prompts, expected } = await preparedRun();
     const { proxy, prefills, decodes } = await cluster();

@@ -165,13 +165,14 @@ function routingByEvents(name: string, everywhere: boolean): Quantity {
 /** An index with prompts of 32 blocks each. Another `seed`: other prompts. */
 function filled(blocks: number, seed: number, index = indexOfOne()): BlockIndex {
   for (let prompt = 0; prompt * PROMPT_BLOCKS < blocks; prompt += 1) {
-    index.stored({
+    const steps = index.stored({
       hashes: Array.from({ length: PROMPT_BLOCKS }, (_, at) => `${seed}:${prompt}:${at}`),
       parent: undefined,
       tokens: promptOf(seed, prompt).slice(0, -1),
       blockSize: BLOCK_TOKENS,
       group: { index: 0, needs: "all" },
     });
+    while (steps.next().done !== true);
   }
   return index;
 }
@@ -395,8 +396,10 @@ const quantities: Quantity[] = [
         const hashes = Array.from({ length: PROMPT_BLOCKS }, (_, at) => `0:${prompt}:${at}`);
         const tokens = promptOf(0, prompt).slice(0, -1);
         const group = { index: 0, needs: "all" } as const;
-        index.stored({ hashes, parent: undefined, tokens, blockSize: BLOCK_TOKENS, group });
-        index.removed({ hashes, group: 0 });
+        const steps = index.stored({ hashes, parent: undefined, tokens, blockSize: BLOCK_TOKENS, group });
+        while (steps.next().done !== true);
+        const removing = index.removed({ hashes, group: 0 });
+        while (removing.next().done !== true);
       });
     },
   },

@@ -1,6 +1,7 @@
 import type { Row } from "../../report.js";
 import { gainOf } from "../ways.js";
 import { nameOf } from "../workload.js";
+import { decodePathSection } from "./decode-path.js";
 import { AT_ONCE, HOPS_MS, LINKS_GBITS, MODEL, type Swept } from "./sweep.js";
 import type { Compared } from "./validate.js";
 
@@ -20,7 +21,7 @@ export function document(swept: readonly Swept[], compared: readonly Compared[])
 
 Written by \`npm run bench -- push-vs-pull --only links,validate\`. Time to the first token on hardware that was simulated: the proxy, the pull and push connectors and the engines' schedulers are the production code, in one process, over the embedded transport, on a
 virtual clock. Every message between two processes (HTTP, notification, question on the side channel, begin of a transfer) takes one hop; transfers share the link; each byte range costs 0.2 us. P computes one prompt
-at a time, with ${MODEL.forwardMsPer512Tokens} ms per 512 tokens and ${MODEL.kvBytesPerToken / 1024} KiB of KV per token, as a model of 8 billion parameters on one GPU. D's own steps take no time. The figures repeat exactly.
+at a time, with ${MODEL.forwardMsPer512Tokens} ms per 512 tokens and ${MODEL.kvBytesPerToken / 1024} KiB of KV per token, as a model of 8 billion parameters on one GPU. D's own steps take no time in the tables of gains; [the source's second cause](#the-sources-two-causes) needs them. The figures repeat exactly.
 
 Each cell has two gains: how many times longer pull takes than push, and than layer-wise push.
 
@@ -88,6 +89,7 @@ Four effects make the gains:
 
 A gain of 3 by the transfer itself is in none of these points: F and B are the same for both.
 
+${decodePathSection()}
 ## Against real processes
 
 The same simulation with the parameters of the machine that [push-vs-pull](push-vs-pull.md) was measured on: the bandwidth in its bounds, 5 ms per 512 tokens, 8 KiB per token, the time of a message between two processes, and two cores as

@@ -1,7 +1,9 @@
+import { readFileSync } from "node:fs";
 import { virtualClock } from "@kv/transport-memory";
 import { expect, test } from "vitest";
 import { WAYS } from "../ways.js";
 import type { Point } from "../workload.js";
+import { decodePath, decodePathSection, POST_MS, STEP_MS } from "./decode-path.js";
 import { Processors } from "./processors.js";
 import { MODEL, worldOf } from "./sweep.js";
 import { openVirtualDeployment, type World } from "./virtual-deployment.js";
@@ -82,3 +84,18 @@ test("what requests take of the cores is part of their times", async () => {
     await deployment.close();
   }
 }, 60_000);
+
+test("first-contact.md 9: a long post in D's step delays each token of pull, and of nothing else; the page has the figures", () => {
+  const { contiguous, fragmented } = POST_MS;
+  const tpot = (way: Parameters<typeof decodePath>[0], postMs: number) => decodePath(way, postMs, 160).tpotMs;
+  expect(tpot("pull, posts in D's step", fragmented) / STEP_MS).toBeGreaterThan(1.3);
+  expect(tpot("pull, posts in D's step", contiguous) / STEP_MS).toBeLessThan(1.05);
+  for (const way of ["push, posts in P's step", "pull, posts on a thread of their own"] as const)
+    expect(tpot(way, fragmented)).toBeCloseTo(STEP_MS);
+  const ttft = (postMs: number) => decodePath("push, posts in P's step", postMs, 160).ttftMs;
+  expect(decodePath("pull, posts in D's step", fragmented, 160).ttftMs / ttft(contiguous)).toBeGreaterThan(
+    1.8,
+  );
+  const page = new URL("../../../docs/bench/push-vs-pull-links.md", import.meta.url);
+  expect(readFileSync(page, "utf8")).toContain(decodePathSection());
+});

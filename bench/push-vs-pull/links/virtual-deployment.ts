@@ -1,5 +1,5 @@
 import { type Clock, type LogFields, silentLog } from "@kv/interface";
-import { createProxy } from "@kv/proxy";
+import { createProxy, type ProxySettingsInput } from "@kv/proxy";
 import {
   memoryNetwork,
   memorySideChannel,
@@ -7,7 +7,11 @@ import {
   seededRandom,
   virtualClock,
 } from "@kv/transport-memory";
-import { planInstances, planProxy } from "../../../apps/demo/src/cluster/cluster-plan.js";
+import {
+  type ClusterOptions,
+  planInstances,
+  planProxy,
+} from "../../../apps/demo/src/cluster/cluster-plan.js";
 import { startInstance } from "../../../apps/demo/src/instance/instance.js";
 import { readInstanceConfig } from "../../../apps/demo/src/instance/instance-config.js";
 import { median } from "../../report.js";
@@ -47,10 +51,33 @@ const LIMIT_MS = 600_000;
 export interface VirtualDeployment {
   /** Sends a point's requests at once. `costs`: what a request takes of the cores. Returns the median time to the first token. Errors: those of the requests. */
   ttftMs(point: Point, costs?: ProcessorCosts): Promise<number>;
+  /** Sends one request. It ends only while `settled` waits. Errors: those of the request. */
+  send(prompt: readonly number[], maxTokens: number): Promise<Sent>;
+  /** Advances the clock until the work is done. */
+  settled<T>(work: Promise<T>): Promise<T>;
+  readonly clock: Clock;
+  /** The metrics of P, as Prometheus reads them. */
+  prefillMetrics(): Promise<string>;
   close(): Promise<void>;
 }
 
+/** A request that has ended. */
+export interface Sent {
+  readonly requestId: string;
+  readonly tokens: readonly number[];
+  readonly ttftMs: number;
+  readonly totalMs: number;
+}
+
 export interface VirtualDeploymentOptions {
+  /** Settings of the instances that differ. */
+  readonly cluster?: Partial<ClusterOptions> | undefined;
+  /** Settings of the proxy that differ. */
+  readonly proxy?: Partial<ProxySettingsInput> | undefined;
+  /** Shortest pass of D. Default: none, or that of the simulated model where work takes time. */
+  readonly decodeStepMs?: number | undefined;
+  /** Called with the proxy's record of each request. */
+  readonly requestDone?: ((fields: LogFields) => void) | undefined;
   /** The instance that has the part `hitPercent` of each prompt in its prefix cache. Default: decode. */
   readonly hitsAt?: "prefill" | "decode" | undefined;
   /** Turns of the event loop that the clock waits before it advances: more than any chain of readers, promises and immediates between two timers. Default: 24. */
@@ -69,8 +96,9 @@ export async function openVirtualDeployment(
   way: Way,
   pool: Point["pool"],
   world: World,
-  { hitsAt = "decode", turns = 24 }: VirtualDeploymentOptions = {},
+  given: VirtualDeploymentOptions = {},
 ): Promise<VirtualDeployment> {
+  const { hitsAt = "decode", turns = 24, requestDone } = given;
   const clock = virtualClock({ turn: () => settledIo(turns) });
   const scale = world.kvBytesPerToken / SIMULATED_BYTES_PER_TOKEN;
   const network = memoryNetwork({
@@ -88,6 +116,9 @@ export async function openVirtualDeployment(
   const log = {
     ...silentLog,
     error: (event: string, fields?: LogFields) => void failures.push(`${event} ${JSON.stringify(fields)}`),
+    info: (event: string, fields: LogFields = {}) => {
+      if (event === "request-done") requestDone?.(fields);
+    },
   };
   const options = {
     ...clusterOf(way, pool, { ...SIMULATED, forwardMsPer512Tokens: world.forwardMsPer512Tokens }),
@@ -95,9 +126,10 @@ export async function openVirtualDeployment(
     cacheTokens: CACHE_TOKENS,
     // Without hits at P, it computes every prompt.
     prefillInstance: { prefixCaching: hitsAt === "prefill" },
+    ...given.cluster,
   } as const;
   const planned = planInstances(options);
-  const stepMs = world.cores === undefined ? undefined : STEP_MS;
+  const stepMs = given.decodeStepMs ?? (world.cores === undefined ? undefined : STEP_MS);
   const processors = new Processors(clock, world.cores ?? 1);
   let costs: ProcessorCosts | undefined;
   /** P's forward pass of a prompt. */
@@ -181,6 +213,7 @@ export async function openVirtualDeployment(
       options,
     ),
     pairing: { mode: "off" },
+    ...given.proxy,
     log,
     clock,
   });
@@ -191,13 +224,17 @@ export async function openVirtualDeployment(
 
   let made = 0;
   const makePrompt = promptMaker();
-  async function send(prompt: readonly number[], maxTokens: number, url = entry.url): Promise<number> {
+  async function send(prompt: readonly number[], maxTokens: number, url = entry.url): Promise<Sent> {
     made += 1;
+    const requestId = `links-${made}`;
     const startedMs = clock.now();
     const response = await fetch(`${url}/v1/completions`, {
       method: "POST",
-      headers: { "content-type": "application/json", "x-request-id": `links-${made}` },
-      body: JSON.stringify({ prompt, max_tokens: maxTokens, temperature: 0, ignore_eos: true, stream: true }),
+      headers: { "content-type": "application/json", "x-request-id": requestId },
+      body: JSON.stringify({
+        ...{ prompt, max_tokens: maxTokens, temperature: 0, ignore_eos: true, stream: true },
+        return_token_ids: true,
+      }),
     });
     let ttftMs: number | undefined;
     let text = "";
@@ -206,7 +243,11 @@ export async function openVirtualDeployment(
       ttftMs ??= clock.now() - startedMs;
       text += decoder.decode(chunk, { stream: true });
     }
-    if (response.ok && ttftMs !== undefined && text.includes("data: [DONE]")) return ttftMs;
+    if (response.ok && ttftMs !== undefined && text.includes("data: [DONE]")) {
+      const pieces = [...text.matchAll(/"token_ids":\[([0-9,]+)\]/g)];
+      const tokens = pieces.flatMap(([, ids = ""]) => ids.split(",").map(Number));
+      return { requestId, tokens, ttftMs, totalMs: clock.now() - startedMs };
+    }
     throw new Error(`a request ended with ${response.status}: ${text.slice(0, 500)} ${failures.join("; ")}`);
   }
   const settled = <T>(work: Promise<T>): Promise<T> => clock.settle(work, { limitMs: LIMIT_MS });
@@ -215,6 +256,10 @@ export async function openVirtualDeployment(
   await settled(send(makePrompt({ inputTokens: 64 }), 2));
   await settled(send(makePrompt({ inputTokens: 64 }), 2));
   return {
+    clock,
+    settled,
+    send: (prompt, maxTokens) => send(prompt, maxTokens),
+    prefillMetrics: () => settled(fetch(`${prefill}/metrics`).then((response) => response.text())),
     async ttftMs(point, ofPoint) {
       const prompts = Array.from({ length: point.atOnce }, () => makePrompt(point));
       const hit = cachedTokens(point);
@@ -226,7 +271,7 @@ export async function openVirtualDeployment(
       // Notifications that are still under way do not delay the next point.
       await clock.advance(1000);
       costs = undefined;
-      return median(times);
+      return median(times.map((sent) => sent.ttftMs));
     },
     async close() {
       const closing = (async () => {

@@ -14,7 +14,7 @@ const LENGTH_BYTES = 32 * 2 ** 20;
 const ROUNDS = 7;
 
 export async function openBandwidth(): Promise<Bandwidth> {
-  const far = nodeTarget(new URL("../../nixl/target.ts", import.meta.url));
+  const far = nodeTarget();
   const transport = nixlTransport();
   const opened = await far.ask<{ metadata: string; address: number; name: string }>({
     do: "open",

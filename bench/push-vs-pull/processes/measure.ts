@@ -1,5 +1,5 @@
 import { loadavg } from "node:os";
-import { median, type Row, spread } from "../../report.js";
+import { alone, median, type Row, spread } from "../../report.js";
 import {
   gainOf,
   type ProcessorCosts,
@@ -151,14 +151,8 @@ function rowsOf(measured: readonly Measured[]): Row[] {
     const floor = localMs ?? boundMs;
     const over = (["pull", "push"] as const).map((way): Row => {
       const overMs = ttftMs[way] - floor;
-      return {
-        what: `${what}: ${way} over ${localMs === undefined ? "the bound" : "a local hit"}`,
-        ours: `${overMs.toFixed(1)} ms`,
-        theirs: `${floor.toFixed(1)} ms`,
-        ratio: undefined,
-        wanted: "<= 3 ms",
-        met: overMs <= 3,
-      };
+      const name = `${what}: ${way} over ${localMs === undefined ? "the bound" : "a local hit"}`;
+      return alone(name, `${overMs.toFixed(1)} ms`, "<= 3 ms", overMs <= 3, `${floor.toFixed(1)} ms`);
     });
     return [...ways, ...over];
   });

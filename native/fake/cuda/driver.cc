@@ -1,11 +1,13 @@
-// A fake libcuda.so.1 for tests on machines without a GPU: two devices whose memory is host memory. It has the calls of the addon and those of
-// memory_addon.cc.
+// A fake libcuda.so.1 for tests on machines without a GPU: two devices whose memory is host memory. It has the calls of the addon of @kv/nixl.
+#include <napi.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #define API(name) extern "C" __attribute__((visibility("default"))) int name
 
@@ -13,9 +15,12 @@ namespace {
 
 constexpr int kSuccess = 0;
 constexpr int kInvalidValue = 1;
+constexpr int kOutOfMemory = 2;
 constexpr int kNotInitialised = 3;
 constexpr int kInvalidDevice = 101;
+constexpr int kInvalidContext = 201;
 constexpr int kDevices = 2;
+constexpr size_t kMemoryOfDevice = size_t{1} << 36;
 constexpr unsigned int kDeviceMemory = 2;
 // The device of a pointer that the driver does not know.
 constexpr int kNoDevice = -2;
@@ -31,6 +36,7 @@ std::mutex mutex;
 bool initialised = false;
 std::map<Pointer, Allocation> allocations;
 thread_local int current = 0;
+thread_local std::vector<int> contexts;
 
 // A context is the number of its device, from one on.
 int device_of(void* context) { return static_cast<int>(reinterpret_cast<intptr_t>(context)) - 1; }
@@ -53,15 +59,29 @@ API(cuDevicePrimaryCtxRetain)(void** context, int device) {
   *context = reinterpret_cast<void*>(static_cast<intptr_t>(device) + 1);
   return kSuccess;
 }
-API(cuCtxSetCurrent)(void* context) {
+API(cuCtxPushCurrent_v2)(void* context) {
+  contexts.push_back(current);
   current = device_of(context);
   return kSuccess;
 }
+API(cuCtxPopCurrent_v2)(void** context) {
+  if (contexts.empty()) return kInvalidContext;
+  *context = reinterpret_cast<void*>(static_cast<intptr_t>(current) + 1);
+  current = contexts.back();
+  contexts.pop_back();
+  return kSuccess;
+}
+API(cuCtxSynchronize)() { return kSuccess; }
+API(cuMemsetD8_v2)(Pointer pointer, unsigned char value, size_t length) {
+  memset(reinterpret_cast<void*>(pointer), value, length);
+  return kSuccess;
+}
 API(cuMemAlloc_v2)(Pointer* pointer, size_t length) {
+  if (length > kMemoryOfDevice) return kOutOfMemory;
   const std::lock_guard lock(mutex);
   // Like the driver's, allocations end at a page boundary, and the driver reports the length that was asked for.
   void* memory = aligned_alloc(65536, (length + 65535) / 65536 * 65536);
-  if (memory == nullptr) return kInvalidValue;
+  if (memory == nullptr) return kOutOfMemory;
   *pointer = reinterpret_cast<Pointer>(memory);
   allocations[*pointer] = {length, current};
   return kSuccess;
@@ -78,14 +98,6 @@ API(cuMemcpyHtoD_v2)(Pointer to, const void* from, size_t length) {
 }
 API(cuMemcpyDtoH_v2)(void* to, Pointer from, size_t length) {
   memcpy(to, reinterpret_cast<const void*>(from), length);
-  return kSuccess;
-}
-// Only in the fake: makes two pieces of an allocation, like memory that grows. The second one may belong to another device.
-API(fake_cuda_split)(Pointer pointer, size_t first, int device_of_rest) {
-  const std::lock_guard lock(mutex);
-  Allocation& whole = allocations.at(pointer);
-  allocations[pointer + first] = {whole.length - first, device_of_rest};
-  whole.length = first;
   return kSuccess;
 }
 API(cuPointerGetAttributes)(unsigned int count, int* attributes, void** values, Pointer pointer) {
@@ -105,3 +117,20 @@ API(cuPointerGetAttributes)(unsigned int count, int* attributes, void** values, 
   }
   return kSuccess;
 }
+
+// `split(address, firstBytes, deviceOfRest)`: makes two pieces of an allocation, like memory that grows. The second one may belong to another device.
+static void split(const Napi::CallbackInfo& info) {
+  const auto number = [&](size_t index) { return info[index].As<Napi::Number>().Int64Value(); };
+  const auto first = static_cast<size_t>(number(1));
+  const std::lock_guard lock(mutex);
+  Allocation& whole = allocations.at(static_cast<Pointer>(number(0)));
+  allocations[static_cast<Pointer>(number(0)) + first] = {whole.length - first, static_cast<int>(number(2))};
+  whole.length = first;
+}
+
+static Napi::Object initialize(Napi::Env env, Napi::Object exports) {
+  exports.Set("split", Napi::Function::New(env, split));
+  return exports;
+}
+
+NODE_API_MODULE(fake_cuda, initialize)

@@ -81,27 +81,13 @@ int open_reserve() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
 
 bool lacks_descriptors(int error) { return error == EMFILE || error == ENFILE; }
 
-// In place of accept(). Takes a connection for which no descriptor is free with the one in reserve, and closes it: UCX would end its listener, and an
-// untaken connection would wake its thread again and again.
-int accept_or_refuse(int socket, sockaddr* address, socklen_t* length) {
-  const int accepted = accept4(socket, address, length, SOCK_CLOEXEC);
-  if (accepted >= 0 || !lacks_descriptors(errno)) return accepted;
-  {
-    const std::lock_guard lock(reserve_mutex());
-    if (reserve >= 0) close(reserve);
-    const int taken = accept4(socket, nullptr, nullptr, SOCK_CLOEXEC);
-    if (taken >= 0) {
-      close(taken);
-      ++refused;
-    }
-    reserve = open_reserve();
-    if (taken < 0 && lacks_descriptors(errno)) {
-      const timespec pause{.tv_sec = 0, .tv_nsec = 10'000'000};
-      nanosleep(&pause, nullptr);
-    }
-  }
-  errno = EAGAIN;
-  return -1;
+// The socket is none, or listens no more. All other errors concern one connection or one moment: accept(2) of Linux passes on those that are pending on
+// the connection, a firewall's, and those of a kernel without memory.
+bool ends_listener(int error) { return error == EBADF || error == EINVAL || error == ENOTSOCK || error == EFAULT; }
+
+void pause() {
+  const timespec pause{.tv_sec = 0, .tv_nsec = 10'000'000};
+  nanosleep(&pause, nullptr);
 }
 
 }  // namespace
@@ -133,6 +119,26 @@ void require_descriptors(unsigned needed, const char* what) {
                 std::string(what) + " needs " + std::to_string(needed) + " file descriptors, and " + std::to_string(free) + " of this process's " +
                     std::to_string(limit.rlim_cur) + " are free",
                 "raise the limit (ulimit -n, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container), or close files, sockets or agents");
+}
+
+int accept_or_refuse(int socket, sockaddr* address, socklen_t* length) {
+  const int accepted = accept4(socket, address, length, SOCK_CLOEXEC);
+  if (accepted >= 0 || errno == EAGAIN || ends_listener(errno)) return accepted;
+  if (lacks_descriptors(errno)) {
+    const std::lock_guard lock(reserve_mutex());
+    if (reserve >= 0) close(reserve);
+    const int taken = accept4(socket, nullptr, nullptr, SOCK_CLOEXEC);
+    if (taken >= 0) {
+      close(taken);
+      ++refused;
+    }
+    reserve = open_reserve();
+    if (taken < 0 && lacks_descriptors(errno)) pause();
+  } else if (errno == ENOMEM || errno == ENOBUFS) {
+    pause();
+  }
+  errno = EAGAIN;
+  return -1;
 }
 
 void protect_listeners() {

@@ -54,7 +54,8 @@ void Registrations::add_allocated(uint64_t id, std::shared_ptr<Pin> pin, const s
   add(id, range, std::move(pin), backends);
 }
 
-void Registrations::add_external(uint64_t id, const MemoryRange& range, bool ask_cuda, const std::vector<std::string>& backends) {
+void Registrations::add_external(uint64_t id, const MemoryRange& range, bool ask_cuda, std::shared_ptr<const void> kept,
+                                 const std::vector<std::string>& backends) {
   if (!backends_.memory_types().supports(range.type)) {
     throw Failure("KV_MEMORY_INVALID",
                   "no backend of this agent registers " + std::string(name_of(range.type)) + ", which is needed for " + describe(range) + " (" +
@@ -63,10 +64,10 @@ void Registrations::add_external(uint64_t id, const MemoryRange& range, bool ask
   }
   if (ask_cuda) require_device_memory(range.address, range.length, range.device);
   if (range.type == capi::MemoryType::dram) require_process_memory(range.address, range.length);
-  add(id, range, nullptr, backends);
+  add(id, range, std::move(kept), backends);
 }
 
-void Registrations::add(uint64_t id, const MemoryRange& range, std::shared_ptr<Pin> pin, const std::vector<std::string>& backends) {
+void Registrations::add(uint64_t id, const MemoryRange& range, std::shared_ptr<const void> kept, const std::vector<std::string>& backends) {
   RegisteredMemory* memory = find_same(range, backends);
   if (memory == nullptr) {
     NixlRegistration registration(nixl_, agent_, range, options_for(range.type, backends), !backends.empty(), [&](capi::Status status) {
@@ -75,10 +76,10 @@ void Registrations::add(uint64_t id, const MemoryRange& range, std::shared_ptr<P
                          " (backends: " + backends_.memory_types().to_string() + ")",
                      refusal_hint(range.type));
     });
-    memory = &memories_.emplace_back(RegisteredMemory{range, backends, std::move(pin), std::move(registration)});
-  } else if (memory->pin == nullptr) {
+    memory = &memories_.emplace_back(RegisteredMemory{range, backends, std::move(kept), std::move(registration)});
+  } else if (memory->kept == nullptr) {
     // The same bytes were registered as memory of the caller, and are the addon's own.
-    memory->pin = std::move(pin);
+    memory->kept = std::move(kept);
   }
   ++memory->registrations;
   by_id_.emplace(id, memory);

@@ -99,8 +99,8 @@ struct RegisteredMemory {
   MemoryRange range;
   // The backends that the caller chose; none for all that support the memory.
   std::vector<std::string> backends;
-  // Keeps memory that the addon allocated; null for external memory.
-  std::shared_ptr<Pin> pin;
+  // Keeps memory that the addon allocated until it is deregistered; null for all else.
+  std::shared_ptr<const void> kept;
   NixlRegistration registration;
   uint32_t registrations = 0;
   // Prepared lists that describe it. It is not deregistered while there are any.
@@ -122,9 +122,9 @@ class Registrations {
   // Registers memory that the addon allocated, under an id that was not used before. Its pages should be touched: the first transfer to each is slow
   // otherwise. `backends`: the chosen ones; none for all that support the memory. Throws KV_MEMORY_INVALID and KV_BACKEND_UNAVAILABLE.
   void add_allocated(uint64_t id, std::shared_ptr<Pin> pin, const std::vector<std::string>& backends);
-  // Registers external memory. `ask_cuda`: ask CUDA's driver whether the range is device memory. Throws KV_MEMORY_INVALID, also where the range
-  // overlaps another one, and KV_BACKEND_UNAVAILABLE.
-  void add_external(uint64_t id, const MemoryRange& range, bool ask_cuda, const std::vector<std::string>& backends);
+  // Registers memory by its address. `ask_cuda`: ask CUDA's driver whether the range is device memory. `kept`: the memory, where the addon allocated it.
+  // Throws KV_MEMORY_INVALID, also where the range overlaps another one, and KV_BACKEND_UNAVAILABLE.
+  void add_external(uint64_t id, const MemoryRange& range, bool ask_cuda, std::shared_ptr<const void> kept, const std::vector<std::string>& backends);
   // Ends a registration. Throws KV_MEMORY_IN_USE while a prepared list describes its memory, and KV_MEMORY_NOT_REGISTERED.
   void remove(uint64_t id);
   // The range of a registration. Throws KV_MEMORY_NOT_REGISTERED.
@@ -138,7 +138,7 @@ class Registrations {
   std::vector<RegisteredMemory*> holding(capi::MemoryType type, const std::vector<Row>& rows);
 
  private:
-  void add(uint64_t id, const MemoryRange& range, std::shared_ptr<Pin> pin, const std::vector<std::string>& backends);
+  void add(uint64_t id, const MemoryRange& range, std::shared_ptr<const void> kept, const std::vector<std::string>& backends);
   std::vector<Handle<capi::OptArgs>> options_for(capi::MemoryType type, const std::vector<std::string>& chosen) const;
   RegisteredMemory* find_same(const MemoryRange& range, const std::vector<std::string>& backends);
   RegisteredMemory* find_holder(capi::MemoryType type, const Row& row);

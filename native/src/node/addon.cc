@@ -2,6 +2,7 @@
 #include <napi.h>
 
 #include "node/agent_object.h"
+#include "node/device_memory_object.h"
 #include "library/descriptors.h"
 #include "library/environment.h"
 #include "library/exit_guard.h"
@@ -57,6 +58,7 @@ Napi::Value require_free(const Napi::CallbackInfo& info) {
 Napi::Object initialize(Napi::Env env, Napi::Object exports) {
   exports.Set("Agent", kv::nixl::AgentObject::define(env));
   exports.Set("Memory", kv::nixl::MemoryObject::define(env));
+  exports.Set("DeviceMemory", kv::nixl::DeviceMemoryObject::define(env));
   exports.Set("prepareEnvironment", Napi::Function::New(env, prepare, "prepareEnvironment"));
   exports.Set("addressOf", Napi::Function::New(env, address_of, "addressOf"));
   exports.Set("isLoaded", Napi::Function::New(env, is_loaded, "isLoaded"));

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "node/agent_options.h"
+#include "node/device_memory_object.h"
 #include "node/js_values.h"
 #include "library/environment.h"
 #include "node/memory_object.h"
@@ -101,8 +102,10 @@ Napi::Value AgentObject::register_external(const Napi::CallbackInfo& info) {
     const uint64_t ticket = integer_of(info[0]);
     const auto options = info[1].As<Napi::Object>();
     const bool ask_cuda = options.Get("checkWithCuda").ToBoolean();
-    thread_->run(ticket, [ticket, range = memory_range_of(options), ask_cuda, backends = texts_of(options.Get("backends"))](NixlAgent& agent) {
-      agent.registrations().add_external(ticket, range, ask_cuda, backends);
+    // Handed on, since the command itself may outlive its answer.
+    thread_->run(ticket, [ticket, range = memory_range_of(options), ask_cuda, kept = DeviceMemoryObject::memory_of(options.Get("kept")),
+                          backends = texts_of(options.Get("backends"))](NixlAgent& agent) mutable {
+      agent.registrations().add_external(ticket, range, ask_cuda, std::move(kept), backends);
       return EventValue();
     });
     return info.Env().Undefined();

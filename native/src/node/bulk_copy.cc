@@ -1,10 +1,9 @@
 #include "node/bulk_copy.h"
 
-#include <string.h>
-
 #include <string>
+#include <utility>
 
-#include "library/failure.h"
+#include "node/js_values.h"
 
 namespace kv::nixl {
 
@@ -39,44 +38,80 @@ std::vector<ByteRun> read_runs(const double* numbers, size_t count, uint64_t lim
   return runs;
 }
 
-BulkCopy::BulkCopy(Direction direction, std::shared_ptr<Pin> pin, std::vector<ByteRun> runs, Napi::ArrayBuffer buffer)
+namespace {
+
+// A buffer from JavaScript's own constructor, which throws where Node-API's function ends the process for want of memory.
+Napi::ArrayBuffer new_buffer(Napi::Env env, uint64_t length) {
+  try {
+    const auto constructor = env.Global().Get("ArrayBuffer").As<Napi::Function>();
+    return constructor.New({Napi::Number::New(env, static_cast<double>(length))}).As<Napi::ArrayBuffer>();
+  } catch (const Napi::Error& error) {
+    throw Failure("KV_MEMORY_INVALID", "cannot allocate a buffer of " + std::to_string(length) + " bytes: " + error.Message(),
+                  "gather fewer bytes at once");
+  }
+}
+
+std::vector<ByteRun> runs_of(Napi::Value value, uint64_t length, uint64_t& total) {
+  const auto numbers = float64_array(value, "KV_MEMORY_INVALID", "runs");
+  return read_runs(numbers.data(), numbers.size(), length, total);
+}
+
+}  // namespace
+
+Napi::Value BulkCopy::gather(const Napi::CallbackInfo& info, uint64_t length, Copy copy) {
+  uint64_t total = 0;
+  auto runs = runs_of(info[0], length, total);
+  return queue(std::move(copy), std::move(runs), new_buffer(info.Env(), total));
+}
+
+Napi::Value BulkCopy::scatter(const Napi::CallbackInfo& info, uint64_t length, Copy copy) {
+  uint64_t total = 0;
+  auto runs = runs_of(info[0], length, total);
+  const auto require_length = [total](Napi::Value source) {
+    if (!source.IsArrayBuffer()) throw Failure("KV_MEMORY_INVALID", "the source of scatter is not an ArrayBuffer");
+    const size_t length = source.As<Napi::ArrayBuffer>().ByteLength();
+    if (length == total) return source.As<Napi::ArrayBuffer>();
+    throw Failure("KV_MEMORY_INVALID",
+                  "the runs have " + std::to_string(total) + " bytes, and the source has " + std::to_string(length));
+  };
+  require_length(info[1]);
+  // Nobody else may free the bytes while they are copied.
+  const auto taken = require_length(info[2].As<Napi::Function>().Call({info[1]}));
+  return queue(std::move(copy), std::move(runs), taken);
+}
+
+BulkCopy::BulkCopy(Copy copy, std::vector<ByteRun> runs, Napi::ArrayBuffer buffer)
     : Napi::AsyncWorker(buffer.Env(), "kv_nixl copy"),
-      direction_(direction),
-      pin_(std::move(pin)),
+      copy_(std::move(copy)),
       runs_(std::move(runs)),
       bytes_(static_cast<std::byte*>(buffer.Data())),
       buffer_(Napi::Reference<Napi::ArrayBuffer>::New(buffer, 1)),
       deferred_(Napi::Promise::Deferred::New(buffer.Env())) {}
 
-Napi::Promise BulkCopy::queue(Direction direction, std::shared_ptr<Pin> pin, std::vector<ByteRun> runs, Napi::ArrayBuffer buffer) {
-  auto* copy = new BulkCopy(direction, std::move(pin), std::move(runs), buffer);
-  const Napi::Promise promise = copy->deferred_.Promise();
-  copy->Queue();
+Napi::Promise BulkCopy::queue(Copy copy, std::vector<ByteRun> runs, Napi::ArrayBuffer buffer) {
+  auto* worker = new BulkCopy(std::move(copy), std::move(runs), buffer);
+  const Napi::Promise promise = worker->deferred_.Promise();
+  worker->Queue();
   return promise;
 }
 
 void BulkCopy::Execute() {
-  std::byte* memory = pin_->mapping()->data();
-  std::byte* cursor = bytes_;
-  for (const ByteRun& run : runs_) {
-    if (run.length == 0) continue;
-    if (direction_ == Direction::gather) {
-      memcpy(cursor, memory + run.offset, run.length);
-    } else {
-      memcpy(memory + run.offset, cursor, run.length);
-    }
-    cursor += run.length;
+  try {
+    copy_(bytes_, runs_);
+  } catch (const Failure& failure) {
+    failure_ = failure;
+    SetError(failure.message);
   }
 }
 
 void BulkCopy::OnOK() {
-  pin_.reset();
+  copy_ = {};
   deferred_.Resolve(buffer_.Value());
 }
 
 void BulkCopy::OnError(const Napi::Error& error) {
-  pin_.reset();
-  deferred_.Reject(error.Value());
+  copy_ = {};
+  deferred_.Reject(failure_.has_value() ? to_js(Env(), *failure_).Value() : error.Value());
 }
 
 }  // namespace kv::nixl

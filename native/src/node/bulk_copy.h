@@ -2,14 +2,17 @@
 
 #include <napi.h>
 
-#include <memory>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
 #include <vector>
 
-#include "memory/mapping.h"
+#include "library/failure.h"
 
 namespace kv::nixl {
 
-// Consecutive bytes of a mapping.
+// Consecutive bytes of a memory.
 struct ByteRun {
   uint64_t offset;
   uint64_t length;
@@ -19,14 +22,16 @@ struct ByteRun {
 // within `limit` bytes, and for runs that have more than `limit` bytes together, since they repeat some.
 std::vector<ByteRun> read_runs(const double* numbers, size_t count, uint64_t limit, uint64_t& total);
 
-// Copies runs of a mapping into one buffer, or one buffer into runs, on a thread of libuv's pool.
+// Copies between runs of a memory and one buffer, on a thread of libuv's pool.
 class BulkCopy : public Napi::AsyncWorker {
  public:
-  // gather: from the mapping into the buffer; scatter: from the buffer into the mapping.
-  enum class Direction { gather, scatter };
+  // Copies all runs from the memory into the bytes, or back, in order. What it holds keeps the memory until the copy has ended. May throw Failure.
+  using Copy = std::function<void(std::byte* bytes, const std::vector<ByteRun>& runs)>;
 
-  // Starts a copy. The promise resolves with `buffer`.
-  static Napi::Promise queue(Direction direction, std::shared_ptr<Pin> pin, std::vector<ByteRun> runs, Napi::ArrayBuffer buffer);
+  // `gather(runs): Promise<ArrayBuffer>` of a memory of `length` bytes.
+  static Napi::Value gather(const Napi::CallbackInfo& info, uint64_t length, Copy copy);
+  // `scatter(runs, source, take): Promise<ArrayBuffer>`. `take(source)` is called once all arguments are valid, and returns a buffer that nobody else has.
+  static Napi::Value scatter(const Napi::CallbackInfo& info, uint64_t length, Copy copy);
 
  protected:
   void Execute() override;
@@ -34,12 +39,13 @@ class BulkCopy : public Napi::AsyncWorker {
   void OnError(const Napi::Error& error) override;
 
  private:
-  BulkCopy(Direction direction, std::shared_ptr<Pin> pin, std::vector<ByteRun> runs, Napi::ArrayBuffer buffer);
+  BulkCopy(Copy copy, std::vector<ByteRun> runs, Napi::ArrayBuffer buffer);
+  static Napi::Promise queue(Copy copy, std::vector<ByteRun> runs, Napi::ArrayBuffer buffer);
 
-  Direction direction_;
-  std::shared_ptr<Pin> pin_;
+  Copy copy_;
   std::vector<ByteRun> runs_;
   std::byte* bytes_;
+  std::optional<Failure> failure_;
   Napi::Reference<Napi::ArrayBuffer> buffer_;
   Napi::Promise::Deferred deferred_;
 };

@@ -1,5 +1,7 @@
 #include "node/memory_object.h"
 
+#include <string.h>
+
 #include "node/bulk_copy.h"
 #include "library/failure.h"
 #include "memory/descriptor_layout.h"
@@ -49,15 +51,18 @@ Napi::ArrayBuffer external_buffer(Napi::Env env, const std::shared_ptr<Mapping>&
   throw Failure("KV_MEMORY_INVALID", "Node refused a buffer of " + std::to_string(length) + " bytes", "take shorter parts with view()");
 }
 
-// A buffer from JavaScript's own constructor, which throws where Node-API's function ends the process for want of memory.
-Napi::ArrayBuffer new_buffer(Napi::Env env, uint64_t length) {
-  try {
-    const auto constructor = env.Global().Get("ArrayBuffer").As<Napi::Function>();
-    return constructor.New({Napi::Number::New(env, static_cast<double>(length))}).As<Napi::ArrayBuffer>();
-  } catch (const Napi::Error& error) {
-    throw Failure("KV_MEMORY_INVALID", "cannot allocate a buffer of " + std::to_string(length) + " bytes: " + error.Message(),
-                  "gather fewer bytes at once");
-  }
+// Copies between a mapping and bytes, on another thread.
+template <bool kGather>
+BulkCopy::Copy copy_of(const std::shared_ptr<Mapping>& mapping) {
+  return [pin = std::make_shared<Pin>(mapping)](std::byte* bytes, const std::vector<ByteRun>& runs) {
+    std::byte* memory = pin->mapping()->data();
+    for (const auto& [offset, length] : runs) {
+      if (length == 0) continue;
+      if (kGather) memcpy(bytes, memory + offset, length);
+      else memcpy(memory + offset, bytes, length);
+      bytes += length;
+    }
+  };
 }
 
 }  // namespace
@@ -113,32 +118,16 @@ Napi::Value MemoryObject::buffer(const Napi::CallbackInfo& info) {
 }
 
 Napi::Value MemoryObject::gather(const Napi::CallbackInfo& info) {
-  return with_js_errors(info.Env(), [&]() -> Napi::Value {
-    const auto pin = std::make_shared<Pin>(open_mapping());
-    const auto numbers = float64_array(info[0], "KV_MEMORY_INVALID", "runs");
-    uint64_t total = 0;
-    auto runs = read_runs(numbers.data(), numbers.size(), pin->mapping()->length(), total);
-    return BulkCopy::queue(BulkCopy::Direction::gather, pin, std::move(runs), new_buffer(info.Env(), total));
+  return with_js_errors(info.Env(), [&] {
+    const auto mapping = open_mapping();
+    return BulkCopy::gather(info, mapping->length(), copy_of<true>(mapping));
   });
 }
 
 Napi::Value MemoryObject::scatter(const Napi::CallbackInfo& info) {
-  return with_js_errors(info.Env(), [&]() -> Napi::Value {
-    const auto pin = std::make_shared<Pin>(open_mapping());
-    const auto numbers = float64_array(info[0], "KV_MEMORY_INVALID", "runs");
-    uint64_t total = 0;
-    auto runs = read_runs(numbers.data(), numbers.size(), pin->mapping()->length(), total);
-    const auto require_length = [total](Napi::Value source) {
-      if (!source.IsArrayBuffer()) throw Failure("KV_MEMORY_INVALID", "the source of scatter is not an ArrayBuffer");
-      const size_t length = source.As<Napi::ArrayBuffer>().ByteLength();
-      if (length == total) return source.As<Napi::ArrayBuffer>();
-      throw Failure("KV_MEMORY_INVALID",
-                    "the runs have " + std::to_string(total) + " bytes, and the source has " + std::to_string(length));
-    };
-    require_length(info[1]);
-    // Nobody else may free the bytes while they are copied.
-    const auto taken = require_length(info[2].As<Napi::Function>().Call({info[1]}));
-    return BulkCopy::queue(BulkCopy::Direction::scatter, pin, std::move(runs), taken);
+  return with_js_errors(info.Env(), [&] {
+    const auto mapping = open_mapping();
+    return BulkCopy::scatter(info, mapping->length(), copy_of<false>(mapping));
   });
 }
 

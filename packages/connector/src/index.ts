@@ -4,7 +4,7 @@ export { transferConfigJsonSchema } from "./config/transfer-config-schema.js";
 export { type DualConnectorOptions, dualConnector } from "./dual-connector.js";
 export { type MemoryMetrics, type MemoryMetricsOptions, memoryMetrics } from "./metrics/memory-metrics.js";
 export { METRIC_BUCKETS, METRIC_HELP, METRICS } from "./metrics/metric-names.js";
-export { multiConnector } from "./multi-connector.js";
+export { multiConnector, multiConnectorOf } from "./multi-connector.js";
 export { cpuPlatform } from "./platforms/cpu-platform.js";
 export { type CudaPlatformOptions, cudaPlatform } from "./platforms/cuda-platform.js";
 export {

@@ -10,7 +10,7 @@ import {
 } from "@kv/interface";
 import { compositeScheduler, compositeWorker, orClose } from "./composite.js";
 import { readTransferConfig } from "./config/transfer-config.js";
-import { resolveConnector } from "./registry/registry.js";
+import { type ConnectorRegistry, resolveConnector } from "./registry/registry.js";
 
 /** vLLM's name in `kv_connector`. */
 const NAME = "MultiConnector";
@@ -24,26 +24,29 @@ const KEEPERS = "keepers";
  * configuration, and saved by all. `kv_connector_extra_config.connectors` lists a `kv_transfer_config` for each. Blocks that several of them keep are given
  * back when the last one has reported the request. Register it under vLLM's name: `registerConnector("MultiConnector", async () => multiConnector)`.
  */
-export const multiConnector: ConnectorModule = {
-  name: NAME,
-  createScheduler: async (options) => {
-    const parts = await partsOf(options.config);
-    const schedulers: SchedulerConnector[] = [];
-    for (const [index, { module, config }] of parts.entries()) {
-      const { sideChannelPort: port } = config;
-      const own = { ...config, sideChannelPort: port === 0 ? 0 : port + index * PORT_OFFSET };
-      schedulers.push(await orClose(schedulers, () => module.createScheduler({ ...options, config: own })));
-    }
-    return multiScheduler(schedulers, options);
-  },
-  createWorker: async (options) => {
-    const parts = await partsOf(options.config);
-    const workers: WorkerConnector[] = [];
-    for (const { module, config } of parts)
-      workers.push(await orClose(workers, () => module.createWorker({ ...options, config })));
-    return multiWorker(workers);
-  },
-};
+export const multiConnector: ConnectorModule = multiConnectorOf(resolveConnector);
+
+/** `multiConnector` of a program with a registry of its own: its `resolve` finds the connectors. Throws nothing. */
+export function multiConnectorOf(resolve: ConnectorRegistry["resolve"]): ConnectorModule {
+  return {
+    name: NAME,
+    createScheduler: async (options) => {
+      const schedulers: SchedulerConnector[] = [];
+      for (const [index, { module, config }] of (await partsOf(options.config, resolve)).entries()) {
+        const { sideChannelPort: port } = config;
+        const own = { ...config, sideChannelPort: port === 0 ? 0 : port + index * PORT_OFFSET };
+        schedulers.push(await orClose(schedulers, () => module.createScheduler({ ...options, config: own })));
+      }
+      return multiScheduler(schedulers, options);
+    },
+    createWorker: async (options) => {
+      const workers: WorkerConnector[] = [];
+      for (const { module, config } of await partsOf(options.config, resolve))
+        workers.push(await orClose(workers, () => module.createWorker({ ...options, config })));
+      return multiWorker(workers);
+    },
+  };
+}
 
 interface Part {
   readonly module: ConnectorModule;
@@ -51,7 +54,7 @@ interface Part {
 }
 
 /** Errors: `KV_CONFIG_INVALID`, and those of `readTransferConfig` and of the registry. */
-function partsOf(config: KvTransferConfig): Promise<readonly Part[]> {
+function partsOf(config: KvTransferConfig, resolve: ConnectorRegistry["resolve"]): Promise<readonly Part[]> {
   const { connectors } = config.extra;
   if (!Array.isArray(connectors) || connectors.length === 0) {
     throw new KvError(
@@ -64,7 +67,7 @@ function partsOf(config: KvTransferConfig): Promise<readonly Part[]> {
       const { sideChannelHost, sideChannelPort, engineId, env } = config;
       const read = readTransferConfig(given, { env });
       const own = { ...read, sideChannelHost, sideChannelPort, engineId: read.engineId ?? engineId, env };
-      return { module: await resolveConnector(own), config: own };
+      return { module: await resolve(own), config: own };
     }),
   );
 }

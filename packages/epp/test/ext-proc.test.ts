@@ -1,3 +1,4 @@
+import { DECODE_ROUTES } from "@kv/fleet/front-end";
 import { expect, test } from "vitest";
 import { clientOf, GatewayRequest, runPicker, send, subsetHint } from "./support/gateway.js";
 
@@ -100,6 +101,19 @@ test("a list of models comes from a D, without a P", async () => {
   expect(headers).not.toHaveProperty("x-prefiller-host-port");
   expect(removed).toEqual(["x-prefiller-host-port"]);
 });
+
+test.each(DECODE_ROUTES)(
+  "field.md R9: %s goes to a D, without a P, and its body passes unchanged",
+  async (path) => {
+    const { client } = await picked();
+    const request = send(client, { prompt: "a" }, { ":path": path });
+    const { headers, destination } = await request.choice();
+    expect(destination).toMatch(/^127\.0\.0\.1:2/);
+    expect(headers).not.toHaveProperty("x-prefiller-host-port");
+    const refused = send(client, { prompt: "a", kv_transfer_params: {} }, { ":path": path });
+    expect(await refused.refusal()).toMatchObject({ status: 400 });
+  },
+);
 
 test("a client cannot choose P: its header is replaced, or removed where D computes alone", async () => {
   const { client } = await picked({ disaggregateAbove: 1000 });

@@ -21,6 +21,7 @@ import type { InstanceStatus, Role } from "./instances/instance.js";
 import { InstancePool } from "./instances/instance-pool.js";
 import { parseInstanceSpec } from "./instances/instance-spec.js";
 import type { PooledInstance } from "./instances/pooled-instance.js";
+import { kvEventTurns } from "./kv-events/kv-event-subscriber.js";
 import type { InstanceGet } from "./pairing/engine-facts.js";
 import { Pairing } from "./pairing/pairing.js";
 import type { GenerationRequest } from "./request/generation-request.js";
@@ -103,6 +104,8 @@ export class Fleet {
   readonly pairing: Pairing | undefined;
   /** The HTTP client to the instances. */
   readonly upstream: Upstream;
+  /** The front end's own requests to them. */
+  readonly get: InstanceGet;
   /** The source of instances besides the settings' lists. */
   readonly discovery: ObservedDiscovery | undefined;
   /** What prompts cost at the prefill instances. */
@@ -139,8 +142,10 @@ export class Fleet {
     });
     this.upstream = upstream;
     const get = instanceGet(upstream, clock);
+    this.get = get;
+    const turns = kvEventTurns(clock);
     const routing = (role: Role) =>
-      createRouting?.(role) ?? builtInRouting(settings.routing[role], { clock, log, get });
+      createRouting?.(role) ?? builtInRouting(settings.routing[role], { clock, log, get, turns });
     this.#routings = { prefill: routing("prefill"), decode: routing("decode") };
     const pairing = createPairing(settings.pairing, get, { clock, log });
     this.pairing = pairing;
@@ -174,8 +179,10 @@ export class Fleet {
     });
     this.prometheus.addSignals(() => this.signals.status());
     if (discovery !== undefined) this.prometheus.addDiscovery(discovery);
-    const forwarded = forwardedHeaders(settings.forwardHeaders);
-    this.#renderer = new PromptRenderer({ prefillers: prefill, upstream, forwarded, ambient });
+    const { prefill: forwarded } = forwardedHeaders(settings.forwardHeaders);
+    // Which prefill instances there are is not known where requests name them.
+    const renderers = namesPrefillers ? decode : prefill;
+    this.#renderer = new PromptRenderer({ renderers, upstream, forwarded, ambient });
     // A name that resolves to nothing that answers is known to be unreachable within the time to connect.
     const timeoutMs = Math.min(health.timeoutMs, timeouts.connectMs);
     const probe = healthProbe(upstream, clock);

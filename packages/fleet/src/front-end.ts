@@ -35,9 +35,20 @@ export {
 } from "./program/command-line.js";
 export { connectKubernetes } from "./program/connect-kubernetes.js";
 export { fleetFlags, requireInstances, withFleetFlags } from "./program/fleet-flags.js";
+export { CacheCapacities, type CacheCapacity } from "./readback/cache-capacity.js";
+export {
+  type FoundLengths,
+  type KeepAnswer,
+  type KeptObject,
+  KeptObjects,
+  type PinnedStatus,
+} from "./readback/kept-objects.js";
+export { type KvObject, readKvObject } from "./readback/kv-object.js";
+export { TurnDigests } from "./readback/turn-digests.js";
 export { Deadline, LazyAbort } from "./request/deadline.js";
 export {
   bodyLength,
+  checkDecodeBody,
   type Endpoint,
   type GenerationRequest,
   type PromptFields,
@@ -50,6 +61,13 @@ export {
   traceparentOf,
   withLongMembers,
 } from "./request/generation-request.js";
+export {
+  DECODE_ROUTES,
+  ENDPOINTS,
+  REFUSED_ROUTES,
+  SIDECAR_ROUTES,
+  whyRefused,
+} from "./request/routes.js";
 export { type EndedPrefill, PrefillCosts, usageOf } from "./routing/prefill-costs.js";
 export {
   type FleetSettings,
@@ -73,8 +91,11 @@ export { WorkerMetrics } from "./telemetry/worker-metrics.js";
 export { BodyQueue, type LimitedBody } from "./upstream/body-queue.js";
 export {
   answerHeaders,
+  CLIENT_HEADERS,
   changedBodyHeaders,
+  type ForwardedHeaders,
   forwardedHeaders,
+  LEFT_OUT_HEADER,
   legHeaders,
   mayForward,
   Upstream,

@@ -44,14 +44,6 @@ export {
   rankGeometry,
   vllmLimit,
 } from "./pairing/plan-pair.js";
-export {
-  type CheckedPair,
-  type CheckedSide,
-  refusalOf,
-  VLLM_REFUSALS,
-  type VllmLimit,
-  type VllmRefusal,
-} from "./pairing/vllm-refusals.js";
 export { builtInRouting, ROUTING_NAMES, type RoutingName } from "./routing/built-in-routings.js";
 export {
   type DisaggregationInputs,

@@ -208,7 +208,9 @@ export class HttpServer {
       if (headers["transfer-encoding"] === undefined && !(Number(headers["content-length"]) > 0))
         this.#connections.received(socket);
       const client = this.#connections.addressOf(socket);
-      const target = targetOf(request.url ?? "");
+      const { host, ...target } = targetOf(request.url ?? "");
+      // It takes the place of the header (RFC 9112, 3.2.2).
+      if (host !== undefined) headers.host = host;
       await this.#options.serve({ request, response, client, ...target, expectsContinue });
     } catch (thrown) {
       const error = KvError.from(thrown, "KV_INTERNAL", "the server failed");
@@ -260,12 +262,12 @@ function refusalOf(request: IncomingMessage): KvError | undefined {
 }
 
 /** The path and the query of a request target in origin form or in absolute form (RFC 9112, 3.2). */
-function targetOf(url: string): { readonly path: string; readonly query: string } {
-  const absolute = /^https?:\/\/[^/?#]*/i.exec(url)?.[0];
-  const target = absolute === undefined ? url : url.slice(absolute.length);
+function targetOf(url: string) {
+  const [absolute = "", host] = /^https?:\/\/([^/?#]*)/i.exec(url) ?? [];
+  const target = url.slice(absolute.length);
   const at = target.indexOf("?");
   const path = at === -1 ? target : target.slice(0, at);
-  return { path: path === "" ? "/" : path, query: at === -1 ? "" : target.slice(at) };
+  return { host, path: path === "" ? "/" : path, query: at === -1 ? "" : target.slice(at) };
 }
 
 function refused(httpStatus: number, message: string, hint: string): KvError {

@@ -46,6 +46,12 @@ export interface EngineIdentity {
   readonly tpSize: number;
   /** Pipeline-parallel ranks. */
   readonly ppSize: number;
+  /**
+   * Ranks that share a sequence (decode context parallelism, vLLM: `decode_context_parallel_size`): block `i` of the engine's tables holds the blocks `i * dcpSize`
+   * to `i * dcpSize + dcpSize - 1` of the sequence, the one with the number `tpRank % dcpSize` on each rank. It divides `tpSize`. Caches of one latent per token
+   * only ("mla"). Push between `@kv` peers only, as vLLM 0.33 refuses it. @default 1
+   */
+  readonly dcpSize?: number | undefined;
   /** Data-parallel rank of this engine. */
   readonly dpRank: number;
   /** Facts of the model for the compatibility hash. */

@@ -38,6 +38,16 @@ export interface ConnectorRequest {
   readonly contentKey?: string | undefined;
   /** Parameters that came with the request; undefined when there were none. */
   readonly kvTransferParams: KvTransferParams | undefined;
+  /**
+   * In `requestFinished`: tokens from the start of the sequence whose KV the blocks hold, those of the output included but for the last one, whose KV nobody
+   * computes (vLLM: `num_computed_tokens`). Absent: a decode engine keeps nothing for `bidirectional_kv_xfer`.
+   */
+  readonly numComputedTokens?: number | undefined;
+  /**
+   * In `requestFinished`: ids of the tokens that the engine has generated. An `@kv` P compares them with its prompt before it uses the KV of a decode engine.
+   * Absent: only a vLLM P can read that KV back.
+   */
+  readonly outputTokenIds?: ArrayLike<number> | undefined;
   /** W3C `traceparent` of the engine's span of the request: the parent of the connector's spans. Absent: parameters of an `@kv` peer may have one. */
   readonly traceparent?: string | undefined;
 }
@@ -119,16 +129,17 @@ export interface ComputedLayer {
 
 /** Report of one worker after a step. Plain data. Block ids are local. */
 export interface WorkerOutput {
-  /** Prefill side: requests whose readers have all finished, or whose lease expired. The engine frees their blocks. */
+  /** Requests whose readers have all finished, or whose lease expired, at P and at a D whose KV is read back. The engine frees their blocks. */
   readonly finishedSending: readonly string[];
   /**
-   * Decode side: requests whose KV is in place, or that are in `failedReceiving`. No transfer touches their blocks any more, except where
+   * Requests whose KV is in place, at D and at a P that reads the last turn back, or that are in `failedReceiving`. No transfer touches their blocks any more, except where
    * `FailedReceive.blocksAtRisk` is true.
    */
   readonly finishedReceiving: readonly string[];
   /**
-   * Those of `finishedReceiving` whose KV nobody compared with their prompt, because P is a vLLM. Their blocks serve these requests alone: the engine
-   * enters no block of them in its prefix cache, nor what it computes after them. @default none
+   * Those of `finishedReceiving` whose KV nobody compared with their prompt, because the peer is a vLLM, or has its KV from one. Their blocks serve these
+   * requests alone: the engine enters no block of them in its prefix cache, nor what it computes after them. That is so at D, and at a P that reads the
+   * last turn back. @default none
    */
   readonly unverifiedReceiving?: readonly string[] | undefined;
   /** Requests whose KV did not arrive. */

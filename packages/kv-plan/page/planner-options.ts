@@ -2,10 +2,12 @@ import { KV_CACHE_LAYOUTS, type KvCacheLayout, KvError } from "@kv/interface";
 import { layoutOf } from "../src/input/engine-flags.js";
 import { modelOfConfig } from "../src/input/model-source.js";
 import type { Pair } from "../src/input/pair.js";
-import { pairOfModels } from "../src/input/pair-of-models.js";
+import { pairOrRefusal } from "../src/input/pair-of-models.js";
 import { parsePythonJson } from "../src/model/config-fields.js";
-import { type AnalyseOptions, analysePair } from "../src/report/analyse-pair.js";
-import type { PairReport } from "../src/report/report.js";
+import { modelCaches } from "../src/model/model-caches.js";
+import { analysePair } from "../src/report/analyse-pair.js";
+import type { AnalyseOptions } from "../src/report/plans-of-pair.js";
+import type { PairReport, RefusalReport } from "../src/report/report.js";
 
 /** What the form of the page holds, as text. A value for both engines, or two with a comma: prefill, then decode. An empty one is the default. */
 export interface PageOptions {
@@ -53,22 +55,37 @@ export function fromFragment(fragment: string): PageOptions {
   ) as unknown as PageOptions;
 }
 
-/** Plans and proves the pair of the form. `models` are the known configs by name. Errors: `KV_CONFIG_INVALID`, `KV_PLAN_*`, with what is wrong. */
-export function reportOf(options: PageOptions, models: Readonly<Record<string, unknown>>): PairReport {
-  return analysePair(pairOf(options, models), settingsOf(options));
+/** The names of known models by the family of their rules. Errors: those of `modelCaches`. */
+export function byFamily(models: Readonly<Record<string, unknown>>): Readonly<Record<string, string[]>> {
+  const families: Record<string, string[]> = {};
+  for (const [name, config] of Object.entries(models)) {
+    const { family } = modelCaches(name, config, { tpSize: 1 });
+    families[family] = [...(families[family] ?? []), name];
+  }
+  return families;
 }
 
-function pairOf(options: PageOptions, models: Readonly<Record<string, unknown>>): Pair {
-  const known = options.model === "" ? undefined : models[options.model];
+/** Plans and proves the pair of the form. `models` are the known configs by name. Errors: `KV_CONFIG_INVALID`, `KV_PLAN_*`, with what is wrong. */
+export function reportOf(options: PageOptions, models: Readonly<Record<string, unknown>>): PairReport {
+  const settings = settingsOf(options);
+  const pair = pairOf(options, models);
+  return "outcome" in pair ? pair : analysePair(pair, settings);
+}
+
+function pairOf(options: PageOptions, models: Readonly<Record<string, unknown>>): Pair | RefusalReport {
+  const known = Object.hasOwn(models, options.model) ? models[options.model] : undefined;
   if (options.model !== "" && known === undefined)
     throw new KvError(
       "KV_CONFIG_INVALID",
       `Model: ${options.model} is none of ${Object.keys(models).join(", ")}`,
     );
-  const model = modelOfConfig(options.model || "model", known ?? parsed(options.config), {
-    cacheDtype: options.dtype,
-  });
-  return pairOfModels([model, model], {
+  const name = options.model || "model";
+  const config = known ?? parsed(options.config);
+  const both = () => {
+    const model = modelOfConfig(name, config, { cacheDtype: options.dtype });
+    return [model, model] as const;
+  };
+  return pairOrRefusal(name, both, {
     tp: sizes("TP", options.tp, 1024),
     pp: sizes("PP", options.pp, 1024),
     blockSize: sizes("Block size", options.block, 1_000_000),

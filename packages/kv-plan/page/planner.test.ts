@@ -25,6 +25,7 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
     await page.goto(`${pathToFileURL(file).href}#${fragment}`);
     await page.waitForSelector('body[data-ready="true"]');
   };
+  const json = (name: string) => JSON.parse(readFileSync(fixture(name), "utf8")) as object;
   const textOf = (selector: string) => page.$eval(selector, (found) => found.textContent ?? "");
   const fill = async (name: string, value: string) => {
     await page.$eval(
@@ -59,6 +60,8 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
       ),
     );
     expect(await textOf("#verdict")).toMatch(/^Proven/);
+    // vllm#55434
+    expect(await textOf("#posting")).toMatch(/D0 posts [\d,]+ descriptors.*posting over UCX.*fewer with/);
   });
 
   test("a config.json that is pasted is planned, and the link carries it", async () => {
@@ -76,6 +79,63 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
     expect(await page.$eval("[name=tp]", (found) => (found as HTMLInputElement).value)).toBe("8,16");
   });
 
+  test("known models stand in the family of their rules", async () => {
+    await open();
+    const groups = await page.$$eval("#model optgroup", (found) =>
+      found.map((group) => [group.label, group.textContent] as const),
+    );
+    expect(groups.length).toBeGreaterThan(8);
+    expect(Object.fromEntries(groups)).toMatchObject({
+      "Nemotron-H": "nemotron-3-nano-30b",
+      "Llama 4": "llama-4-scout",
+      Jamba: "jamba-1.5-mini",
+    });
+  });
+
+  test("a TP size that vLLM refuses, and a pasted config with a field that is not understood: kv-plan's own refusals", async () => {
+    await open("model=nemotron-3-nano-30b&tp=64,1");
+    expect(await textOf("#reason")).toMatch(/cannot be split over TP size 64: vLLM refuses/);
+    expect(await textOf("#changes")).toContain("prefill with TP 2");
+    await page.select("#model", "");
+    await fill("config", JSON.stringify({ ...json("qwen3-0.6b"), full_attention_interval: 4 }));
+    expect(await textOf("#reason")).toMatch(/full_attention_interval \(4\): a field that may decide/);
+    expect(await page.$("#changes")).toBeNull();
+  });
+
+  test("a hybrid's kinds of caches stand apart, each with its bytes and a bar", async () => {
+    await page.setViewport({ width: 1280, height: 900 });
+    await open("model=nemotron-3-nano-30b&tp=1&tokens=8192");
+    const bars = await page.$$eval(".wide .kind", (found) =>
+      found.map((bar) => Number(bar.getAttribute("width"))),
+    );
+    expect(bars).toHaveLength(2);
+    expect(bars[0]).toBeGreaterThan(bars[1] ?? Number.POSITIVE_INFINITY);
+    const picture = await textOf(".wide svg");
+    expect(picture).toMatch(/full attention: [\d.]+ MiB in 6 layers/);
+    expect(picture).toMatch(/states: [\d.]+ MiB in 23 layers/);
+    await open("model=qwen3-0.6b&tp=1");
+    expect(await page.$(".kind")).toBeNull();
+  });
+
+  test.each([
+    "llama-3.1-70b&tp=8,4",
+    "deepseek-v3&tp=8,2",
+    "nemotron-3-nano-30b&tp=1",
+    "gemma-4-31b&tp=1&pp=1",
+  ])("at 390 px the picture and its legend are whole: %s", async (model) => {
+    await page.setViewport({ width: 390, height: 900 });
+    await open(`model=${model}`);
+    const outside = await page.$$eval(".narrow svg text", (found) =>
+      found.flatMap((each) => {
+        const { x, y, width } = (each as SVGTextElement).getBBox();
+        const view = (each as SVGTextElement).ownerSVGElement?.viewBox.baseVal;
+        const isInside = view !== undefined && x >= 0 && x + width <= view.width && y <= view.height;
+        return isInside ? [] : [each.textContent];
+      }),
+    );
+    expect(outside).toEqual([]);
+  });
+
   test("a refused pair shows the reason and the changes that help", async () => {
     await open("model=llama-3.1-70b&tp=8,4&layout=LHBNC");
     expect(await textOf("#result h2:nth-of-type(2)")).toBe("Refused");
@@ -86,6 +146,8 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
     ["tp=x", /TP: x is not a whole number from 1 to 1024/],
     ["layout=XYZ", /Layout: XYZ is not HND, NHD or one of/],
     ["model=none", /Model: none is none of /],
+    ["model=constructor", /Model: constructor is none of /],
+    ["layout=constructor", /Layout: constructor is not HND, NHD or one of/],
     ["bandwidth=-1", /Bandwidth: -1 is not a number above 0/],
     ["tp=1,2,4", /--tp is given 3 times/],
     ["model=&config=%3C/script%3E%3Cimg%20src%3Dx%3E", /config\.json: /],

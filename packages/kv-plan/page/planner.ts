@@ -5,7 +5,14 @@ import { renderKvbench } from "../src/render/render-kvbench.js";
 import { renderSvg } from "../src/render/render-svg.js";
 import type { PairReport } from "../src/report/report.js";
 import { explore } from "./explore.js";
-import { DEFAULTS, fromFragment, type PageOptions, reportOf, toFragment } from "./planner-options.js";
+import {
+  byFamily,
+  DEFAULTS,
+  fromFragment,
+  type PageOptions,
+  reportOf,
+  toFragment,
+} from "./planner-options.js";
 
 // The script of the page: reads the form, plans and proves in the browser, and shows the report.
 
@@ -20,7 +27,12 @@ const fields = Object.keys(DEFAULTS) as (keyof PageOptions)[];
 const field = (name: keyof PageOptions) => form.elements.namedItem(name) as HTMLInputElement;
 let shown: PairReport | undefined;
 
-for (const name of Object.keys(KNOWN_MODELS)) element<HTMLSelectElement>("model").add(new Option(name, name));
+for (const [family, names] of Object.entries(byFamily(KNOWN_MODELS))) {
+  const group = document.createElement("optgroup");
+  group.label = family;
+  group.append(...names.map((name) => new Option(name, name)));
+  element("model").append(group);
+}
 
 function read(): PageOptions {
   const entries = fields.map((name) => [

@@ -22,6 +22,7 @@ export interface CliOptions extends ReportOptions, EngineFlags {
 export function command(): Command {
   const program = new Command("kv-plan")
     .version(packageVersion(import.meta.url))
+    .helpCommand(true)
     .description(
       "Show how decode ranks read the KV cache of prefill ranks: which rank reads which heads from which rank, in how many descriptors, and a proof of the plan.\n" +
         "Where the engines differ a flag is given twice: first for prefill, then for decode.",

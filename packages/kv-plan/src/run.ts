@@ -12,7 +12,8 @@ import { renderKvbench } from "./render/render-kvbench.js";
 import { renderMermaid } from "./render/render-mermaid.js";
 import { renderSvg } from "./render/render-svg.js";
 import { renderText } from "./render/render-text.js";
-import { analysePair, plansOf } from "./report/analyse-pair.js";
+import { analysePair } from "./report/analyse-pair.js";
+import { plansOf } from "./report/plans-of-pair.js";
 import type { PairReport } from "./report/report.js";
 import type { ReportOptions } from "./report-options.js";
 

@@ -108,6 +108,11 @@ describe("refused", () => {
     const { code, stdout } = await captured(...qwen, "--pp", "2");
     expect(code).toBe(EXIT_CODES.ok);
     expect(stdout).toMatch(/^not for a vLLM decode worker: prefill has 2 pipeline stages/m);
+    // vllm#42895, by the table of vLLM's checks.
+    const blocks = await planned(...qwen, "--block-size", "16", "--block-size", "32");
+    expect(blocks.refusedByVllm.join()).toMatch(
+      /a vLLM of TP 1 with kernel blocks of 32 tokens refuses a peer of TP 2 with blocks of 16 \(0\.33\)/,
+    );
   });
 
   test("decode stages, with the change that works", async () => {

@@ -67,10 +67,10 @@ describe("models by their published shapes", () => {
   });
 
   test("Gemma 3: a full layer in six, groups of equal size", async () => {
-    const found = await planned("--config", model("gemma-3-27b"), "--tp", "4", "--tp", "2");
+    const found = await planned("--config", model("gemma-3-1b"), "--tp", "1", "--tp", "2");
     expect(found.groups.filter((kind) => kind === "full")).toHaveLength(1);
     expect(found.groups.filter((kind) => kind === "swa")).toHaveLength(6);
-    expect(found.prefill.regions).toBe(10);
+    expect(found.prefill.regions).toBe(4);
   });
 
   test("DeepSeek V3.2: an indexer's keys beside each layer's latents, in one group", async () => {
@@ -134,6 +134,30 @@ describe("models by their published shapes", () => {
     const half = await planned(...flags, "--ssm-dtype", "bfloat16");
     expect(half.request.lengthBytes).toBe(
       2048 * 6 * 2 * 128 * 2 * 2 + (3 * (64 * 64 + 2 * 8 * 128) * 2 + 64 * 64 * 128 * 2) * 23,
+    );
+  });
+
+  test("vllm#54387: the report names the layout of states that vLLM's connector asks for", async () => {
+    const { stdout } = await captured(
+      ...["--config", model("nemotron-3-nano-30b"), "--tp", "4", "--tokens", "16"],
+    );
+    expect(stdout).toContain("VLLM_SSM_CONV_STATE_LAYOUT=DS");
+  });
+
+  test("Nemotron 3 Nano 30B: the report has the kinds of caches apart, with the bytes of the request", async () => {
+    const flags = ["--config", model("nemotron-3-nano-30b"), "--tp", "1", "--tokens", "16"];
+    const found = await planned(...flags);
+    // A request has one state in each of its layers, and a block of attention for 16 tokens.
+    const state = (3 * (64 * 64 + 2 * 8 * 128) * 2 + 64 * 64 * 128 * 4) * 23;
+    expect(found.kinds.map(({ name, layers }) => [name, layers])).toEqual([
+      ["states", 23],
+      ["full attention", 6],
+    ]);
+    expect(found.kinds[0]?.requestBytes).toBe(state);
+    expect(found.kinds[1]?.requestBytes).toBe(found.decode.blockSize * 6 * 2 * 2 * 128 * 2);
+    const { stdout } = await captured(...flags);
+    expect(stdout).toMatch(
+      /on a decode rank: [\d.]+ MiB states \(23 layers\), [\d.]+ MiB full attention \(6 layers\)/,
     );
   });
 
@@ -202,6 +226,35 @@ test("a fragmented pool has more merged descriptors than a consecutive one, and 
   expect(one.request).toMatchObject({ descriptors: 28 * 128, merged: 28 });
   expect(other.request).toMatchObject({ descriptors: 28 * 128, merged: 28 * 32 });
   expect(other.request.transferMs).toBeCloseTo(other.request.lengthBytes / 25e6, 6);
+});
+
+test("vllm#55434: the report counts the descriptors that a rank posts, what they take, and what would be fewer", async () => {
+  const { stdout } = await captured("--config", model("qwen3-0.6b"), "--tp", "1");
+  expect(stdout).toContain(
+    "D0 posts 3,584 descriptors. NIXL merges neighbours: 28 in pools in order, 896 in pools in stretches of 4 blocks, 3,584 in scattered pools",
+  );
+  expect(stdout).toContain("posting over UCX: 0.039 ms, scattered 5 ms (1.4 µs each: ");
+  expect(stdout).toContain("posting over LIBFABRIC: 0.067 ms, scattered 8.6 ms (2.4 µs each: ");
+  expect(stdout).toContain("fewer with --block-size 32: 1,792 descriptors, 28 after merging");
+});
+
+test("vllm#55434: a pair that a file describes, whose layouts cut each block by token, has fewer with heads outermost", async () => {
+  const file = join(folder, "posting.json");
+  const engine = (tpSize: number) => ({
+    ...{ tpSize, kernelBlockSize: 16, attentionBackend: "FLASH_ATTN", layout: "LBNHC" },
+    regions: [{ name: "layer.0", numBlocks: 500, blockLengthBytes: 4096 / tpSize }],
+  });
+  writeFileSync(
+    file,
+    JSON.stringify({
+      ...{ version: 1, title: "pair", numKvHeads: 4, groups: ["full"] },
+      ...{ prefill: engine(2), decode: engine(1) },
+    }),
+  );
+  const { posting } = await planned("--file", file, "--tokens", "64", "--permute", "--form", "direct");
+  // Four blocks of 16 tokens, each token from two ranks.
+  expect(posting).toMatchObject({ descriptors: 128, merged: 128 });
+  expect(posting.fewer[0]).toEqual({ change: "layout LBHNC on both sides", descriptors: 8, merged: 8 });
 });
 
 test("descriptors of partial blocks are not merged", async () => {
@@ -480,6 +533,11 @@ describe("a file", () => {
 
 test.each<[string, string[], RegExp]>([
   ["no input", [], /none is given/],
+  [
+    "a layout that is a name of each object",
+    ["--config", model("qwen3-0.6b"), "--layout", "constructor"],
+    /must be HND, NHD or one of/,
+  ],
   ["two inputs", ["--config", model("qwen3-0.6b"), "--layers", "3"], /--config and --layers are given/],
   [
     "a flag that has no effect",

@@ -12,6 +12,7 @@ export {
 } from "./backends/plugins.js";
 export { type BenchReport, type BenchRow, benchReportSchema } from "./bench/report.js";
 export { type RdmaDevice, rdmaDevices } from "./doctor/checks/machine.js";
+export { readUcxProtocols, type UcxProtocol } from "./doctor/checks/ucx-protocols.js";
 export { type DoctorOptions, doctor } from "./doctor/doctor.js";
 export { type Host, realHost } from "./doctor/host.js";
 export { type Check, type DoctorReport, doctorReportSchema, doctorText } from "./doctor/report.js";

@@ -23,6 +23,7 @@ import { type SelectedBackends, selectBackends, validateAgentBackends } from "./
 import { nixlVariables, warnOfUnusedLibraryVariables } from "./environment.js";
 import { findLibrary } from "./library/find-library.js";
 import { requireComplete } from "./library/truncation-check.js";
+import { allocateDeviceMemory } from "./memory/device-memory.js";
 import { allocateHostMemory } from "./memory/host-memory.js";
 import { memoryTypesOf } from "./memory/memory-types.js";
 import { MetadataChecker } from "./metadata/checker.js";
@@ -55,11 +56,11 @@ export interface NixlCreateAgentOptions extends AgentOptions {
 
 /** Options of `NixlTransport.allocate`. */
 export interface NixlAllocateOptions {
-  /** `DRAM`, the default. */
+  /** `DRAM`, or `VRAM` for memory of an NVIDIA GPU. @default "DRAM" */
   readonly memoryType?: MemoryType | undefined;
-  /** 0, the default. */
+  /** Ordinal of the GPU as this process counts its GPUs; 0 for `DRAM`. @default 0 */
   readonly deviceId?: number | undefined;
-  /** Touch all pages in the background. True by default. */
+  /** Touch all pages of host memory in the background. @default true */
   readonly populate?: boolean | undefined;
 }
 
@@ -183,9 +184,10 @@ export class NixlTransport implements Transport, AsyncDisposable {
   };
 
   /**
-   * Allocates host memory of any length. Its pages are touched in the background, so it takes memory at once; with `populate: false` a page takes
-   * memory when it is first used, and the first transfer of it is up to 20 times slower. Throws `KV_MEMORY_INVALID`, `KV_TRANSPORT_CLOSED`, and
-   * `KV_TRANSPORT_UNSUPPORTED` for anything but DRAM on device 0.
+   * Allocates host memory of any length, or memory of an NVIDIA GPU. Pages of host memory are touched in the background, so they take memory at once; with
+   * `populate: false` a page takes memory when it is first used, and the first transfer of it is up to 20 times slower. Memory of a GPU comes from the CUDA
+   * driver, is zeroed, and has no `bytes`: `gather` and `scatter` copy. Throws `KV_MEMORY_INVALID`, `KV_TRANSPORT_CLOSED`, and `KV_TRANSPORT_UNSUPPORTED` for
+   * other kinds of memory, and without a CUDA driver or such a GPU.
    */
   readonly allocate = (lengthBytes: number, options: NixlAllocateOptions = {}): Memory & Disposable => {
     requireObject(options, "KV_MEMORY_INVALID", "the options of allocate");
@@ -193,13 +195,11 @@ export class NixlTransport implements Transport, AsyncDisposable {
     if (typeof populate !== "boolean") {
       throw new KvError("KV_MEMORY_INVALID", `populate is ${formatValue(populate)}, not true or false`);
     }
+    if (memoryType === "VRAM") return allocateDeviceMemory(this.#open(), lengthBytes, deviceId);
     if (memoryType !== "DRAM" || deviceId !== 0) {
-      const hint =
-        "allocate it with the device's own runtime, and register deviceMemory({ address, lengthBytes, deviceId })";
       throw new KvError(
         "KV_TRANSPORT_UNSUPPORTED",
-        `cannot allocate ${formatValue(memoryType)} on device ${formatValue(deviceId)}: DRAM on device 0 only`,
-        memoryType === "VRAM" ? { hint } : {},
+        `cannot allocate ${formatValue(memoryType)} on device ${formatValue(deviceId)}: DRAM on device 0, or VRAM of an NVIDIA GPU`,
       );
     }
     return allocateHostMemory(this.#open(), lengthBytes, { populate });

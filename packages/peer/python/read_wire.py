@@ -3,8 +3,8 @@
 usage: python3 -I read_wire.py WHEEL_OR_TREE
 
 The sources are parsed with `ast` and never imported or executed; nothing is extracted to disk. Prints JSON: `vllm` and
-`connectorVersion` (null when not found), `wire`, a map of section to name to form, and `requests`, a map of part to names
-(null without an API server). A section that was not found is absent. Input that cannot be read is `{"error": ...}`.
+`connectorVersion` (null when not found), `wire`, a map of section to name to form, `checks`, a line for each check of the
+connector, and `requests`, a map of part to names (null without an API server). A section that was not found is absent. Input that cannot be read is `{"error": ...}`.
 """
 
 import ast
@@ -17,6 +17,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.dont_write_bytecode = True
 
+from checks import checks
 from client_requests import ARGUMENTS, requests
 from sources import Unreadable, parse, read_tree, read_wheel
 from syntax import last_name, names_of_dict, own_fields, own_nodes, text_of
@@ -26,6 +27,8 @@ NIXL = "vllm/distributed/kv_transfer/kv_connector/v1/nixl"
 CONNECTOR = re.compile(rf"{NIXL}/\w+\.py|{NIXL}_connector\.py")
 # Other code of the engine reads and writes keys of kv_transfer_params.
 ENGINE = re.compile(r"vllm/(v1|entrypoints)/(\w+/)*\w+\.py")
+# What the connector computes with the topology of both engines.
+TOPOLOGY = "vllm/distributed/kv_transfer/kv_connector/utils.py"
 LAYOUTS = ("vllm/v1/kv_cache_layout.py", "vllm/v1/attention/backends/utils.py")
 HASH_FUNCTION = "vllm/config/utils.py"
 VERSION = "vllm/_version.py"
@@ -41,7 +44,7 @@ REGISTRATION = {"request_id", "decode_engine_id", "decode_host", "decode_port", 
 
 
 def is_wanted(name):
-    return name in (*LAYOUTS, HASH_FUNCTION, VERSION) or any(
+    return name in (*LAYOUTS, HASH_FUNCTION, VERSION, TOPOLOGY) or any(
         pattern.fullmatch(name) for pattern in (CONNECTOR, ENGINE, ARGUMENTS, DIST_INFO)
     )
 
@@ -305,6 +308,7 @@ def read_wire(path):
         "vllm": version_of(files),
         "connectorVersion": version.value if isinstance(version, ast.Constant) and isinstance(version.value, int) else None,
         "wire": {section: entries for section, entries in wire.items() if entries},
+        "checks": checks(trees | ({TOPOLOGY: parse(files, TOPOLOGY)} if TOPOLOGY in files else {})),
         "requests": requests(files),
     }
 

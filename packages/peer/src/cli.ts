@@ -6,6 +6,7 @@ import { addDoctor } from "./cli/doctor-command.js";
 import { addPrefill } from "./cli/prefill-command.js";
 import { addDiff, addRecord } from "./cli/record-command.js";
 import { addTrace } from "./cli/trace-command.js";
+import { addVerify } from "./cli/verify-command.js";
 import { addWatch } from "./cli/watch-command.js";
 import { addWire } from "./cli/wire-command.js";
 import { addPlan } from "./live-plan/command.js";
@@ -27,6 +28,7 @@ for (const add of [
   addPlan,
   addWire,
   addTrace,
+  addVerify,
   addWatch,
 ])
   add(program);

@@ -24,6 +24,7 @@ export {
 } from "./headless/headless-prefill.js";
 export { type PrefillLimits, PrefillServer, type PrefillServerOptions } from "./headless/prefill-server.js";
 export {
+  type Answer,
   type CallOptions,
   EngineServer,
   type EngineServerOptions,
@@ -43,6 +44,7 @@ export {
   loadText,
 } from "./load/load-report.js";
 export type { Fault, PromptResult } from "./load/prompt-runner.js";
+export type { GivenGroups } from "./protocol/cache-groups.js";
 export type { SideChannelAddress } from "./protocol/handshake.js";
 export { type Difference, type DiffOptions, diffRecordings } from "./recording/diff.js";
 export { type RecordOptions, record } from "./recording/record.js";
@@ -57,3 +59,11 @@ export {
   type Recording,
   type RecordingWriter,
 } from "./recording/recording.js";
+export type { LaneEvidence, LoggedLanes } from "./verify/lane-checks.js";
+export { type VerifyOptions, verify } from "./verify/verify.js";
+export {
+  type VerifyCheck,
+  type VerifyReport,
+  verifyReportSchema,
+  verifyText,
+} from "./verify/verify-report.js";

@@ -9,6 +9,7 @@ import {
   VLLM_VERSIONS,
 } from "@kv/protocol";
 import { zmqSideChannel } from "@kv/side-channel";
+import { someOf } from "@kv/testing/long-run";
 import Fastify from "fastify";
 import { afterAll, afterEach, expect, test } from "vitest";
 import { pairDoctor } from "../src/doctor/pair-doctor.js";
@@ -51,7 +52,7 @@ async function examine(
   return (id: string) => checks.find((check) => check.id === id);
 }
 
-test.each(OLDER)(
+test.each(someOf(OLDER, 3))(
   "$version: the handshake is read, its hash factors are found, and an upgrade is advised",
   async ({ version, connectorVersion, support }) => {
     const check = await examine(await serve(framesOf(version)));

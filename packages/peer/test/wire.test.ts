@@ -9,15 +9,16 @@ import {
   symlinkSync,
   writeFileSync,
 } from "node:fs";
-import { tmpdir } from "node:os";
+import { homedir, tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { someOf } from "@kv/testing/long-run";
 import { builtProgram } from "@kv/testing/node-programs";
 import { afterAll, beforeAll, expect, test, vi } from "vitest";
-import { compareWire } from "../src/wire/compare-wire.js";
+import { checkDigest, compareWire } from "../src/wire/compare-wire.js";
 import { readWire } from "../src/wire/read-wire.js";
+import CHECKS from "../src/wire/vllm-checks.json" with { type: "json" };
 import { wireText } from "../src/wire/wire-text.js";
 import { runKvPeer } from "./run-kv-peer.js";
 
@@ -419,6 +420,39 @@ test("a new release is compared with the most similar described one, and a relea
     differences: [],
   });
 });
+
+test("field.md P2: a new raise or assert in a function of the connector is reported with its place; one that a release has is not", async () => {
+  const check = 'if meta.block_size > 99:\n            raise ValueError(f"blocks of {meta.block_size}")';
+  const known = "assert self.transfer_topo is not None";
+  const code = `\n\nclass NixlBaseConnectorWorker:\n    def _validate_remote_agent_handshake(self, meta):\n        ${known}\n        ${check}\n        raise\n`;
+  const tree = altered(WORKER, /$/, code);
+  const renamed = join(tree, NIXL, "base_worker.py");
+  cpSync(join(tree, WORKER), renamed);
+  const { differences } = await reportOf(tree);
+  const checks = differences.filter(({ section }) => section === "check");
+  // The file of the sample is not vLLM's: there both are new.
+  expect(checks.map(({ name }) => name)).toEqual([
+    "base_worker.py NixlBaseConnectorWorker._validate_remote_agent_handshake: raise ValueError(f'blocks of {meta.block_size}')",
+    `worker.py NixlBaseConnectorWorker._validate_remote_agent_handshake: ${known}`,
+    "worker.py NixlBaseConnectorWorker._validate_remote_agent_handshake: raise ValueError(f'blocks of {meta.block_size}')",
+  ]);
+  const { code: exitCode, stdout } = await runKvPeer("wire", tree);
+  expect(stdout).toMatch(
+    /added +check +base_worker\.py NixlBase\S+: raise ValueError.*\n +means: this version may refuse a pair/,
+  );
+  expect(exitCode).toBe(1);
+});
+
+const peer = process.env.KV_PEER_DIR ?? join(homedir(), ".cache/kv-peer");
+test.skipIf(!existsSync(join(peer, "vllm33")))(
+  "field.md P2: vllm-checks.json has every check of the installed vLLM 0.33",
+  async () => {
+    const { checks } = await readWire(join(peer, "vllm33"));
+    expect(checks.length).toBeGreaterThan(200);
+    const recorded = CHECKS["0.33.0"].split(" ");
+    expect([...new Set(checks.map(checkDigest))].sort()).toEqual(recorded);
+  },
+);
 
 test("text of a wheel is shown without control characters", async () => {
   const tree = altered(METADATA, '"transfer_mode": mode,', '"transfer_mode": mode, "\\x1b[2J\\nx": 1,');

@@ -24,7 +24,7 @@ export type {
 export type { CacheKind, Piece, PieceContext, PiecePlace, SourcePosition } from "./kinds/cache-kind.js";
 export { requireStatesFit } from "./kinds/mamba.js";
 export { cacheKind, registerCacheKind } from "./kinds/registry.js";
-export { applyReceivePass } from "./receive/apply-receive-pass.js";
+export { applyReceivePass, uncoveredRuns } from "./receive/apply-receive-pass.js";
 export { type ExchangeOptions, exchangedBlocks, groupBlockTokens } from "./request/exchanged-blocks.js";
 export { planRequest } from "./request/request-plan.js";
 export type {

@@ -58,7 +58,7 @@ export class ChildProcess {
   #wake: () => void = () => {};
   #hasEnded = false;
 
-  /** Starts the process. Throws `KV_TRANSPORT_UNAVAILABLE` in a single executable application, which would start itself. */
+  /** Starts the process. Throws `KV_TRANSPORT_UNAVAILABLE` in a single executable application, which would start itself, and where `node --permission` allows no children. */
   constructor({ module, args = [], env = process.env, output = "kept" }: ChildOptions) {
     requireNode(module);
     const to = output === "kept" ? "pipe" : 2;
@@ -148,13 +148,19 @@ export class ChildProcess {
   }
 }
 
-/** Refuses to run a module with a program that is not Node: a single executable application starts itself, whatever its arguments are. */
+/** Refuses to run a module with a program that is not Node: a single executable application starts itself, whatever its arguments are. And names what `node --permission` needs. */
 function requireNode(module: string): void {
-  if (process.getBuiltinModule("node:sea")?.isSea() !== true) return;
+  const { permission } = process as { permission?: { has(scope: string): boolean } };
+  const isSea = process.getBuiltinModule("node:sea")?.isSea() === true;
+  if (!isSea && permission?.has("child") !== false) return;
   throw new KvError(
     "KV_TRANSPORT_UNAVAILABLE",
-    `${process.execPath} is a single executable application and cannot run ${module} in another process`,
-    { hint: "run this program with Node, or leave out what needs another process, such as checkMetadata" },
+    `${process.execPath} ${isSea ? "is a single executable application and" : "was started with --permission and"} cannot run ${module} in another process`,
+    {
+      hint: isSea
+        ? "run this program with Node, or leave out what needs another process, such as checkMetadata"
+        : "add --allow-child-process and --allow-worker, or leave out what needs another process, such as checkMetadata",
+    },
   );
 }
 

@@ -8,12 +8,23 @@ const WATCH = `const { workerData: owner } = require("node:worker_threads");
 setInterval(() => process.ppid === owner || process.kill(process.pid, "SIGKILL"), 500);`;
 
 /**
+ * Ends this process when its owner has ended: at once when the channel to it closes, also where it closed before this call, and within a second where the main thread is busy.
+ * Does nothing in a process that was started without a channel.
+ */
+export function endWithOwner(exitCode = 1): void {
+  if (process.send === undefined) return;
+  // Nobody listened when the channel closed.
+  if (!process.connected) process.exit(1);
+  process.once("disconnect", () => process.exit(exitCode));
+  new Worker(WATCH, { eval: true, execArgv: [], workerData: process.ppid }).unref();
+}
+
+/**
  * The whole of a child process: runs a task and answers its owner with the value, or with the error that it threw. Then the channel closes and the process may end.
  * A task that does not return answers with `sendToOwner`; its process ends when the owner closes the channel. The process never outlives its owner.
  */
 export async function runTask(task: () => unknown): Promise<void> {
-  process.once("disconnect", () => process.exit());
-  new Worker(WATCH, { eval: true, execArgv: [], workerData: process.ppid }).unref();
+  endWithOwner(0);
   await sendToOwner(await answerOf(task));
   process.removeAllListeners("disconnect");
   if (process.connected) process.disconnect();

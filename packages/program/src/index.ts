@@ -1,7 +1,7 @@
 /** `@kv/program`: what the command-line programs share, and what starts child processes. */
 
 export { type ChildOptions, ChildProcess } from "./child-process.js";
-export { answerOf, receiveRequest, runTask, sendToOwner } from "./child-task.js";
+export { answerOf, endWithOwner, receiveRequest, runTask, sendToOwner } from "./child-task.js";
 export { checksText, doctorSchemas, printDoctorReport, reportOfChecks } from "./doctor-report.js";
 export {
   count,

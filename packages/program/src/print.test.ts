@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { printable } from "./print.js";
+import { printable, withCommands } from "./print.js";
 
 const ALL = Array.from({ length: 0x10000 }, (_, code) => String.fromCharCode(code));
 
@@ -20,6 +20,12 @@ test("what a terminal obeys is shown, everything else stays", () => {
     ...range(0x2066, 0x2069),
   ]);
   expect(printable("λ 漢字 👩‍🚀 “…”")).toBe("λ 漢字 👩‍🚀 “…”");
+});
+
+test("first-contact.md: hints name the command that works, in a checkout and where the packages are installed", () => {
+  const hint = "run: npx --no-install kv-nixl install --with libfabric";
+  expect(withCommands(hint, true)).toBe("run: npm run kv-nixl -- install --with libfabric");
+  expect(withCommands(hint, false)).toBe(hint);
 });
 
 test("JSON means the same, although JSON.stringify leaves DEL, C1 and the direction marks as they are", () => {

@@ -9,14 +9,23 @@ export function printable(text: string): string {
   return text.replace(OBEYED, (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`);
 }
 
-/** Writes a result to stdout, as `printable` gives it. */
-export function print(text: string): void {
-  process.stdout.write(printable(text));
+/** Undefined in a bundle in CommonJS. */
+const here: string | undefined = import.meta.url;
+const IN_CHECKOUT = here !== undefined && !here.includes("/node_modules/");
+
+/** A text with the commands that start these programs here: `npx` finds them only where the packages are installed, a checkout has npm scripts. */
+export function withCommands(text: string, inCheckout = IN_CHECKOUT): string {
+  return inCheckout ? text.replace(/\bnpx --no-install (kv-[a-z]+)/g, "npm run $1 --") : text;
 }
 
-/** Writes progress, a log line or an error to stderr, as `printable` gives it. */
+/** Writes a result to stdout, as `printable` and `withCommands` give it. */
+export function print(text: string): void {
+  process.stdout.write(printable(withCommands(text)));
+}
+
+/** Writes progress, a log line or an error to stderr, as `printable` and `withCommands` give it. */
 export function printError(text: string): void {
-  process.stderr.write(printable(text));
+  process.stderr.write(printable(withCommands(text)));
 }
 
 /** Writes a report for programs to stdout. */

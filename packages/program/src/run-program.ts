@@ -9,13 +9,16 @@ export const EXIT_CODES = { ok: 0, failed: 1, couldNotRun: 2 } as const;
 /**
  * Runs a program's main function. A `KvError` is printed as `program: message [CODE]` with its hint on the next line. The errors and help of
  * commander, which has printed them already (with `commanderOutput`), give their exit codes only (commander with `exitOverride`). A reader of the output that goes
- * away (`| head -1`) ends the program quietly.
+ * away (`| head -1`) ends the program quietly; stdout that cannot be written, such as a file on a full disk, ends it with an error.
  */
 export async function runProgram(name: string, main: () => unknown): Promise<void> {
   process.stdout.on("error", (error: NodeJS.ErrnoException) => {
     if (error.code === "EPIPE") process.exit();
-    throw error;
+    const unwritten = new KvError("KV_CONFIG_INVALID", `stdout cannot be written: ${error.message}`);
+    process.exit(reportFailure(name, unwritten));
   });
+  // What cannot be written to stderr is lost: there is nowhere to say so.
+  process.stderr.on("error", () => {});
   try {
     await main();
   } catch (thrown) {

@@ -25,12 +25,12 @@ export { pythonJson } from "./compatibility/python-json.js";
 export { formatValue } from "./encoding/format-value.js";
 export {
   decodeMsgpack,
+  decodeMsgpackInSteps,
   encodeMsgpack,
   Float64,
   MSGPACK_LIMITS,
   type MsgpackLimits,
 } from "./encoding/msgpack.js";
-export { checkMsgpackHeaders } from "./encoding/msgpack-limits.js";
 export { type AgentMetadata, decodeAgentMetadata, encodeAgentMetadata } from "./handshake/agent-metadata.js";
 export {
   decodeHandshakePayload,
@@ -111,12 +111,14 @@ export {
   baseRequestId,
   checkRemotePrefillParams,
   encodeRemotePrefillParams,
+  namesReadback,
   parseTransferParams,
   peerTraceparent,
   type RemoteLease,
   type RemotePrefillAnswer,
   type RemotePrefillParams,
   type RequestParams,
+  readbackParams,
   readTransferId,
   type TransferMode,
 } from "./transfer-params/transfer-params.js";

@@ -6,7 +6,9 @@ import {
   type FleetStatus,
   type FrontEndOptions,
   type InstanceChange,
+  KeptObjects,
   type MetricAsJson,
+  type PinnedStatus,
 } from "@kv/fleet/front-end";
 import { Certificate, httpUrl, RequestsInFlight } from "@kv/http";
 import { KvError, type Log } from "@kv/interface";
@@ -19,6 +21,8 @@ import { DecodeRoute } from "./http/decode-route.js";
 import { AbandonedPrefills, GenerationRoute } from "./http/generation-route.js";
 import { resolveLimits } from "./http/limits/resolved-limits.js";
 import { ClientServer } from "./http/server.js";
+import { type ObjectCall, objectsByCalls } from "./readback/object-store.js";
+import { Readback } from "./readback/readback.js";
 import { NamedPrefillers } from "./sidecar/named-prefillers.js";
 import { RequestCounts, type RequestCountsStatus } from "./telemetry/request-counts.js";
 import { RequestHistory } from "./telemetry/request-history.js";
@@ -33,6 +37,8 @@ export interface ProxyStatus extends FleetStatus {
   readonly flow: string;
   /** Seconds since the proxy was created. */
   readonly uptime_s: number;
+  /** What ended turns hold at decode instances; null where the setting `readback` is off. */
+  readonly readback: readonly PinnedStatus[] | null;
   /** Counts of requests. */
   readonly requests: RequestCountsStatus;
 }
@@ -83,6 +89,8 @@ export interface SharedByWorkers {
   status(): Promise<ProxyStatus>;
   /** Changes an instance in all workers. */
   changeInstance(change: InstanceChange, body: unknown): Promise<object>;
+  /** Calls a method of the objects that all workers share. */
+  objects<T>(call: ObjectCall): Promise<T>;
 }
 
 /** The proxy of one process. */
@@ -101,6 +109,9 @@ export class PrefillDecodeProxy implements Proxy {
   readonly #certificate: Certificate | undefined;
   readonly #server: ClientServer;
   readonly #admin: AdminServer | undefined;
+  readonly #readback: Readback | undefined;
+  /** Of the only process that serves the port. */
+  readonly #objects: KeptObjects | undefined;
   readonly #startedAtMs: number;
   #closing: Promise<void> | undefined = undefined;
 
@@ -122,7 +133,16 @@ export class PrefillDecodeProxy implements Proxy {
       for (const unused of unusedSettings(input, settings)) ambient.log.warn("setting-unused", { ...unused });
     const legs = new Legs(fleet, settings);
     this.#legs = legs;
-    const strategy = createStrategy(settings, legs);
+    if (settings.readback !== undefined) {
+      const own = new KeptObjects({ clock: ambient.clock, ttlMs: settings.readback.ttlMs });
+      if (shared === undefined) {
+        this.#objects = own;
+        fleet.prometheus.addPinned(() => own.status());
+      }
+      const objects = shared === undefined ? own : objectsByCalls((call) => shared.objects(call));
+      this.#readback = new Readback(legs, settings.readback, objects);
+    }
+    const strategy = createStrategy(settings, legs, this.#readback);
     this.#strategy = strategy;
     const history = new RequestHistory(ambient.clock);
     this.#history = history;
@@ -142,8 +162,9 @@ export class PrefillDecodeProxy implements Proxy {
     });
     const abandoned = new AbandonedPrefills({
       clock: ambient.clock,
-      limit: limits.abandonedPrefills,
+      limitMs: limits.abandonedPrefillMs,
       windowMs: timeouts.abandonedWindowMs,
+      clientHeader: limits.clientHeader,
     });
     this.#generation = new GenerationRoute({
       ambient,
@@ -167,12 +188,17 @@ export class PrefillDecodeProxy implements Proxy {
       certificate: this.#certificate,
       status: async () => {
         const status = (await shared?.status()) ?? this.status();
-        return settings.exposeInstances ? status : withoutInstances(status);
+        const shown = settings.exposeInstances ? status : withoutInstances(status);
+        return { ...shown, ...this.#demoStatus(status) };
       },
     });
     if (admin === undefined) return;
-    const requests = () => history.list();
-    const page = { file: PAGE, requests, subscribe: history.subscribe.bind(history) };
+    const page = {
+      file: PAGE,
+      requests: () => history.list(),
+      running: () => history.running(),
+      subscribe: history.subscribe.bind(history),
+    };
     this.#admin = new AdminServer({
       settings: admin,
       clock: ambient.clock,
@@ -216,6 +242,26 @@ export class PrefillDecodeProxy implements Proxy {
       ...this.#fleet.status(),
       uptime_s: (this.#fleet.ambient.clock.now() - this.#startedAtMs) / 1000,
       requests: this.#counts.status(),
+      readback: this.#objects?.status() ?? null,
+    };
+  }
+
+  /** The members that the status of vLLM's demo proxies has, by their names. */
+  #demoStatus({ prefillers, decoders }: ProxyStatus): object {
+    const { mode, exposeInstances } = this.#settings;
+    const nodes = (instances: readonly InstanceStatus[]) => instances.map(({ url }) => new URL(url).host);
+    const kv = this.instances.prefill.list()[0]?.kv;
+    return {
+      ...{ mode, prefill_node_count: prefillers.length, decode_node_count: decoders.length },
+      ...(exposeInstances && { prefill_nodes: nodes(prefillers), decode_nodes: nodes(decoders) }),
+      ...(exposeInstances &&
+        mode === "push" && {
+          prefill_engine_id: kv?.engineId ?? null,
+          prefill_kv_host: kv?.host ?? null,
+          prefill_side_channel_port: kv?.port ?? null,
+          prefill_tp_size: kv?.tpSize ?? null,
+          prefill_pp_size: kv?.ppSize ?? null,
+        }),
     };
   }
 
@@ -225,6 +271,7 @@ export class PrefillDecodeProxy implements Proxy {
       status: this.status(),
       measured: this.#fleet.signals.measured(),
       requests: this.#history.list(),
+      running: this.#history.running(),
     };
   }
 
@@ -235,7 +282,9 @@ export class PrefillDecodeProxy implements Proxy {
 
   /** As the function `changeInstance`. */
   changeInstance(change: InstanceChange, body: unknown): Promise<object> {
-    return changeInstance(change, body, this.instances);
+    const { health, model } = this.#settings;
+    const { pools, get } = this.#fleet;
+    return changeInstance(change, body, { pools, get, timeoutMs: health.timeoutMs, model });
   }
 
   async close({
@@ -265,6 +314,7 @@ export class PrefillDecodeProxy implements Proxy {
     this.#fleet.stop();
     await this.#generation.idle();
     await this.#legs.settled();
+    await this.#readback?.close();
     await this.#server.http.close(Number.POSITIVE_INFINITY);
     this.#certificate?.close();
     await this.#admin?.close();

@@ -142,7 +142,7 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
     else if (clock.now() > this.#deadlineMs(order, engine)) throw this.#expired(order, engine);
     try {
       if (plan.receivePass !== undefined)
-        inSpan(tracer?.start("kv.receive_pass", { parent }), () => this.#receivePass.apply(engine, plan));
+        await endWith(tracer?.start("kv.receive_pass", { parent }), this.#receivePass.apply(engine, plan));
     } catch (error) {
       throw ReceiveError.from(error, "KV_TRANSFER_FAILED", "transfer_exception", signal);
     }

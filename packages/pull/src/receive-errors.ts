@@ -2,7 +2,7 @@ import type { RemoteRequest } from "@kv/connector/building-blocks";
 import { KvError } from "@kv/interface";
 import type { ReceiveOrder } from "./step-metadata.js";
 
-/** P has computed another prompt. */
+/** The peer has computed another prompt. */
 export function promptMismatch({ requestId, remote }: ReceiveOrder): KvError {
   const { engineId, requestId: remoteRequestId, prompt } = remote;
   const what =
@@ -13,7 +13,7 @@ export function promptMismatch({ requestId, remote }: ReceiveOrder): KvError {
     "KV_PROMPT_MISMATCH",
     `request ${requestId} is not the prompt whose KV engine ${engineId} keeps for request ${remoteRequestId}: ${what}; the bytes that were read are not used`,
     {
-      hint: "send the decode worker the prompt of the prefill request, with the same model, LoRA adapter, cache salt and images",
+      hint: "send a decode worker the prompt of the prefill request, and a prefill worker a prompt that goes on from the decode worker's tokens, with the same model, LoRA adapter, cache salt and images",
       details: { engineId, requestId: remoteRequestId, numTokens: prompt?.numTokens },
     },
   );
@@ -29,7 +29,7 @@ export function blocksNotHeld(
     "KV_LEASE_EXPIRED",
     `engine ${engineId} did not keep the blocks of request ${requestId} until they were read: the bytes that were read are not used`,
     {
-      hint: "the lease ended, another reader was done with the request, or the prefill worker was restarted; send the prompt to it again",
+      hint: "the lease ended, another reader was done with the request, or the worker was restarted; send the prompt to it again",
       details: { engineId, requestId, incarnation, answeredBy },
     },
   );

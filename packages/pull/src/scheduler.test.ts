@@ -2,9 +2,11 @@ import { readTransferConfig } from "@kv/connector";
 import {
   type BlockIds,
   type ConnectorRequest,
+  type FinishReason,
   type KvCacheConfig,
   KvError,
   type KvTransferParams,
+  silentLog,
 } from "@kv/interface";
 import { engineIdentity } from "@kv/testing/engine-identity";
 import { manualClock } from "@kv/testing/manual-clock";
@@ -32,14 +34,24 @@ const PARAMS: KvTransferParams = {
   remote_prefill_cached_tokens: 0,
 };
 
-function setUp(cache: KvCacheConfig = simConfig(16)) {
+function setUp(
+  cache: KvCacheConfig = simConfig(16),
+  extra: Readonly<Record<string, unknown>> = {},
+  ppSize = 1,
+) {
   const clock = manualClock(1000);
+  const warned: string[] = [];
   const scheduler = createPullScheduler({
-    config: readTransferConfig({ kv_connector: "pull", kv_role: "kv_both" }),
-    engine: engineIdentity("d-engine"),
+    config: readTransferConfig({
+      kv_connector: "pull",
+      kv_role: "kv_both",
+      kv_connector_extra_config: extra,
+    }),
+    engine: engineIdentity("d-engine", { ppSize }),
     cache,
     sideChannel: memorySideChannel({ network: memoryNetwork({ clock }) }),
     clock,
+    log: { ...silentLog, warn: (event) => void warned.push(event) },
   });
   const decode = {
     queued: (request: ConnectorRequest) => scheduler.requestQueued(request),
@@ -47,7 +59,8 @@ function setUp(cache: KvCacheConfig = simConfig(16)) {
     matched: (request: ConnectorRequest, computed: number) => scheduler.matchedTokens(request, computed),
     allocated: (request: ConnectorRequest, blockIds: BlockIds, tokens: number) =>
       scheduler.afterAllocation(request, blockIds, tokens),
-    finished: (request: ConnectorRequest) => scheduler.requestFinished(request, blocks(7), "length"),
+    finished: (request: ConnectorRequest, reason: FinishReason = "length") =>
+      scheduler.requestFinished(request, blocks(7), reason),
     received: (requestId: string) =>
       scheduler.applyWorkerOutput({
         finishedSending: [],
@@ -64,7 +77,7 @@ function setUp(cache: KvCacheConfig = simConfig(16)) {
     numPromptTokens,
     kvTransferParams: params,
   });
-  return { clock, decode, request };
+  return { clock, decode, request, warned };
 }
 const blocks = (count: number) => [Array.from({ length: count }, (_, i) => i + 1)];
 const rest = (decode: ReturnType<typeof setUp>["decode"]) => [
@@ -163,6 +176,42 @@ describe("a cache whose last prompt tokens only the decode engine may compute (v
     expect(rest(decode)).toEqual([0, 0, false]);
     // Requests that no peer takes part in are none of its business.
     expect(decode.matched(request("own", {}), 0)).toEqual({ tokens: 0, async: false });
+  });
+
+  it("reads a state back only where a token is left to compute after it, and else computes and releases it", () => {
+    const extra = { bidirectional_kv_xfer: true, kv_recompute_threshold: 0 };
+    const back = {
+      ...told(97),
+      do_remote_prefill: false,
+      do_remote_decode: true,
+      remote_blocks_expiry_time: 99,
+    };
+    const asks = (numTokens: number) => {
+      const { decode, request } = setUp(states, extra);
+      const left = decode.tokensToPrefill(request("r", back, numTokens));
+      const matched = decode.matched(request("r", back, left), 0);
+      decode.allocated(request("r", back, left), [...blocks(7), [8]], matched.tokens);
+      const { receives, releases } = decode.takeStep();
+      return [left, matched.tokens, receives.length, releases.length];
+    };
+    expect(asks(100)).toEqual([99, 97, 1, 0]);
+    expect(asks(99)).toEqual([98, 97, 1, 0]);
+    // The state has the last token that P computes: it would be applied to it twice.
+    expect(asks(98)).toEqual([97, 0, 0, 1]);
+  });
+
+  it("warns that D keeps nothing where its engine does not count, and not of a request that was refused", () => {
+    const { decode, request, warned } = setUp(simConfig(16), { bidirectional_kv_xfer: true });
+    decode.finished(request("refused"), "aborted");
+    expect(warned).toEqual([]);
+    decode.finished(request("whole"));
+    expect(warned).toEqual(["readback-not-offered"]);
+  });
+
+  it("an engine with pipeline stages is refused bidirectional_kv_xfer: it cannot read", () => {
+    expect(() => setUp(simConfig(16), { bidirectional_kv_xfer: true }, 2)).toThrow(
+      /bidirectional_kv_xfer is true, and this engine has 2 pipeline stages/,
+    );
   });
 
   it("a number that is none is refused when the scheduler is created", () => {
@@ -271,6 +320,15 @@ describe("decode scheduler", () => {
     expect(() => decode.matched(push, 0)).toThrow(/push/);
     expect(decode.takeStep().releases).toEqual([]);
   });
+
+  it.each([{}, { bidirectional_kv_xfer: true }])(
+    "a request of both legs is refused, with all that a readback names: %j",
+    (extra) => {
+      const { decode, request } = setUp(simConfig(16), extra);
+      const both = { ...PARAMS, do_remote_decode: true, remote_blocks_expiry_time: 99 };
+      expect(() => decode.matched(request("r", both), 0)).toThrow(/do_remote_decode are both true/);
+    },
+  );
 
   it("an abort before the order reaches the workers frees the blocks, and notifies P", () => {
     for (const admitted of [false, true]) {

@@ -1,4 +1,5 @@
-import { itMovesEveryGroup } from "@kv/testing/groups/group-tests";
+import { itMovesEveryGroup, itReadsEveryGroupBack } from "@kv/testing/groups/group-tests";
 import { pullConnector } from "../src/index.js";
 
 itMovesEveryGroup(pullConnector, false);
+itReadsEveryGroupBack(pullConnector);

@@ -41,3 +41,31 @@ describe.each(CASES)("$kind TP $p (pipeline stages: $stages) → $d, blocks $blo
       },
     }));
 });
+
+// A P of several stages cannot read.
+describe.each(CASES.filter((pair) => !("stages" in pair)))(
+  "$kind read back by TP $p from $d, blocks $blocks, $heads heads",
+  (pair) => {
+    it("the next turn of 8 conversations at once is read back correctly, and then nothing is held", () =>
+      expectAllArrive(pair, {
+        ...{ seed: " back", requests: 8, connector: pullConnector },
+        extra: { bidirectional_kv_xfer: true, kv_recompute_threshold: 0, decoder_kv_blocks_ttl: 0.9 },
+        async one(n, { prefill, decode, random }) {
+          const numTokens = 1 + random.integer(60);
+          const outputTokens = 2 + random.integer(40);
+          const turn = { requestId: `r${n}`, prompt: n, numTokens };
+          const first = { ...turn, requestId: `d${n}`, outputTokens };
+          const kept = await decode.decode({ ...first, params: await prefill.prefill(turn) });
+          const longer = { prompt: n, numTokens: numTokens + outputTokens + random.integer(40) };
+          const hit = Math.min((n % 3) * pair.blocks[0], longer.numTokens - 1);
+          const again = {
+            ...longer,
+            requestId: `s${n}`,
+            cachedTokens: hit - (hit % pair.blocks[0]),
+            params: kept,
+          };
+          await decode.decode({ ...longer, requestId: `t${n}`, params: await prefill.prefill(again) });
+        },
+      }));
+  },
+);

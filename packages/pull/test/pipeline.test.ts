@@ -1,13 +1,11 @@
-import type { Memory, Transport } from "@kv/interface";
 import { decodeHandshakeRequest, decodeNotification, decodeRequestControl } from "@kv/protocol";
+import { itLandsEachLayer, LAYERS, STAGED } from "@kv/testing/scenarios/pipeline-stages";
 import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
 import { expectKeptWaiting, ROOM_FOR_ONE } from "@kv/testing/scenarios/waiting-for-room";
 import { memorySideChannel } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
+import { pullConnector } from "../src/index.js";
 
-/** Five layers on two stages: 0 to 2 and 3 to 4. */
-const LAYERS = { numLayers: 5 };
-const STAGED = { ...LAYERS, ppSize: 2 };
 /** A done notification in vLLM's form, with or without a capability. */
 const text = (payload: Uint8Array = new Uint8Array()) => {
   const notification = decodeNotification(payload);
@@ -30,18 +28,6 @@ function listening() {
     },
   } as const;
   return { told, rule };
-}
-
-/** A transport that records its allocations: the caches of each rank, layer by layer. */
-function watched(memories: Memory[]): (transport: Transport) => Transport {
-  return (transport) => ({
-    ...transport,
-    allocate(...given) {
-      const memory = transport.allocate(...given);
-      memories.push(memory);
-      return memory;
-    },
-  });
 }
 
 describe.each([1, 2])("a producer with two pipeline stages and TP %i", (tpSize) => {
@@ -71,29 +57,7 @@ describe.each([1, 2])("a producer with two pipeline stages and TP %i", (tpSize) 
     await play.end();
   });
 
-  it("has the KV of each rank of each stage land at D's matching layers and heads only", async () => {
-    for (const rank of Array.from({ length: 2 * tpSize }, (_, index) => index)) {
-      const play = createScenario();
-      const memories: Memory[] = [];
-      const p = await play.engine("p", { ...STAGED, tpSize, wrapTransport: watched(memories) });
-      const d = await play.engine("d", { ...LAYERS, tpSize: 2 });
-      const params = await play.clock.settle(p.prefill(prompt(1)));
-      const sizes = Array.from({ length: 2 * tpSize }, (_, index) => (index < tpSize ? 3 : 2));
-      expect(memories).toHaveLength(5 * tpSize);
-      const first = sizes.slice(0, rank).reduce((sum, size) => sum + size, 0);
-      // Flips one bit of each byte in the last layer of the rank.
-      const layer = (rank < tpSize ? 0 : 3) + (sizes[rank] ?? 0) - 1;
-      const spoilt = memories[first + (sizes[rank] ?? 0) - 1] as Memory & { bytes: Uint8Array };
-      for (const [at, byte] of spoilt.bytes.entries()) spoilt.bytes[at] = byte ^ 1;
-      expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("ok");
-      const wrong = new Set(
-        play.violations.splice(0).map((what) => what.match(/rank \d, layer \d/)?.[0] ?? what),
-      );
-      // With TP 1, both decode ranks get the changed layer; with TP 2, only the rank with the same heads. `firstWrong` names the first one.
-      expect([...wrong]).toEqual([`rank ${rank % tpSize}, layer ${layer}`]);
-      await play.end();
-    }
-  });
+  itLandsEachLayer(pullConnector, tpSize);
 
   it.each([1, 2])("gets one notification per rank from each reader, with decode TP %i", async (readers) => {
     for (const plain of [true, false]) {

@@ -1,10 +1,25 @@
 import { fileURLToPath } from "node:url";
 import { prompt } from "@kv/testing/scenarios/scenario";
-import { started, traceTests } from "@kv/testing/traces/trace-tests";
+import type { SimEngineOptions } from "@kv/testing/simulator/sim-options";
+import { started, type TracePlay, traceTests } from "@kv/testing/traces/trace-tests";
 import { pullConnector } from "../src/index.js";
 
 /** D's requests for the first prompt: vLLM's ids of `n: 2`. */
 const copy = (n: number) => ({ ...prompt(1), requestId: `${n}_r1` });
+
+/** `bidirectional_kv_xfer`, which P and D need. */
+const ON = { extra: { bidirectional_kv_xfer: true, kv_recompute_threshold: 16 } };
+
+/** P and D after a first turn of 40 tokens and 21 of output, and D's parameters. */
+async function firstTurn(play: TracePlay, decode: Partial<SimEngineOptions> = {}) {
+  const [p, d] = [await play.engine("p", ON), await play.engine("d", { ...ON, ...decode })];
+  const params = await play.prefilled(p, 1);
+  const turn = d.decode({ ...prompt(1), outputTokens: 21, params });
+  return { p, d, params: await play.clock.settle(turn) };
+}
+
+/** P's request of the second turn. */
+const SECOND = { ...prompt(1, 80), requestId: "t2" };
 
 traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
   "full-fetch": {
@@ -274,6 +289,123 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
       const [first, second] = [await play.prefilled(p, 1), await play.prefilled(p, 2)];
       await play.outcome(d.decode({ ...prompt(1), params: first }));
       await play.outcome(d.decode({ ...prompt(2), params: second }));
+      await play.clock.advance(50);
+    },
+  },
+
+  readback: {
+    about: [
+      "bidirectional_kv_xfer: D keeps the blocks of a finished request, 40 tokens and 20 of its output, for",
+      "decoder_kv_blocks_ttl. The next turn's prompt of 80 tokens goes on from them: P READs 60 and computes 20.",
+    ],
+    async play(play) {
+      const { p, params } = await firstTurn(play);
+      await play.outcome(p.prefill({ ...SECOND, params }));
+      await play.clock.advance(50);
+      await play.clock.advance(30_000);
+    },
+  },
+
+  "readback-below-threshold": {
+    about: [
+      "P has 48 of D's 60 tokens. 12 are fewer than kv_recompute_threshold: P computes them, and tells D.",
+    ],
+    async play(play) {
+      const { p, params } = await firstTurn(play);
+      await play.outcome(p.prefill({ ...SECOND, params, cachedTokens: 48 }));
+      await play.clock.advance(30_050);
+    },
+  },
+
+  "readback-prompt-mismatch": {
+    about: [
+      "The next prompt differs from the conversation in one token of the output. D's answer to P's query says so.",
+    ],
+    async play(play) {
+      const { p, params } = await firstTurn(play);
+      await play.outcome(p.prefill({ ...SECOND, params, changedToken: 50 }));
+      await play.clock.advance(50);
+    },
+  },
+
+  "readback-shorter-prompt": {
+    about: [
+      "The next prompt is shorter than what D keeps: the last answer is made anew. P refuses, and tells D.",
+    ],
+    async play(play) {
+      const { p, params } = await firstTurn(play);
+      await play.outcome(p.prefill({ ...SECOND, numTokens: 40, params }));
+      await play.clock.advance(50);
+    },
+  },
+
+  "readback-used-twice": {
+    about: [
+      "Two P's get the same parameters, one after the other. D does not hold the blocks for the second one.",
+    ],
+    async play(play) {
+      const { p, params } = await firstTurn(play);
+      await play.outcome(p.prefill({ ...SECOND, params }));
+      const q = await play.engine("q", ON);
+      await play.outcome(q.prefill({ ...SECOND, requestId: "t3", params }));
+      await play.clock.advance(30_050);
+    },
+  },
+
+  "readback-expired": {
+    about: ["Nobody reads the blocks within decoder_kv_blocks_ttl, 10 s, and D frees them. P comes later."],
+    async play(play) {
+      const { p, params } = await firstTurn(play, {
+        extra: { ...ON.extra, decoder_kv_blocks_ttl: 10 },
+      });
+      await play.clock.advance(10_050);
+      await play.outcome(p.prefill({ ...SECOND, params }));
+      await play.clock.advance(50);
+    },
+  },
+
+  "readback-d-restarts": {
+    about: ["D is killed while it keeps the blocks, and starts again under the same engine id."],
+    async play(play) {
+      const { p, d, params } = await firstTurn(play);
+      await play.kill(d);
+      await play.engine("d", ON);
+      await play.outcome(p.prefill({ ...SECOND, params }));
+      await play.clock.advance(50);
+    },
+  },
+
+  "readback-read-fails": {
+    about: [
+      "P's READ fails. Under kv_load_failure_policy recompute, P computes the prompt itself, and tells D.",
+    ],
+    async play(play) {
+      const { params } = await firstTurn(play);
+      const q = await play.engine("q", { ...ON, loadFailurePolicy: "recompute" });
+      play.network.setFaults([{ fault: "fail", operation: "READ", times: 1 }]);
+      await play.outcome(q.prefill({ ...SECOND, params }));
+      await play.clock.advance(30_050);
+    },
+  },
+
+  "readback-vllm-d": {
+    about: [
+      "D speaks vLLM's protocol without our extensions. It answers no lease query: nobody compares the prompts.",
+    ],
+    async play(play) {
+      const { p, params } = await firstTurn(play, { plain: true });
+      await play.outcome(p.prefill({ ...SECOND, params }));
+      await play.clock.advance(30_050);
+    },
+  },
+
+  "readback-vllm-d-late": {
+    about: ["The same, 5 s before the end of decoder_kv_blocks_ttl, 20 s: P reads nothing."],
+    async play(play) {
+      const vllm = { plain: true, extra: { ...ON.extra, decoder_kv_blocks_ttl: 20 } };
+      const { p, params } = await firstTurn(play, vllm);
+      await play.clock.advance(15_050);
+      await play.outcome(p.prefill({ ...SECOND, params }));
       await play.clock.advance(50);
     },
   },

@@ -80,13 +80,16 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
       receives: this.#receives,
       probeTimeoutMs: settings.handshakeTimeoutMs,
     });
-    const { engineId, tpSize } = options.engine;
+    const { engineId, tpSize, dcpSize } = options.engine;
     this.#receiveOptions = {
       context,
       engines: this.engines,
       liveness: this.#liveness,
       receivePass: new ReceivePass(caches),
-      registrant: () => ({ engineId, tpSize, tpRank: options.tpRank, incarnation: this.#incarnation }),
+      registrant: () => ({
+        ...{ engineId, tpSize, dcpSize, tpRank: options.tpRank },
+        incarnation: this.#incarnation,
+      }),
     };
     this.#heartbeats = new HeartbeatSender({
       clock,
@@ -118,6 +121,11 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
   notified(notification: KvNotification, from: string): boolean {
     if (notification.kind === "done") {
       this.#done(notification.requestId, from);
+      return true;
+    }
+    if (notification.kind === "push-failure") {
+      if (!this.#replies.failed(notification.requestId, from))
+        this.#notificationIgnored(notification.requestId, from);
       return true;
     }
     const message = notification.kind === "extension" ? decodePushControl(notification.message) : undefined;

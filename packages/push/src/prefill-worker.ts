@@ -23,7 +23,12 @@ import {
   type ProducedRequest,
   ProducedRequests,
 } from "./prefill/produced-requests.js";
-import { EndedRegistrations, RegistrationMatcher, registrationKey } from "./prefill/registrations.js";
+import {
+  EndedRegistrations,
+  MAX_WAITING_BYTES,
+  RegistrationMatcher,
+  registrationKey,
+} from "./prefill/registrations.js";
 import { WriteDispatcher } from "./prefill/write-blocks.js";
 import type { PushStepMetadata } from "./step-metadata.js";
 
@@ -33,7 +38,6 @@ export type PrefillWorkerStep = Pick<
   "schedulerClockMs" | "incarnation" | "inBatch" | "notSent" | "leases" | "lost"
 >;
 
-const MAX_WAITING_REGISTRATIONS = 65_536;
 /** How long ended requests and registrations are remembered. Messages about them that are still in flight arrive within this time. */
 const REMEMBER_MS = 600_000;
 
@@ -274,11 +278,16 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
     const match = this.#matcher.find(registration, this.#incarnation);
     if (match.kind === "matched") this.#write(key, registration, match.request);
     else if (match.kind === "gone") this.#refuse(key, registration, match.error);
-    else if (this.#matcher.size >= MAX_WAITING_REGISTRATIONS) {
-      this.#context.log.error("push-registrations-full", { from, registrations: this.#matcher.size });
-      const message = `more than ${MAX_WAITING_REGISTRATIONS} registrations wait`;
-      this.#refuse(key, registration, new KvError("KV_REQUEST_INVALID", message));
-    } else this.#matcher.wait(key, registration);
+    else this.#wait(key, registration, from);
+  }
+
+  #wait(key: string, registration: Registration, from: string): void {
+    for (const [lostKey, lost] of this.#matcher.wait(key, registration)) {
+      const { engineId } = lost;
+      this.#context.log.error("push-registrations-full", { from, engineId, waiting: this.#matcher.size });
+      const message = `the registrations that wait at the prefill worker hold more than ${MAX_WAITING_BYTES / 2 ** 20} MiB, those of this engine most`;
+      this.#refuse(lostKey, lost, new KvError("KV_REQUEST_INVALID", message));
+    }
   }
 
   #write(key: string, registration: Registration, request: ProducedRequest): void {

@@ -1,16 +1,50 @@
 import type { RemoteEngine } from "@kv/connector/building-blocks";
 import { type BlockIds, type KvCacheConfig, KvError } from "@kv/interface";
-import { exchangedBlocks } from "@kv/plan";
+import { type EngineTransferPlan, exchangedBlocks, type ModelGeometry } from "@kv/plan";
+import { checkedSide, type VllmLimit, vllmLimitOf } from "@kv/plan/vllm";
 import type { RegistrationOrder } from "./step-metadata.js";
 
-/** Refuses what a vLLM 0.33 producer would write wrongly. Errors: `KV_PLAN_UNSUPPORTED`, `KV_BLOCKS_MISMATCH`. */
-export function assertVllmCanWrite({ plan, address }: RemoteEngine, order: RegistrationOrder): void {
+/** Looked up for each request, and found once for each engine. */
+const limits = new WeakMap<EngineTransferPlan, { readonly limit: VllmLimit | undefined }>();
+
+/** Why a vLLM 0.33 producer would not write for the engine of a plan. */
+function limitOf(plan: EngineTransferPlan, model: ModelGeometry): VllmLimit | undefined {
+  let found = limits.get(plan);
+  if (found === undefined) {
+    const limit = vllmLimitOf(
+      {
+        ...{ local: checkedSide(plan.remote), remote: checkedSide(plan.local), model },
+        hasStates: plan.local.stateSpace !== undefined,
+        mode: "push",
+        checking: "prefill",
+      },
+      "0.33.0",
+    );
+    found = { limit };
+    limits.set(plan, found);
+  }
+  return found.limit;
+}
+
+/** Refuses what a vLLM 0.33 producer refuses itself, without a word to this side, and what it would write wrongly. Errors: `KV_PLAN_UNSUPPORTED`, `KV_BLOCKS_MISMATCH`. */
+export function assertVllmCanWrite(
+  { plan, address }: RemoteEngine,
+  order: RegistrationOrder,
+  model: ModelGeometry,
+): void {
   if (plan.local.kernelBlockSize !== plan.remote.kernelBlockSize) {
     throw new KvError(
       "KV_PLAN_UNSUPPORTED",
       `engine ${address.engineId} has kernel blocks of ${plan.remote.kernelBlockSize} tokens and this one of ${plan.local.kernelBlockSize}: a vLLM 0.33 prefill worker cannot push to such blocks`,
       { hint: "use equal block sizes, or pull" },
     );
+  }
+  const limit = limitOf(plan, model);
+  if (limit !== undefined) {
+    throw new KvError("KV_PLAN_UNSUPPORTED", `engine ${address.engineId}: ${limit.text}`, {
+      hint: limit.fix,
+      details: { factor: limit.factor, local: limit.decode, remote: limit.prefill },
+    });
   }
   const empty = order.localBlockIds.findIndex((ids) => ids.length === 0);
   if (empty >= 0) {
@@ -30,6 +64,7 @@ export function placeholderBlocks(
   { plan }: RemoteEngine,
   groups: KvCacheConfig["groups"],
 ): BlockIds {
+  const { dcpSize = 1 } = plan.remote;
   return localBlockIds.map((local, index) => {
     const group = groups[index];
     const { extent, remoteBlockTokens } = plan.groupPlans[index] ?? {};
@@ -37,11 +72,11 @@ export function placeholderBlocks(
     if (group === undefined || remoteBlockTokens === undefined || extent === "state" || extent === "whole") {
       return local.map((_, i) => i);
     }
-    const whole = Array.from({ length: Math.ceil(numTokens / remoteBlockTokens) }, (_, i) => i);
+    const whole = Array.from({ length: Math.ceil(numTokens / (remoteBlockTokens * dcpSize)) }, (_, i) => i);
     const clipped = exchangedBlocks(
       [whole],
       { groups: [{ ...group, blockSize: remoteBlockTokens }], blockSize: remoteBlockTokens },
-      { numTokens },
+      { numTokens, dcpSize },
     );
     return (clipped[0] ?? []).map((_, i) => i);
   });

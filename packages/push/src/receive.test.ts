@@ -42,7 +42,7 @@ function geometry(groups: readonly Group[], blockSize: number): RankGeometry {
 }
 
 /** D and P with blocks of these sizes, and what D plans for a prompt. */
-function pair(groups: readonly Group[], { ours = 16, theirs = 16, isPlain = false } = {}) {
+function pair(groups: readonly Group[], { ours = 16, theirs = 16, isPlain = false, local = {} } = {}) {
   const config = (blockSize: number) =>
     ({
       groups: groups.map((group) => ({ ...group, layerNames: [] })),
@@ -50,7 +50,7 @@ function pair(groups: readonly Group[], { ours = 16, theirs = 16, isPlain = fals
     }) as unknown as KvCacheConfig;
   const engine = {
     plan: buildEngineTransferPlan({
-      local: geometry(groups, ours),
+      local: { ...geometry(groups, ours), ...local },
       remotes: [geometry(groups, theirs)],
       numKvHeads: 1,
       groups: groups.map(({ kind }) => kind),
@@ -77,6 +77,7 @@ function pair(groups: readonly Group[], { ours = 16, theirs = 16, isPlain = fals
       planReceive(engine, { requestId: "r", ...order } as RegistrationOrder, {
         groups: config(ours).groups,
         tpSize: 1,
+        model: { numKvHeads: 1, groups: groups.map(({ kind }) => kind) },
       }),
   };
 }
@@ -121,6 +122,16 @@ describe("D refuses before it registers a block", () => {
   it("unequal block sizes at a vLLM P", () => {
     const { blocks, plan } = pair([FULL], { ours: 32, isPlain: true });
     expect(() => plan(blocks(64))).toThrow(code("KV_PLAN_UNSUPPORTED"));
+  });
+
+  it("field.md P2: what a vLLM P refuses by its own table, for vLLM's reason and not after a timeout", () => {
+    const local = { tpSize: 2 };
+    const { blocks, plan } = pair([FULL], { isPlain: true, local });
+    expect(() => plan(blocks(64))).toThrow(code("KV_PLAN_UNSUPPORTED"));
+    expect(() => plan(blocks(64))).toThrow(
+      "engine p: a vLLM refuses a peer of TP 2, more than its own and than the 1 KV heads",
+    );
+    expect(pair([FULL], { local }).plan(blocks(64)).lengthBytes).toBe(64 * CELL_BYTES);
   });
 
   it.each([

@@ -11,7 +11,7 @@ import {
   type WorkerContext,
 } from "@kv/connector/building-blocks";
 import { type Clock, type KvCacheConfig, KvError, type Timer } from "@kv/interface";
-import { planRequest, type RequestPlan } from "@kv/plan";
+import { type ModelGeometry, planRequest, type RequestPlan } from "@kv/plan";
 import { encodeRegistration, encodeWithdrawal, PUSH_CONTROL, type Registrant } from "@kv/protocol";
 import { isSameAgent, type ProducerLiveness } from "./producer-liveness.js";
 import { assertVllmCanWrite, placeholderBlocks } from "./receive-plan.js";
@@ -35,7 +35,7 @@ const REPORT_GRACE_MS = 500;
 
 /**
  * Receives the KV of one request that a producer writes: registers the blocks, waits for the done notification of each of the producer's
- * ranks, then runs the receive pass. Settles when no WRITE can arrive any more; or after `blocksAtRiskMs`, or when the worker abandons
+ * ranks, then runs the receive pass. Settles when no WRITE can arrive any more; or after `decoderBlocksTtlMs`, or when the worker abandons
  * it, although a WRITE may still arrive. A vLLM P does not compare the prompts, and never says that it will not write. Errors: `ReceiveError`.
  */
 export async function receivePush(
@@ -90,7 +90,7 @@ class PushReceive {
     const { tpSize } = context.options.engine;
     const parent = order.remote.traceparent;
     const plan = inSpan(tracer?.start("kv.plan", { parent }), () =>
-      planReceive(this.#engine, order, { groups, tpSize }),
+      planReceive(this.#engine, order, { groups, tpSize, model: context.model }),
     );
     const failure = await this.#registerAndWait();
     if (failure !== undefined) {
@@ -99,7 +99,7 @@ class PushReceive {
     }
     try {
       if (plan.receivePass !== undefined)
-        inSpan(tracer?.start("kv.receive_pass", { parent }), () => receivePass.apply(this.#engine, plan));
+        await endWith(tracer?.start("kv.receive_pass", { parent }), receivePass.apply(this.#engine, plan));
     } catch (error) {
       throw this.#error(error, "transfer_exception");
     }
@@ -120,6 +120,11 @@ class PushReceive {
     for (;;) {
       if (this.#agents.every((agent) => this.#hasWritten(agent))) return undefined;
       for (const error of this.#replies.ended.values()) return this.#error(error, "push_refused");
+      if (this.#agents.some((agent) => this.#hasFailed(agent))) {
+        const { engineId } = order.remote;
+        const why = `engine ${engineId} could not write all KV of request ${order.requestId}`;
+        return this.#error(new KvError("KV_TRANSFER_FAILED", why), "push_refused");
+      }
       if (signal.aborted) return this.#error(signal.reason, "push_timed_out");
       if (!registering && this.#unregistered.size > 0) {
         const error = new KvError(
@@ -136,6 +141,11 @@ class PushReceive {
   #hasWritten(agent: string): boolean {
     const { done, written } = this.#replies;
     return this.#engine.features.has(PUSH_CONTROL) ? written.has(agent) : done.has(agent);
+  }
+
+  /** Whether a rank of a vLLM P has said that it does not write. One of our own says it with the registration's secret. */
+  #hasFailed(agent: string): boolean {
+    return !this.#engine.features.has(PUSH_CONTROL) && this.#replies.failed.has(agent);
   }
 
   async #registerAll(): Promise<void> {
@@ -175,13 +185,15 @@ class PushReceive {
     const { clock, settings } = context;
     const replies = this.#replies;
     const startedMs = clock.now();
-    const giveUpMs = startedMs + settings.blocksAtRiskMs;
+    const giveUpMs = startedMs + settings.decoderBlocksTtlMs;
     const reportMs = startedMs + REPORT_GRACE_MS;
     const mayWrite = this.#mayWrite();
     const silent = () =>
       replies.abandoned
         ? []
-        : mayWrite.filter((agent) => !this.#hasWritten(agent) && !replies.ended.has(agent));
+        : mayWrite.filter(
+            (agent) => !this.#hasWritten(agent) && !this.#hasFailed(agent) && !replies.ended.has(agent),
+          );
     let reported = false;
     for (let round = 0; silent().length > 0; round++) {
       withdrawRegistration(context, order, registrant(), this.#engine, silent());
@@ -253,10 +265,14 @@ export function withdrawRegistration(
 export function planReceive(
   engine: RemoteEngine,
   order: RegistrationOrder,
-  { groups, tpSize }: { readonly groups: KvCacheConfig["groups"]; readonly tpSize: number },
+  {
+    groups,
+    tpSize,
+    model,
+  }: { readonly groups: KvCacheConfig["groups"]; readonly tpSize: number; readonly model: ModelGeometry },
 ): RequestPlan {
   try {
-    if (!engine.features.has(PUSH_CONTROL)) assertVllmCanWrite(engine, order);
+    if (!engine.features.has(PUSH_CONTROL)) assertVllmCanWrite(engine, order, model);
     return planRequest(engine.plan, {
       localBlockIds: order.localBlockIds,
       // Only the number of the producer's blocks matters here: it determines where ours begin.
@@ -327,6 +343,15 @@ export class PushReplies {
     replies?.wake();
   }
 
+  /** Records that a rank of vLLM does not write. False if no registration with this id is open. */
+  failed(wireId: string, agent: string): boolean {
+    const replies = this.#open.get(wireId);
+    if (replies === undefined) return false;
+    if (replies.failed.size < MAX_AGENTS) replies.failed.add(agent);
+    replies.wake();
+    return true;
+  }
+
   /** Records that a rank does not write, or has stopped. Does nothing if no registration with this id is open. */
   ended(wireId: string, agent: string, error: KvError): void {
     const replies = this.#open.get(wireId);
@@ -350,6 +375,8 @@ export class RegistrationReplies {
   readonly done: Set<string>;
   /** Agents of the ranks that have written their share, by notices with the registration's secret. */
   readonly written = new Set<string>();
+  /** Agents of the ranks that do not write, by notifications of vLLM's form, which prove nothing. */
+  readonly failed = new Set<string>();
   /** Agents of the ranks that do not write, or have stopped, and why. */
   readonly ended = new Map<string, KvError>();
   /** True when the worker closes and no longer waits for producers. */

@@ -139,7 +139,7 @@ describe.each(Object.entries(MODELS))("%s", (_, groups) => {
     const received = planReceive(
       { plan, features: new Set([PUSH_CONTROL]), address: address } as never,
       pending as unknown as RegistrationOrder,
-      { groups: config.groups, tpSize: 1 },
+      { groups: config.groups, tpSize: 1, model: context.model },
     );
     const moved = localBlockIds.reduce(
       (sum, ids, group) => sum + ids.length * blockBytes(groups[group] as Group),

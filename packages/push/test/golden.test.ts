@@ -146,6 +146,7 @@ describe.each(RECORDINGS)("as recorded from vLLM in %s", (recording) => {
         dcpSize: 1,
         ppSize: 1,
         leaseMs: 30_000,
+        decoderBlocksTtlMs: 480_000,
         incarnation: "i",
         address: () => ({
           ...{ host: params.remote_host, port: params.remote_port },

@@ -1,4 +1,5 @@
 import { type Agent, descriptorPairs, type Transport } from "@kv/interface";
+import { LAYERS, STAGED } from "@kv/testing/scenarios/pipeline-stages";
 import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
 import { coordinatesOf } from "@kv/testing/simulator/sim-engine";
 import type { FaultRule } from "@kv/transport-memory";
@@ -130,4 +131,33 @@ describe("layer-wise push", () => {
     expect(posted).toEqual([{ descriptors: 6, notified: true, after: 0 }]);
     await on.end();
   });
+
+  it.each([1, 2])(
+    "with pipeline stages: the first stage writes its first layer early, and each stage notifies with its last WRITE; D's TP %i",
+    async (tpSize) => {
+      const posted: Posted[] = [];
+      const on = play();
+      const p = await on.engine("p", {
+        ...STAGED,
+        ...LAYERWISE,
+        stepMs: 50,
+        wrapTransport: watching(posted),
+      });
+      const d = await on.engine("d", { ...LAYERS, tpSize });
+      const { prefill, decode } = legs(1);
+      const received = d.decode({ ...decode, params: { ...coordinatesOf(p, "r1"), pp_size: 2 } });
+      await on.clock.advance(20);
+      const computed = p.prefill(prefill);
+      await on.clock.advance(80);
+      expect(posted.map(({ descriptors, notified }) => [descriptors, notified])).toEqual(
+        Array.from({ length: tpSize }, () => [3, false]),
+      );
+      await on.clock.settle(Promise.all([computed, received]));
+      // Two layers of the first stage are left, and two of the second.
+      const last = posted.slice(tpSize);
+      expect(last.map(({ descriptors }) => descriptors)).toEqual(Array.from({ length: 2 * tpSize }, () => 6));
+      expect(last.every(({ notified }) => notified)).toBe(true);
+      await on.end();
+    },
+  );
 });

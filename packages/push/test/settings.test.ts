@@ -155,3 +155,11 @@ describe("the scheduler has pending work", () => {
     expect(made.hasPendingWork()).toBe(false);
   });
 });
+
+it("bidirectional_kv_xfer is refused with the reason, as in vLLM", async () => {
+  const play = createScenario();
+  await expect(play.engine("p", { extra: { bidirectional_kv_xfer: true } })).rejects.toMatchObject({
+    code: "KV_CONFIG_INVALID",
+    message: expect.stringContaining("with push nobody reads KV") as string,
+  });
+});

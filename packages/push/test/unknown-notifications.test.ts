@@ -1,4 +1,55 @@
+import { encodeNotification } from "@kv/protocol";
+import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
 import { itIgnoresUnknownNotifications } from "@kv/testing/scenarios/unknown-notifications";
+import { coordinatesOf } from "@kv/testing/simulator/sim-engine";
+import { describe, expect, it } from "vitest";
 import { pushConnector } from "../src/index.js";
 
 itIgnoresUnknownNotifications(pushConnector);
+
+describe("vllm#50754: a failure of P in vLLM's form", () => {
+  const newer = { connectorVersion: 16 };
+
+  it.each([1, 2])("P of connector version 16 tells a plain D, which fails at once; TP %i", async (tpSize) => {
+    const play = createScenario({
+      connector: pushConnector,
+      faults: [{ fault: "fail", operation: "WRITE", nth: tpSize }],
+    });
+    const p = await play.engine("p", { ...newer, tpSize, plain: true });
+    const d = await play.engine("d", { ...newer, plain: true });
+    const startedMs = play.clock.now();
+    expect(await play.handedOver(p, d)).toBe("KV_TRANSFER_FAILED");
+    expect(play.clock.now() - startedMs).toBeLessThan(5000);
+    await play.clock.advance(100_000);
+    expect(d.outstanding().blocks).toBe(0);
+    await play.end();
+  });
+
+  it("P of connector version 15 says nothing, as 0.33's D knows no such message", async () => {
+    const play = createScenario({
+      connector: pushConnector,
+      faults: [{ fault: "fail", operation: "WRITE", nth: 1 }],
+    });
+    const p = await play.engine("p", { plain: true });
+    const d = await play.engine("d", { plain: true, extra: { push_registration_timeout: 10 } });
+    expect(await play.handedOver(p, d)).toBe("KV_REQUEST_TIMEOUT");
+    await play.clock.advance(1_000_000);
+    await play.end();
+  });
+
+  it("a stranger's, and a plain one about a P of @kv, end no request", async () => {
+    const play = createScenario({ connector: pushConnector });
+    const p = await play.engine("p");
+    const d = await play.engine("d");
+    const received = d.decode({ ...prompt(1), params: coordinatesOf(p, "r1") });
+    await play.clock.advance(100);
+    const { host, port } = d.address;
+    const peer = await play.stranger("x", { remote_host: host, remote_port: port });
+    const requestId = "r1";
+    await play.clock.settle(peer.notify(encodeNotification({ kind: "push-failure", requestId, readers: 1 })));
+    await play.clock.settle(p.prefill(prompt(1)));
+    expect(await play.outcome(received)).toBe("ok");
+    await peer.close();
+    await play.end();
+  });
+});

@@ -3,11 +3,17 @@ import type { EngineIdentity, ModelIdentity } from "@kv/interface";
 /** Identity of a test engine, for tests where only its name and sizes matter. */
 export const engineIdentity = (
   engineId: string,
-  { tpSize = 1, ppSize = 1, ...model }: { tpSize?: number; ppSize?: number } & Partial<ModelIdentity> = {},
+  {
+    tpSize = 1,
+    ppSize = 1,
+    dcpSize = 1,
+    ...model
+  }: { tpSize?: number; ppSize?: number; dcpSize?: number } & Partial<ModelIdentity> = {},
 ): EngineIdentity => ({
   engineId,
   tpSize,
   ppSize,
+  dcpSize,
   dpRank: 0,
   model: {
     model: "m",

@@ -2,6 +2,7 @@ export { type KvHeadRange, type KvReplication, kvHeadsOfRank, kvReplication } fr
 export {
   dcpConsumerCount,
   type EnginePair,
+  handshakeSourceRanks,
   handshakeTargetRanks,
   targetRemoteRanks,
   tpRatio,

@@ -58,6 +58,25 @@ export function handshakeTargetRanks(pair: EnginePair): number[] {
 }
 
 /**
+ * The remote ranks that shake hands with the local rank: those that name it in their `handshakeTargetRanks`. They are the ones that a P which pushes writes to,
+ * or only notifies. Errors: as `handshakeTargetRanks`.
+ */
+export function handshakeSourceRanks(pair: EnginePair): number[] {
+  const { tpRank, tpSize, remoteTpSize, dcpSize, remoteDcpSize } = pair;
+  if ((dcpSize ?? 1) === 1 && (remoteDcpSize ?? 1) === 1) return targetRemoteRanks(pair);
+  requireDcp(pair);
+  const swapped = {
+    tpSize: remoteTpSize,
+    remoteTpSize: tpSize,
+    dcpSize: remoteDcpSize,
+    remoteDcpSize: dcpSize,
+  };
+  return rankSequence(0, remoteTpSize).filter((remote) =>
+    handshakeTargetRanks({ tpRank: remote, ...swapped }).includes(tpRank),
+  );
+}
+
+/**
  * Remote ranks that share KV heads with the local rank by tensor parallelism alone, ascending. Errors: `KV_TOPOLOGY_INVALID` when TP sizes do not divide
  * one another, or `tpRank` is not below `tpSize`.
  */

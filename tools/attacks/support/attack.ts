@@ -1,6 +1,3 @@
-import { realpathSync } from "node:fs";
-import { fileURLToPath } from "node:url";
-
 /** One row of the table of attacks. */
 export interface AttackResult {
   /** What is attacked, and how. */
@@ -31,13 +28,4 @@ export interface AttackModule {
   readonly run: () => Promise<AttackResult>;
   /** Attacks a running demo until the signal aborts. */
   readonly flood?: (target: FloodTarget, signal: AbortSignal) => Promise<void>;
-}
-
-/** Runs an attack and prints its row when its file was started as a program. Under a runner the last line is the row as JSON. */
-export async function runAsScript(moduleUrl: string, run: AttackModule["run"]): Promise<void> {
-  const program = process.argv[1];
-  if (program === undefined || realpathSync(program) !== realpathSync(fileURLToPath(moduleUrl))) return;
-  const row = await run();
-  process.stdout.write(`${JSON.stringify(row)}\n`);
-  process.exitCode = row.ok ? 0 : 1;
 }

@@ -1,9 +1,8 @@
 import { existsSync, mkdtempSync, writeFileSync } from "node:fs";
-import type { AddressInfo } from "node:net";
-import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { chooseTransport } from "../../../apps/demo/src/cluster/choose-transport.js";
+import { freePort } from "../../../bench/child-processes.js";
 import type { FloodTarget } from "./attack.js";
 import type { Measured } from "./honest-prompts.js";
 import { ObservedProcess } from "./observed-process.js";
@@ -105,13 +104,4 @@ async function answerOf(url: string, prompt: readonly number[]): Promise<number[
   });
   const answer = (await response.json()) as { choices: { token_ids: number[] }[] };
   return answer.choices[0]?.token_ids ?? [];
-}
-
-function freePort(): Promise<number> {
-  return new Promise((resolve) => {
-    const server = createServer().listen(0, "127.0.0.1", () => {
-      const { port } = server.address() as AddressInfo;
-      server.close(() => resolve(port));
-    });
-  });
 }

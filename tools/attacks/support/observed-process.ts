@@ -1,5 +1,5 @@
 import { type ChildProcess, spawn } from "node:child_process";
-import { readFileSync } from "node:fs";
+import { readdirSync, readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 
@@ -32,6 +32,16 @@ export class ObservedProcess {
   /** Writes a line to its stdin. */
   tell(line: string): void {
     this.#child.stdin?.write(`${line}\n`);
+  }
+
+  /** Ends its stdin. */
+  end(): void {
+    this.#child.stdin?.end();
+  }
+
+  /** Open descriptors. */
+  descriptors(): number {
+    return readdirSync(`/proc/${this.#child.pid}/fd`).length;
   }
 
   /** Resident memory in MiB; 0 when it has ended. */

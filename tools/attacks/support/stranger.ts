@@ -17,6 +17,12 @@ export function stranger(host: string, port: number, text: string | Buffer = "")
   });
 }
 
+/** The same, to the server of a URL. */
+export function strangerAt(url: string, text: string | Buffer = ""): Promise<Socket> {
+  const { hostname, port } = new URL(url);
+  return stranger(hostname, Number(port), text);
+}
+
 /** Many connections of the attacker that send the same. */
 export async function strangers(
   count: number,

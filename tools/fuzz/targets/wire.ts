@@ -187,5 +187,5 @@ export const kvEvents: FuzzTarget = {
     ]),
   ],
   words: ["BlockStored", "BlockRemoved", "AllBlocksCleared", "block_hashes", "extra_keys", "token_ids"],
-  read: (input) => void readKvEventBatch(input),
+  read: (input) => void [...readKvEventBatch(input)],
 };

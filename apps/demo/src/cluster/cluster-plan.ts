@@ -4,6 +4,9 @@ import { PUSH_CONNECTOR_NAMES } from "@kv/push";
 import type { InstanceConfigInput } from "../instance/instance-config.js";
 import type { SideChannelAddress } from "../instance/observed-side-channel.js";
 
+/** Where an instance keeps its KV cache. */
+export type PlatformName = "cpu" | "cuda" | "neuron";
+
 /** The instances to run and their settings. */
 export interface ClusterOptions {
   /** `module`: that of `transportModule`. */
@@ -29,9 +32,9 @@ export interface ClusterOptions {
   readonly model?: string | undefined;
   readonly tinyKvHeads?: number | undefined;
   /** Default: cpu. */
-  readonly prefillPlatform?: "cpu" | "neuron" | undefined;
+  readonly prefillPlatform?: PlatformName | undefined;
   /** Default: cpu. */
-  readonly decodePlatform?: "cpu" | "neuron" | undefined;
+  readonly decodePlatform?: PlatformName | undefined;
   /** Blocks of a staging pool. Default: as many as the cache has. */
   readonly stagingBlocks?: number | undefined;
   /** Lease of the blocks that a prefill instance keeps. Default: the connector's. */
@@ -44,6 +47,8 @@ export interface ClusterOptions {
   readonly pushLayerwise?: boolean | undefined;
   /** Keys of `kv_connector_extra_config` of all instances. */
   readonly extraConfig?: Readonly<Record<string, unknown>> | undefined;
+  /** The front has P read ended turns back from D. Both need `bidirectional_kv_xfer` in `extraConfig`. Default: false. */
+  readonly readback?: boolean | undefined;
   /** What clients reach: `kv-proxy` (default), or Envoy with `kv-epp`, and a sidecar beside each decode instance. */
   readonly front?: "proxy" | "envoy" | undefined;
   /** Port of the proxy's admin routes and page. Default: none. */
@@ -74,8 +79,7 @@ export function planInstances(options: ClusterOptions): {
 function planInstance(role: "prefill" | "decode", index: number, options: ClusterOptions): PlannedInstance {
   const name = `${role}-${index}`;
   const blockSize = role === "prefill" ? options.prefillBlockSize : options.decodeBlockSize;
-  const { prefillPlatform = "cpu", decodePlatform = "cpu" } = options;
-  const platform = role === "prefill" ? prefillPlatform : decodePlatform;
+  const platform = platformOf(role, options);
   const config: InstanceConfigInput = {
     role,
     name,
@@ -102,6 +106,9 @@ function planInstance(role: "prefill" | "decode", index: number, options: Cluste
   return { name, config };
 }
 
+const platformOf = (role: "prefill" | "decode", options: ClusterOptions): PlatformName =>
+  (role === "prefill" ? options.prefillPlatform : options.decodePlatform) ?? "cpu";
+
 /** vLLM's `kv_transfer_config`; an option that was not given has no key. */
 function planTransferConfig(role: "prefill" | "decode", options: ClusterOptions): Record<string, unknown> {
   const neuron = options.prefillPlatform === "neuron" || options.decodePlatform === "neuron";
@@ -109,7 +116,7 @@ function planTransferConfig(role: "prefill" | "decode", options: ClusterOptions)
     kv_connector: options.connector,
     // With Neuron, the configuration of vllm-neuron's issue 26.
     kv_role: neuron ? "kv_both" : role === "prefill" ? "kv_producer" : "kv_consumer",
-    kv_buffer_device: neuron ? "cpu" : undefined,
+    kv_buffer_device: platformOf(role, options) === "cuda" ? "cuda" : neuron ? "cpu" : undefined,
     kv_connector_module_path: options.connectorModule,
     kv_connector_extra_config: withoutUndefined({
       backends: options.backend === undefined ? undefined : [options.backend],
@@ -136,14 +143,16 @@ function instanceSpec({ url, sideChannel }: ProxiedInstance) {
   return sideChannel == null ? url : { url, kv: { host: sideChannel.host, port: sideChannel.port } };
 }
 
-type Legs = Pick<ClusterOptions, "connector" | "pushLegs">;
+type Legs = Pick<ClusterOptions, "connector" | "pushLegs" | "readback">;
 
 /** The settings of a proxy or sidecar that say how the KV moves. */
-function planLegs({ connector, pushLegs }: Legs) {
+function planLegs({ connector, pushLegs, readback }: Legs) {
   return {
     timeouts: { graceMs: 2000 },
     mode: (PUSH_CONNECTOR_NAMES as readonly string[]).includes(connector) ? "push" : "pull",
     ...(pushLegs === undefined ? {} : { pushLegs }),
+    // The built-in model's prompts are short, and its cache holds few of them.
+    ...(readback === true ? { readback: { minTokens: 1, cachePercent: 60 } } : {}),
   } as const;
 }
 

@@ -84,7 +84,7 @@ async function startInThisProcess(options: ClusterOptions, start: StartOptions, 
       tracer: tracerOf("kv-demo", name),
       ...(transportModule === undefined
         ? {
-            transport: memoryTransport({ network, host: name }),
+            transport: memoryTransport({ network, host: name, memoryTypes: ["DRAM", "VRAM"] }),
             sideChannel: memorySideChannel({ network, host: name }),
           }
         : { transport: await openTransport(transportModule, { log }), sideChannel: zmqSideChannel({ log }) }),
@@ -151,7 +151,7 @@ async function startProcesses(options: ClusterOptions, start: StartOptions, clos
     };
     const server = await SupervisedServer.start({
       start: (before) => startChild({ name, args: argumentsFor(before) }),
-      restart,
+      restart: () => restart && !closers.isClosing,
       log,
     });
     closers.add(name, () => server.stop());

@@ -35,7 +35,7 @@ export async function startFront(
         endpoints: sidecars.map(({ url }) => new URL(url).host),
         failOpen: false,
       }),
-    restart,
+    restart: () => restart && !closers.isClosing,
     log,
   });
   closers.add(envoy.name, () => envoy.stop());

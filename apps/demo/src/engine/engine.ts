@@ -17,6 +17,7 @@ import type { EngineHooks } from "./hooks.js";
 import { ModelRunner } from "./model-runner.js";
 import { checkRequest, type EngineHandle, type EngineRequest, RequestRecord } from "./request.js";
 import { type Chunk, Scheduler } from "./scheduler.js";
+import { SleepMode } from "./sleep-mode.js";
 import { Wakeup } from "./wakeup.js";
 
 export interface EngineOptions extends AmbientOptions {
@@ -54,6 +55,7 @@ const MAX_PENDING_RELEASES = 1024;
  * worker connector wakes it. Each turn is one engine step in the order that `connector.ts` of `@kv/interface` defines.
  */
 export class Engine {
+  readonly sleepMode: SleepMode;
   readonly #options: EngineOptions;
   readonly #ambient: Ambient;
   readonly #scheduler: Scheduler;
@@ -92,6 +94,11 @@ export class Engine {
     });
     this.#runner = new ModelRunner({ model, pool, clock, workers: this.#workers, reportLayers });
     this.#aggregator = createWorkerOutputAggregator({ workers: this.#workers.length });
+    this.sleepMode = new SleepMode({
+      ...{ connector: this.#connector, workers: this.#workers, aggregator: this.#aggregator },
+      ...{ scheduler: this.#scheduler, pool, blocks },
+      wakeLoop: () => this.#wakeup.wake(),
+    });
     for (const worker of this.#workers) worker.onProgress(() => this.#wakeup.wake());
     this.#loop = this.#run();
   }
@@ -107,6 +114,7 @@ export class Engine {
     const { blockSize } = pool.config;
     if (this.#closing !== undefined)
       throw new KvError("KV_ENGINE_FAILED", `request ${requestId}: the engine is shutting down`);
+    this.sleepMode.requireAwake(requestId);
     if (this.#scheduler.has(requestId))
       throw new KvError("KV_REQUEST_INVALID", `request ${requestId}: another request has this id`);
     const { maxModelLen = model.config.maxModelLen } = this.#options;
@@ -168,7 +176,9 @@ export class Engine {
   async #run(): Promise<void> {
     while (this.#closing === undefined || this.#scheduler.requests.length > 0) {
       await this.#wakeup.sleep();
+      if (this.sleepMode.isAsleep) continue;
       await this.#safeStep();
+      await this.sleepMode.betweenSteps(() => this.#step());
     }
   }
 
@@ -372,8 +382,9 @@ export class Engine {
     }
     this.#wakeup.wake();
     await this.#loop;
+    this.sleepMode.close();
     // One more step reports the last aborts to the workers.
-    await this.#safeStep();
+    if (!this.sleepMode.isAsleep) await this.#safeStep();
     this.#pendingWorkTimer?.cancel();
     this.#resolveIdle();
   }

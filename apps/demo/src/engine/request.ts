@@ -224,6 +224,9 @@ export function checkRequest(request: EngineRequest, limits: EngineLimits): void
   const bad = promptTokens.find((token) => !Number.isInteger(token) || token < 0 || token >= vocabSize);
   if (bad !== undefined) refuse(`token ${bad} is not one of 0 to ${vocabSize - 1}`);
   const length = promptTokens.length;
+  // A P has a limit of one token, which its client has not set: what is wrong with the prompt alone does not name it.
+  if (length >= maxModelLen)
+    refuse(`${length} prompt tokens leave no room for an answer in the ${maxModelLen} of max_model_len`);
   if (length + maxTokens > maxModelLen) {
     refuse(
       `${length} prompt tokens and max_tokens ${maxTokens} are more than the ${maxModelLen} of max_model_len`,

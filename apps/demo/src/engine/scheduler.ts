@@ -220,9 +220,9 @@ export class Scheduler {
       this.#countPrompt(record);
     }
     const computed = state === "waiting" ? [] : blockIds.slice(0, blocksFor(numComputedTokens, blockSize));
-    const finished = connector?.requestFinished(connectorRequest, [computed], reason) ?? {
-      keepBlocks: false,
-    };
+    const outputTokenIds = record.output.map(({ token }) => token);
+    const held = { ...connectorRequest, numComputedTokens, outputTokenIds };
+    const finished = connector?.requestFinished(held, [computed], reason) ?? { keepBlocks: false };
     this.#requests.delete(requestId);
     record.state = "ended";
     if (!finished.keepBlocks) blocks.release(blockIds);

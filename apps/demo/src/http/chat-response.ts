@@ -1,6 +1,12 @@
 import type { EngineResult, EngineToken } from "../engine/request.js";
 import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
-import { type Generation, type ResponseFormat, transferParamsOf, usageOf } from "./generation.js";
+import {
+  type Generation,
+  type ResponseFormat,
+  transferMember,
+  transferParamsOf,
+  usageOf,
+} from "./generation.js";
 import type { ChatBody } from "./request-body.js";
 import { StopText, stopsOf } from "./stop-text.js";
 
@@ -74,7 +80,7 @@ export class ChatFormat implements ResponseFormat {
       finish_reason: result.finishReason,
       stop_reason: this.text.stopped ?? null,
     };
-    return { ...this.#head(generation), choices: [choice] };
+    return { ...this.#head(generation), choices: [choice], ...transferMember(result) };
   }
 
   usageChunk(generation: Generation, result: EngineResult): object {

@@ -11,13 +11,13 @@ import type { StopText } from "./stop-text.js";
 /** The interface of an instance to its HTTP server. */
 export interface ServedInstance {
   /** The engine of each data-parallel rank. */
-  readonly engines: readonly Pick<Engine, "submit" | "requestCounts" | "releaseRemote">[];
+  readonly engines: readonly Pick<Engine, "submit" | "requestCounts" | "releaseRemote" | "sleepMode">[];
   readonly tokenizer: Tokenizer;
   /** Names that a client may give as `model`; the first one is announced. */
   readonly modelNames: readonly string[];
   readonly maxModelLen: number;
   readonly maxOutputTokens: number;
-  /** Accept `demo_zero_block`. */
+  /** Accept `demo_zero_block`, and vLLM's routes of sleep mode. */
   readonly debug: boolean;
   /** Zeroes the n-th prompt block of a request when its KV has arrived. Called with the engine's request id before it is submitted. */
   zeroBlockOf(requestId: string, block: number): void;
@@ -153,14 +153,20 @@ export function usageOf({ promptTokens }: Generation, completionTokens: number):
   };
 }
 
-/** `kv_transfer_params` of a response, as in vLLM. */
+/** `kv_transfer_params` of a response, as in vLLM: the number of cached tokens is P's, with those that it has read back. */
 export function transferParamsOf({
   kvTransferParams,
   cachedTokens,
-}: EngineResult): Record<string, unknown> | null {
-  return kvTransferParams === undefined
-    ? null
-    : { ...kvTransferParams, remote_prefill_cached_tokens: cachedTokens };
+  remoteTokens,
+}: EngineResult): Readonly<Record<string, unknown>> | null {
+  if (kvTransferParams === undefined) return null;
+  if (kvTransferParams.do_remote_decode === true) return kvTransferParams;
+  return { ...kvTransferParams, remote_prefill_cached_tokens: cachedTokens + remoteTokens };
+}
+
+/** The same in a stream: a member of the chunk with the finish reason, as in vLLM. */
+export function transferMember(result: EngineResult): Record<string, unknown> {
+  return result.kvTransferParams === undefined ? {} : { kv_transfer_params: transferParamsOf(result) };
 }
 
 /** The formats of one endpoint's responses. */

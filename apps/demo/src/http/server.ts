@@ -109,6 +109,23 @@ export class InstanceServer {
         return sendJson(response, 200, instance.kvTransfers());
       case "GET /v1/models":
         return sendJson(response, 200, { object: "list", data: this.#models() });
+      case "GET /is_sleeping":
+        return this.#debugOnly(turn, () =>
+          sendJson(response, 200, { is_sleeping: instance.engines.some(({ sleepMode }) => sleepMode.isOn) }),
+        );
+      case "POST /sleep":
+      case "POST /wake_up":
+        return this.#debugOnly(turn, async () => {
+          // Level 2 lets go of the weights too, and this engine keeps them.
+          const level = new URLSearchParams(turn.query).get("level") ?? "1";
+          if (level !== "1")
+            throw httpError(400, `level ${level.slice(0, 100)} is not supported, only 1`, "level");
+          const sleeps = path === "/sleep";
+          await Promise.all(
+            instance.engines.map(({ sleepMode }) => (sleeps ? sleepMode.sleep() : sleepMode.wakeUp())),
+          );
+          response.writeHead(200).end();
+        });
       case "POST /v1/responses":
         return this.#post(turn, () => {
           throw httpError(
@@ -123,6 +140,12 @@ export class InstanceServer {
       default:
         throw httpError(404, `${request.method} ${path.slice(0, 200)} is not served here`);
     }
+  }
+
+  /** vLLM has these routes in its development mode only. */
+  #debugOnly({ request, path }: Turn, serve: () => Promise<void> | void): Promise<void> | void {
+    if (this.#instance.debug) return serve();
+    throw httpError(404, `${request.method} ${path} needs an instance started with debug`);
   }
 
   #models(): object[] {

@@ -10,6 +10,11 @@ export class CloseStack {
     this.#log = log;
   }
 
+  /** Whether `close` was called. */
+  get isClosing(): boolean {
+    return this.#closing !== undefined;
+  }
+
   add(name: string, close: () => Promise<void>): void {
     this.#entries.push({ name, close });
   }

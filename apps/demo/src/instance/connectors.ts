@@ -2,6 +2,7 @@ import {
   type ConnectorRegistry,
   connectorRegistry,
   dualConnector,
+  multiConnectorOf,
   type registerConnector,
 } from "@kv/connector";
 import { pullConnector, registerPullConnector } from "@kv/pull";
@@ -22,6 +23,7 @@ export function demoConnectors(): ConnectorRegistry {
   registerPullConnector(register);
   registerPushConnector(register);
   register("auto", async () => autoConnector);
+  register("MultiConnector", async () => multiConnectorOf(registry.resolve));
   return registry;
 }
 

@@ -65,7 +65,10 @@ export async function startEngineRank(options: EngineRankOptions): Promise<Engin
   const { config, transferConfig, dpRank, engineId, model, closers, journal, blocksToZero } = options;
   const { clock } = options.ambient;
   const environment = { ...options.ambient, metrics: labelled(options.ambient.metrics, String(dpRank)) };
-  const platform = await choosePlatform(config, await demoConnectors().resolve(transferConfig), environment);
+  const platform = await choosePlatform(config, await demoConnectors().resolve(transferConfig), {
+    ...environment,
+    transport: options.transport,
+  });
   closers.add(`device ${dpRank}`, () => platform.close());
   const maxModelLen = maxModelLenOf(config, platform.platform, model.config.maxModelLen);
   const cacheKind =
@@ -82,7 +85,7 @@ export async function startEngineRank(options: EngineRankOptions): Promise<Engin
     blockSize: config.blockSize,
     tp: config.tp,
     attentionBackend: config.attentionBackend,
-    openCaches: platform.openCaches,
+    ...platform.pool,
     cacheKind,
   });
   pool = kv;

@@ -66,8 +66,11 @@ const instanceConfigSchema = z.strictObject({
   maxModelLen: count.optional(),
   /** Default: true, or false on Neuron. */
   prefixCaching: z.boolean().optional(),
-  /** `cpu`, or `neuron`: a simulated device whose blocks are staged through host memory. */
-  platform: z.enum(["cpu", "neuron"]).default("cpu"),
+  /**
+   * Where the KV cache lies. `cpu`: host memory. `cuda`: memory of NVIDIA GPUs, registered as it is; the model still computes on the CPU. `neuron`: a simulated
+   * device whose blocks are staged through host memory.
+   */
+  platform: z.enum(["cpu", "cuda", "neuron"]).default("cpu"),
   /** EC2 instance type or family of the simulated device: on trn1 settings beyond its limits are refused, on others they warn. Default: trn1. */
   neuronFamily: z.string().min(1).optional(),
   /** Module of a transport, in place of NIXL: a package, a path or a URL. */
@@ -96,7 +99,7 @@ const instanceConfigSchema = z.strictObject({
   httpLimits: httpLimitsSchema.default({}),
   /** Send clients the messages of failures inside the deployment, which may name hosts and ports. Default: only their code. */
   exposeErrors: z.boolean().default(false),
-  /** Accept `demo_zero_block`. */
+  /** Accept `demo_zero_block`, and vLLM's routes of sleep mode: `POST /sleep`, `POST /wake_up`, `GET /is_sleeping`. */
   debug: z.boolean().default(false),
   /** Replace the model by one that takes time but computes nothing, for benchmarks. */
   simulate: z

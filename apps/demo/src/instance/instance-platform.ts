@@ -1,4 +1,4 @@
-import { cpuPlatform, type StagingCopied, staged } from "@kv/connector";
+import { cpuPlatform, cudaPlatform, type StagingCopied, staged } from "@kv/connector";
 import {
   type Clock,
   type ConnectorModule,
@@ -6,6 +6,7 @@ import {
   KvError,
   type Log,
   type Platform,
+  type Transport,
 } from "@kv/interface";
 import { neuronCaches, neuronPlatform, simulatedDevice } from "@kv/neuron";
 import type { KvPoolOptions } from "../engine/cache/kv-pool.js";
@@ -17,7 +18,8 @@ export interface InstancePlatform {
   readonly platform: Platform;
   /** The connector, wrapped by staging where the platform needs it. */
   readonly module: ConnectorModule;
-  readonly openCaches: KvPoolOptions["openCaches"];
+  /** Where the KV pool's memory comes from. */
+  readonly pool: Pick<KvPoolOptions, "memory" | "openCaches">;
   readonly maxNumSeqs: number;
   readonly maxConcurrentBatches: number;
   readonly prefixCaching: boolean;
@@ -43,7 +45,7 @@ const MAX_REQUESTS = 1024;
 export async function choosePlatform(
   config: InstanceConfig,
   connector: ConnectorModule,
-  { clock, log }: { clock: Clock; log: Log },
+  { clock, log, transport }: { clock: Clock; log: Log; transport: Transport },
 ): Promise<InstancePlatform> {
   const { platform: name, platformModule, neuronFamily, maxNumSeqs, prefixCaching } = config;
   const isNeuron = name === "neuron" && platformModule === undefined;
@@ -52,7 +54,9 @@ export async function choosePlatform(
       ? await createPlatform(platformModule, { log })
       : isNeuron
         ? neuronPlatform(neuronFamily === undefined ? {} : { family: neuronFamily })
-        : cpuPlatform();
+        : name === "cuda"
+          ? cudaPlatform(transport.capabilities.memoryTypes.includes("VRAM") ? { gpus: visibleGpus() } : {})
+          : cpuPlatform();
   const isStaged = chosen.capabilities.registersAs.length === 0;
   // A platform with staging runs one sequence, without prefix hits, unless the settings say otherwise; it may refuse them.
   const settings = {
@@ -67,7 +71,11 @@ export async function choosePlatform(
       platform: chosen,
       maxConcurrentBatches,
       module: connector,
-      openCaches: undefined,
+      // Ranks take the GPUs in turns.
+      pool:
+        name === "cuda" && platformModule === undefined
+          ? { memory: { memoryType: "VRAM", deviceOf: (rank) => rank % visibleGpus().length } }
+          : {},
       ...settings,
       stagingBlockAt: () => undefined,
       takeCopies: () => undefined,
@@ -111,7 +119,7 @@ export async function choosePlatform(
       onCopied: copied,
     }),
     maxConcurrentBatches,
-    openCaches: device === undefined ? undefined : (rank) => neuronCaches({ device, ...rank }),
+    pool: device === undefined ? {} : { openCaches: (rank) => neuronCaches({ device, ...rank }) },
     ...settings,
     stagingBlockAt: (address) => blockAt(pools, address),
     takeCopies(requestId) {
@@ -122,6 +130,9 @@ export async function choosePlatform(
     close: async () => device?.close(),
   };
 }
+
+/** The GPUs of `CUDA_VISIBLE_DEVICES`, which the driver counts from 0; GPU 0 without it. */
+const visibleGpus = (): readonly string[] => (process.env["CUDA_VISIBLE_DEVICES"] ?? "0").split(",");
 
 /** The setting, at most the platform's limit, which is the default. Errors: `KV_PLATFORM_UNSUPPORTED` for a higher one. */
 function maxConcurrentBatchesOf(

@@ -131,8 +131,9 @@ export class Instance implements ServedInstance {
     this.#parts.blocksToZero.set(requestId, block);
   }
 
+  /** False as well while an engine sleeps, so that a proxy sends its requests to others. */
   ready(): boolean {
-    return this.#isReady;
+    return this.#isReady && !this.engines.some(({ sleepMode }) => sleepMode.isOn);
   }
 
   /** The body of `/status`. */
@@ -154,7 +155,7 @@ export class Instance implements ServedInstance {
       block_size: config.blockSize,
       num_blocks: config.numBlocks,
       free_blocks: ranks.reduce((sum, { blocks }) => sum + blocks.free, 0),
-      ready: this.#isReady,
+      ready: this.ready(),
       outstanding: this.#outstanding(),
       workers: ranks.flatMap(({ workers }) => workers.map((worker) => worker.outstanding())),
     };

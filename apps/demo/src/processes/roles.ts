@@ -1,7 +1,7 @@
 import { createPicker, type PickerSettingsInput } from "@kv/epp";
 import { KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
-import { onInterrupt, print, printError, sendToOwner } from "@kv/program";
+import { endWithOwner, onInterrupt, print, printError, sendToOwner } from "@kv/program";
 import { createProxy, type ProxySettingsInput } from "@kv/proxy";
 import { zmqSideChannel } from "@kv/side-channel";
 import { startInstance } from "../instance/instance.js";
@@ -160,7 +160,7 @@ async function runServer(
   start: () => Promise<Server>,
 ): Promise<void> {
   // Before anything is opened: the parent may end while its child starts.
-  if (process.send !== undefined) process.once("disconnect", () => process.exit(1));
+  endWithOwner();
   // The channel of `npm run demo` must not keep this process alive after an error.
   if (!isChild) process.channel?.unref();
   let stopping: Promise<void> | undefined;
@@ -183,7 +183,9 @@ async function runServer(
     }
   }
   process.on("SIGTERM", stop);
-  onInterrupt(stop);
+  // Ctrl-C reaches all processes of a terminal. The demo stops its servers itself.
+  if (isChild) process.on("SIGINT", () => {});
+  else onInterrupt(stop);
   try {
     server = await start();
   } catch (error) {

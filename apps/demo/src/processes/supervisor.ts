@@ -5,8 +5,8 @@ import type { Child } from "./child-process.js";
 export interface SupervisorOptions {
   /** Starts the server: anew, or at the addresses of a child that ended. */
   readonly start: (before?: Pick<Child, "port" | "sideChannel">) => Promise<Child>;
-  /** Restart the server when it ends. False: its end is only logged. */
-  readonly restart: boolean;
+  /** Whether a server that has ended is restarted. False: its end is only logged. Asked again before the restart, as all servers may end with their terminal. */
+  readonly restart: () => boolean;
   readonly log: Log;
 }
 
@@ -64,19 +64,20 @@ export class SupervisedServer {
     while (!this.#isStopping) {
       const how = await this.#child.ended;
       if (this.#isStopping) return;
-      log.warn("process-ended", { name, pid: this.pid, how, restart });
-      if (!restart) return;
+      log.warn("process-ended", { name, pid: this.pid, how, restart: restart() });
+      const before = this.#child;
       this.#child = await this.#startAgain();
+      if (this.#child === before) return;
       log.info("process-restarted", { name, pid: this.pid, url });
       for (const resolve of this.#restartListeners.splice(0)) resolve();
     }
   }
 
   async #startAgain(): Promise<Child> {
-    const { start, log } = this.#options;
+    const { start, restart, log } = this.#options;
     for (;;) {
-      await new Promise((resolve) => setTimeout(resolve, RESTART_PAUSE_MS));
-      if (this.#isStopping) return this.#child;
+      if (restart()) await new Promise((resolve) => setTimeout(resolve, RESTART_PAUSE_MS));
+      if (this.#isStopping || !restart()) return this.#child;
       try {
         return await start(this.#child);
       } catch (error) {

@@ -11,6 +11,7 @@ export interface CompletionRequest {
 }
 
 export interface CompletionOutcome {
+  readonly requestId: string;
   readonly tokens: readonly number[];
   readonly ttftMs: number;
   readonly totalMs: number;
@@ -60,7 +61,7 @@ export async function complete(request: CompletionRequest): Promise<CompletionOu
       "KV_PROXY_UPSTREAM_FAILED",
       `request ${requestId}: the response ended after ${tokens.length} tokens without [DONE]`,
     );
-  return { tokens, ttftMs, totalMs: performance.now() - startMs };
+  return { requestId, tokens, ttftMs, totalMs: performance.now() - startMs };
 }
 
 async function* eventData(body: ReadableStream<Uint8Array>): AsyncGenerator<string> {

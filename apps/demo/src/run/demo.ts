@@ -9,12 +9,15 @@ import type { LogLevel } from "../processes/json-log.js";
 import { type CheckedRun, checkRun } from "./check-run.js";
 import { prepareRun } from "./prepare-run.js";
 import type { RunFacts } from "./report.js";
+import { playConversation, prepareConversation, READBACK, type Turn } from "./turns.js";
 
 export interface DemoOptions extends Omit<ClusterOptions, "transport" | "cacheTokens"> {
   /** Default: NIXL when it is installed, otherwise the memory transport. */
   readonly transport?: TransportName | undefined;
   /** Requests at the same time. Default: one per prompt of the file, or 4. */
   readonly requests?: number | undefined;
+  /** Turns of a conversation, in place of requests at the same time. Default: none. */
+  readonly turns?: number | undefined;
   readonly promptsFile?: string | undefined;
   readonly maxTokens: number;
   readonly restart: boolean;
@@ -42,10 +45,8 @@ export interface DemoOutput {
 export async function runDemo(options: DemoOptions, output: DemoOutput): Promise<DemoRun> {
   const { say, log, logLevel } = output;
   const { maxTokens } = options;
-  if (options.trace !== undefined) await startFile(options.trace);
   if (options.front === "envoy") await installEnvoy(say);
-  const transport =
-    options.transportModule === undefined ? await chooseTransport(options.transport, say) : "module";
+  const transport = await prepareServers(options, say);
   const prepared = await prepareRun(options, say);
   const { prompts, modelName } = prepared;
   const cacheTokens = prompts.reduce(
@@ -82,7 +83,42 @@ export async function runDemo(options: DemoOptions, output: DemoOutput): Promise
   }
 }
 
-/** Errors: `KV_CONFIG_INVALID`. */
+/** Plays a conversation of `turns` turns, and ends the servers. Errors: those of the parts. */
+export async function runTurns(
+  options: DemoOptions & { readonly turns: number },
+  { say, log, logLevel }: DemoOutput,
+): Promise<readonly Turn[]> {
+  const { turns, maxTokens, trace } = options;
+  const transport = await prepareServers(options, say);
+  say(`computing the reference tokens of ${turns} turns in this process`);
+  const conversation = await prepareConversation(turns, options, { maxTokens, say });
+  const longest = (conversation.prompts.at(-1)?.length ?? 0) + maxTokens;
+  const extraConfig = { ...READBACK, ...options.extraConfig };
+  say(describe(options, transport));
+  const cluster = await startCluster(
+    // D keeps a turn while it generates the next one, and P keeps a prompt until D has it.
+    {
+      ...{ ...options, extraConfig, transport, readback: true },
+      cacheTokens: 3 * (longest + options.decodeBlockSize),
+    },
+    { log, logLevel, restart: options.restart, proxyPort: options.port, trace },
+  );
+  try {
+    return await playConversation(cluster, conversation);
+  } finally {
+    await cluster.close();
+  }
+}
+
+/** Begins the file of traces, and chooses the transport. Errors: `KV_CONFIG_INVALID`. */
+async function prepareServers(
+  { trace, transport, transportModule }: DemoOptions,
+  say: DemoOutput["say"],
+): Promise<TransportName | "module"> {
+  if (trace !== undefined) await startFile(trace);
+  return transportModule === undefined ? chooseTransport(transport, say) : "module";
+}
+
 async function startFile(file: string): Promise<void> {
   await writeFile(file, "", { mode: 0o600 }).catch((cause: unknown) => {
     throw new KvError("KV_CONFIG_INVALID", `--trace ${file} cannot be written: ${String(cause)}`, { cause });
@@ -90,8 +126,10 @@ async function startFile(file: string): Promise<void> {
 }
 
 function describe(options: DemoOptions, transport: TransportName | "module"): string {
+  const isSimulated = (platform: string) =>
+    platform === "neuron" || (platform === "cuda" && transport === "memory");
   const side = (count: number, role: string, tp: number, blockSize: number, platform = "cpu") =>
-    `${count} ${role} (TP ${tp}, block ${blockSize}${platform === "cpu" ? "" : `, ${platform}, simulated`})`;
+    `${count} ${role} (TP ${tp}, block ${blockSize}${platform === "cpu" ? "" : `, ${platform}`}${isSimulated(platform) ? ", simulated" : ""})`;
   const where =
     transport === "nixl"
       ? "each in its own process, over NIXL"

@@ -22,7 +22,9 @@ describe("connectorSettings", () => {
       requestTimeoutMs: 60_000,
       registrationTimeoutMs: 480_000,
       kvPeerRegistrationTimeoutMs: 60_000,
-      blocksAtRiskMs: 480_000,
+      decoderBlocksTtlMs: 480_000,
+      readsBack: false,
+      recomputeThresholdTokens: 64,
       handshakeTimeoutMs: 5000,
       enforceCompatibility: true,
       requiresKvPeer: false,
@@ -43,6 +45,9 @@ describe("connectorSettings", () => {
     });
     expect(read({}, { VLLM_NIXL_ABORT_REQUEST_TIMEOUT: "120" }).unattendedLeaseMs).toBe(120_000);
     expect(read({ push_announced_block_size: 32 }).announcedBlockSize).toBe(32);
+    expect(
+      read({ bidirectional_kv_xfer: true, kv_recompute_threshold: 0, decoder_kv_blocks_ttl: 90 }),
+    ).toMatchObject({ readsBack: true, recomputeThresholdTokens: 0, decoderBlocksTtlMs: 90_000 });
     expect(read({ engine_ttl: 0, request_timeout: 5, per_worker_ports: true })).toMatchObject({
       engineTtlMs: 0,
       requestTimeoutMs: 5000,
@@ -60,6 +65,10 @@ describe("connectorSettings", () => {
     [{ require_kv_peer: 1 }, {}],
     [{ push_announced_block_size: 0 }, {}],
     [{ push_announced_block_size: "32" }, {}],
+    [{ bidirectional_kv_xfer: "true" }, {}],
+    [{ kv_recompute_threshold: -1 }, {}],
+    [{ kv_recompute_threshold: "64" }, {}],
+    [{ decoder_kv_blocks_ttl: 0 }, {}],
     [{ request_timeout: Number.POSITIVE_INFINITY }, {}],
     [{ enforce_handshake_compat: "no" }, {}],
     [{}, { VLLM_NIXL_ABORT_REQUEST_TIMEOUT: "soon" }],

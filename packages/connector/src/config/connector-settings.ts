@@ -22,8 +22,15 @@ export interface ConnectorSettings {
   readonly registrationTimeoutMs: number;
   /** The same at an `@kv` P (default `request_timeout`): it says when it will not write, so that D need not wait for long after a lost message. */
   readonly kvPeerRegistrationTimeoutMs: number;
-  /** `decoder_kv_blocks_ttl` (480 s): how long D does not reuse blocks that a P which does not answer may still write to. */
-  readonly blocksAtRiskMs: number;
+  /**
+   * `decoder_kv_blocks_ttl` (480 s). Pull: how long D keeps the blocks of a finished request for a P that reads them back. Push: how long D does not reuse
+   * blocks that a P which does not answer may still write to.
+   */
+  readonly decoderBlocksTtlMs: number;
+  /** `bidirectional_kv_xfer` (false): D keeps the blocks of a finished request, and P reads them back for the next turn. Pull only. */
+  readonly readsBack: boolean;
+  /** `kv_recompute_threshold` (64): P computes fewer tokens than this itself instead of reading them back; 0: it reads all. */
+  readonly recomputeThresholdTokens: number;
   /** Timeout of each request on the side channel: 5 s (vLLM). */
   readonly handshakeTimeoutMs: number;
   /** `enforce_handshake_compat` (true). */
@@ -56,6 +63,7 @@ export function connectorSettings({ extra, env }: KvTransferConfig): ConnectorSe
   );
   const requestTimeout = extra.request_timeout ?? 60;
   const blocksTtl = extra.decoder_kv_blocks_ttl ?? 480;
+  const decoderBlocksTtlMs = seconds("kv_connector_extra_config.decoder_kv_blocks_ttl", blocksTtl, 0.001);
   const abortTimeout = env.VLLM_NIXL_ABORT_REQUEST_TIMEOUT;
   const handshakeKeys = readHandshakeKeys(
     "kv_connector_extra_config.handshake_key_file",
@@ -86,15 +94,19 @@ export function connectorSettings({ extra, env }: KvTransferConfig): ConnectorSe
     requestTimeoutMs: seconds("kv_connector_extra_config.request_timeout", requestTimeout, 0.001),
     registrationTimeoutMs: registrationTimeout(blocksTtl),
     kvPeerRegistrationTimeoutMs: registrationTimeout(requestTimeout),
-    blocksAtRiskMs: seconds("kv_connector_extra_config.decoder_kv_blocks_ttl", blocksTtl, 0.001),
+    decoderBlocksTtlMs,
+    readsBack: flag("bidirectional_kv_xfer", extra.bidirectional_kv_xfer ?? false),
+    recomputeThresholdTokens:
+      tokens("kv_connector_extra_config.kv_recompute_threshold", extra.kv_recompute_threshold, 0) ?? 64,
     handshakeTimeoutMs: 5000,
     enforceCompatibility: flag("enforce_handshake_compat", extra.enforce_handshake_compat ?? true),
     handshakeKeys,
     requiresKvPeer: flag("require_kv_peer", extra.require_kv_peer ?? handshakeKeys !== undefined),
     perWorkerPorts: flag("per_worker_ports", extra.per_worker_ports ?? false),
-    announcedBlockSize: blockSize(
+    announcedBlockSize: tokens(
       "kv_connector_extra_config.push_announced_block_size",
       extra.push_announced_block_size,
+      1,
     ),
     cachesUnverifiedKv: flag("cache_unverified_kv", extra.cache_unverified_kv ?? false),
     isLayerwise: flag("push_layerwise", extra.push_layerwise ?? false),
@@ -109,12 +121,12 @@ function seconds(name: string, value: unknown, min: number): number {
   );
 }
 
-function blockSize(name: string, value: unknown): number | undefined {
+function tokens(name: string, value: unknown, least: number): number | undefined {
   if (value === undefined || value === null) return undefined;
-  if (Number.isSafeInteger(value) && Number(value) >= 1) return Number(value);
+  if (Number.isSafeInteger(value) && Number(value) >= least) return Number(value);
   throw new KvError(
     "KV_CONFIG_INVALID",
-    `${name} is ${JSON.stringify(value)}, not a number of tokens of at least 1`,
+    `${name} is ${JSON.stringify(value)}, not a number of tokens of at least ${least}`,
   );
 }
 

@@ -2,9 +2,6 @@ import { type BackendSpec, KvError, type Log } from "@kv/interface";
 import { suggestKey } from "./suggest-key.js";
 import { extraConfigSchema } from "./transfer-config-schema.js";
 
-/** Keys that vLLM 0.33 reads and this project does not. */
-const VLLM_ONLY_KEYS = ["bidirectional_kv_xfer", "kv_recompute_threshold"];
-
 /** Warns of each key that has no effect. `alsoKnown`: keys that a third-party connector reads. */
 export function warnOfUnreadExtra(
   extra: Readonly<Record<string, unknown>>,
@@ -15,9 +12,7 @@ export function warnOfUnreadExtra(
   for (const [name, value] of Object.entries(extra)) {
     if (known.includes(name)) continue;
     const key = `kv_connector_extra_config.${name}`;
-    if (VLLM_ONLY_KEYS.includes(name)) log.warn("setting-not-used", { key, value });
-    else
-      log.warn("setting-not-known", { key, value, nearest: suggestKey(name, [...known, ...VLLM_ONLY_KEYS]) });
+    log.warn("setting-not-known", { key, value, nearest: suggestKey(name, known) });
   }
 }
 

@@ -46,6 +46,10 @@ test.each([
   { enforce_handshake_compat: "no" },
   { per_worker_ports: 1 },
   { push_layerwise: true },
+  { bidirectional_kv_xfer: true, kv_recompute_threshold: 0 },
+  { bidirectional_kv_xfer: 1 },
+  { kv_recompute_threshold: 1.5 },
+  { kv_recompute_threshold: -1 },
   { handshake_key_file: "" },
 ])("the schema and the connectors agree about %j", (extra) => {
   const reads = () => {

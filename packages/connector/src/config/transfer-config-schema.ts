@@ -30,7 +30,9 @@ export const kvTransferConfigSchema = z.strictObject({
     .string()
     .min(1)
     .nullish()
-    .describe("Device of the registered buffers: cpu, cuda, …; the platform's first choice when absent."),
+    .describe(
+      "Device of the registered buffers, such as `cpu` or `cuda`; the platform's first choice when absent.",
+    ),
   enable_permute_local_kv: z
     .boolean()
     .default(false)
@@ -85,8 +87,18 @@ export const extraConfigSchema = z.looseObject({
   ),
   decoder_kv_blocks_ttl: seconds(
     0.001,
-    "Push: how long blocks are not reused that a lost prefill worker may write to; 480 by default.",
+    "Pull: how long a decode worker keeps the blocks of a finished request for bidirectional_kv_xfer. Push: how long blocks are not reused that a lost prefill worker may write to. 480 by default.",
   ),
+  bidirectional_kv_xfer: flag(
+    "Pull: a decode worker keeps the blocks of a finished request, and a prefill worker reads them for the next turn; false by default.",
+  ),
+  kv_recompute_threshold: z
+    .int()
+    .min(0)
+    .nullish()
+    .describe(
+      "Pull: a prefill worker computes fewer tokens than this itself instead of reading them from a decode worker; 0: it reads all. 64 by default.",
+    ),
   enforce_handshake_compat: flag("Refuse peers with another compatibility hash; true by default."),
   per_worker_ports: flag("A side-channel port for each rank, as in vLLM's older guide; false by default."),
   push_announced_block_size: z

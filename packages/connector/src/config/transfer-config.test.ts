@@ -100,7 +100,6 @@ test("warns about settings without effect, and suggests the nearest known key fo
       kv_connector_extra_config: {
         kv_lease_durations: 3,
         zzz: 1,
-        kv_recompute_threshold: 128,
         theirs: true,
         backends: ["UCX", "POSIX"],
         num_threads: 8,
@@ -117,7 +116,6 @@ test("warns about settings without effect, and suggests the nearest known key fo
       nearest: "kv_lease_duration",
     },
     { event: "setting-not-known", key: "kv_connector_extra_config.zzz", value: 1, nearest: undefined },
-    { event: "setting-not-used", key: "kv_connector_extra_config.kv_recompute_threshold", value: 128 },
     {
       event: "setting-not-used",
       key: "kv_connector_extra_config.num_threads",

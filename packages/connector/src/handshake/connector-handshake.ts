@@ -1,11 +1,4 @@
-import {
-  type Clock,
-  type KvCacheConfig,
-  KvError,
-  type Log,
-  type SideChannel,
-  type WorkerOptions,
-} from "@kv/interface";
+import type { Clock, KvCacheConfig, Log, SideChannel, WorkerOptions } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import {
   type CompatibilityFactors,
@@ -14,7 +7,7 @@ import {
   encodeHandshakePayload,
 } from "@kv/protocol";
 import type { ConnectorSettings } from "../config/connector-settings.js";
-import { describeEngine, type EngineAddress } from "../peers/engine-address.js";
+import type { EngineAddress } from "../peers/engine-address.js";
 import type { ClockOffset } from "./clock-offset.js";
 import { shakeHands } from "./handshake-client.js";
 import { announcedInBlocksOf, describeRank, remoteGeometry } from "./rank-geometry.js";
@@ -129,9 +122,8 @@ export class ConnectorHandshake {
     });
   }
 
-  /** Asks an engine's ranks for their metadata. Errors: those of `shakeHands` and `remoteGeometry`; `KV_PLAN_UNSUPPORTED`. */
+  /** Asks an engine's ranks for their metadata. Errors: those of `shakeHands` and `remoteGeometry`. */
   async ask(address: EngineAddress, tpRanks: readonly number[]): Promise<RemoteRanks> {
-    this.#requireOneStage(address);
     const { engine, sideChannel, settings, local, log } = this.#options;
     let isRelaxed = false;
     const { ranks, clock, extension, fingerprint } = await shakeHands(address, tpRanks, {
@@ -177,22 +169,5 @@ export class ConnectorHandshake {
       fingerprint,
       features: new Set(Array.isArray(features) ? features.filter((name) => typeof name === "string") : []),
     };
-  }
-
-  /**
-   * Only producers of a pull may have pipeline stages: a P frees its blocks after one notification of each reading tensor-parallel rank, and
-   * cannot distinguish the stages of a D (vLLM 0.33 counts in the same way).
-   */
-  #requireOneStage(address: EngineAddress): void {
-    const { engine, transferMode } = this.#options;
-    const stages = transferMode === "push" ? address.ppSize : engine.ppSize;
-    if (stages === 1) return;
-    throw new KvError(
-      "KV_PLAN_UNSUPPORTED",
-      transferMode === "push"
-        ? `${describeEngine(address)} has ${stages} pipeline stages; push serves engines with one`
-        : `this engine has ${stages} pipeline stages, and ${describeEngine(address)} counts its readers by tensor-parallel rank: only prefill workers may have stages`,
-      { hint: "use pipeline_parallel_size 1 for decode workers, and for both sides of push" },
-    );
   }
 }

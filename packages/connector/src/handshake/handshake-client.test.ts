@@ -24,10 +24,10 @@ const address: EngineAddress = {
 const factors = { model: "tiny", dtype: "torch.float32" };
 const hash = compatibilityHash(factors);
 
-const metadataBytes = (engineId: string) =>
+const metadataBytes = (engineId: string, agentBytes = 3) =>
   encodeAgentMetadata({
     engineId,
-    agentMetadata: new Uint8Array([1, 2, 3]),
+    agentMetadata: new Uint8Array(agentBytes),
     baseAddresses: [4096],
     deviceId: 0,
     numBlocks: 8,
@@ -54,6 +54,8 @@ interface Peer {
   readonly clockSeconds?: (asked: number) => number;
   readonly frames?: readonly Uint8Array[];
   readonly sealsForRank?: number;
+  /** How long the n-th request takes. */
+  readonly tookMs?: (asked: number) => number;
 }
 
 /** A side channel that answers as `peer`. The n-th request takes n × 10 ms. */
@@ -66,7 +68,7 @@ function peerOf(peer: Peer) {
       const { tpRank } = rank;
       asked.push({ port, tpRank });
       const sentAtMs = nowMs;
-      nowMs += asked.length * 10;
+      nowMs += peer.tookMs?.(asked.length) ?? asked.length * 10;
       const theirs = peer.factors ?? factors;
       const payload = encodeHandshakePayload({
         compatibilityHash: compatibilityHash(theirs),
@@ -94,6 +96,19 @@ describe("shakeHands", () => {
   it("accepts only a payload that is sealed for the requested rank", async () => {
     const { options } = peerOf({ tellsFactors: true, sealsForRank: 1 });
     await expect(shakeHands(address, [0], options)).rejects.toMatchObject({ code: "KV_HANDSHAKE_UNTRUSTED" });
+  });
+
+  it.each([
+    ["send more than 64 MiB", { agentMetadataBytes: metadataBytes("p0", 2 ** 22) }],
+    ["take longer than a minute", { tookMs: () => 4000 }],
+  ])("A3: the ranks of one engine together cannot %s", async (_, peer) => {
+    const { asked, options } = peerOf(peer);
+    const ranks = Array.from({ length: 8 }, (_rank, at) => at);
+    await expect(shakeHands({ ...address, ppSize: 65_536 }, ranks, options)).rejects.toMatchObject({
+      code: "KV_WIRE_LIMIT_EXCEEDED",
+      message: expect.stringContaining("together"),
+    });
+    expect(asked.length).toBeLessThanOrEqual(16);
   });
 
   it("requests each rank's metadata, and uses the clock sample with the shortest round trip", async () => {

@@ -1,5 +1,5 @@
 import { createHash } from "node:crypto";
-import { KvError, type SideChannel } from "@kv/interface";
+import { KvError, type SideChannel, type SideChannelReply } from "@kv/interface";
 import {
   type AgentMetadata,
   type CompatibilityExplanation,
@@ -15,6 +15,11 @@ import {
 } from "@kv/protocol";
 import { describeEngine, type EngineAddress } from "../peers/engine-address.js";
 import { type ClockOffset, type ClockSample, clockOffset } from "./clock-offset.js";
+
+/** Bytes of the answers of all ranks together: a hundred times what 256 ranks send over UCX. A request names the engine, so one must not be able to ask for more. */
+const MAX_ANSWER_BYTES = 64 * 2 ** 20;
+/** For the answers of all ranks, in milliseconds. */
+const MAX_ANSWERING_MS = 60_000;
 
 /** The metadata of a remote engine's ranks, decoded and checked. */
 export interface Handshake {
@@ -59,7 +64,8 @@ export interface HandshakeClientOptions {
  * Asks each rank for its metadata, one after another (vLLM: `_nixl_handshake`). The compatibility hash is checked before the metadata is decoded.
  * Errors: those of `SideChannel.request`; `KV_HANDSHAKE_REFUSED` when the peer answers with a refusal; `KV_HANDSHAKE_UNTRUSTED` when the
  * payload was changed on its way; `KV_HANDSHAKE_INCOMPATIBLE` naming the factor that differs;
- * `KV_HANDSHAKE_WRONG_ENGINE` when another engine answers; `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
+ * `KV_HANDSHAKE_WRONG_ENGINE` when another engine answers; `KV_WIRE_MALFORMED`; `KV_WIRE_LIMIT_EXCEEDED` also where all ranks together send more than 64 MiB, or take
+ * longer than a minute.
  */
 export async function shakeHands(
   address: EngineAddress,
@@ -71,10 +77,11 @@ export async function shakeHands(
   let extension: HandshakeExtension | undefined;
   let relaxed = false;
   const received = createHash("sha256");
+  const budget = new AnswerBudget(address);
   for (let ppRank = 0; ppRank < address.ppSize; ppRank++) {
     // One after another, as in vLLM: a listener answers one request at a time, and waiting would distort the clock samples.
     for (const tpRank of tpRanks) {
-      const { payload, sample } = await ask(address, ppRank, tpRank, options);
+      const { payload, sample } = await ask(address, ppRank, tpRank, options, budget);
       if (sample !== undefined) samples.push(sample);
       checkHandshakeSeal(payload, { ppRank, tpRank });
       relaxed = checkCompatibility(address, payload, options, relaxed) || relaxed;
@@ -109,6 +116,7 @@ async function ask(
   ppRank: number,
   tpRank: number,
   { sideChannel, timeoutMs, portPerRank }: HandshakeClientOptions,
+  budget: AnswerBudget,
 ): Promise<{ payload: HandshakePayload; sample: ClockSample | undefined }> {
   const reply = await sideChannel.request({
     host: address.host,
@@ -116,6 +124,7 @@ async function ask(
     frames: [encodeHandshakeRequest({ ppRank, tpRank })],
     timeoutMs,
   });
+  budget.take(reply);
   const refusal = decodeHandshakeRefusal(reply.frames);
   if (refusal !== undefined) {
     throw new KvError(
@@ -134,6 +143,33 @@ async function ask(
         ? undefined
         : { sentAtMs: reply.sentAtMs, receivedAtMs: reply.receivedAtMs, remoteSeconds: clockSeconds },
   };
+}
+
+/** What the ranks of one engine may send, and how long they may take, together. */
+class AnswerBudget {
+  readonly #address: EngineAddress;
+  #bytes = 0;
+  #beganAtMs: number | undefined;
+
+  constructor(address: EngineAddress) {
+    this.#address = address;
+  }
+
+  /** Errors: `KV_WIRE_LIMIT_EXCEEDED`. */
+  take({ frames, sentAtMs, receivedAtMs }: SideChannelReply): void {
+    this.#bytes += frames.reduce((sum, { byteLength }) => sum + byteLength, 0);
+    this.#beganAtMs ??= sentAtMs;
+    const tookMs = receivedAtMs - this.#beganAtMs;
+    const found =
+      this.#bytes > MAX_ANSWER_BYTES
+        ? `sent ${this.#bytes} bytes; the limit is ${MAX_ANSWER_BYTES}`
+        : `took ${Math.round(tookMs)} ms; the limit is ${MAX_ANSWERING_MS}`;
+    if (this.#bytes <= MAX_ANSWER_BYTES && tookMs <= MAX_ANSWERING_MS) return;
+    const message = `the ranks of ${describeEngine(this.#address)} together ${found}`;
+    throw new KvError("KV_WIRE_LIMIT_EXCEEDED", message, {
+      hint: "check tp_size and pp_size in kv_transfer_params against the prefill worker's",
+    });
+  }
 }
 
 /** Returns true when the hashes differ and the difference is accepted. `isReported`: `relaxed` was already called for this engine. */

@@ -1,7 +1,7 @@
 import { type KvCacheConfig, KvError } from "@kv/interface";
 import { buildEngineTransferPlan, planRequest, type RankGeometry } from "@kv/plan";
 import { provePlan } from "@kv/plan/prove";
-import { decodeAgentMetadata, encodeAgentMetadata } from "@kv/protocol";
+import { type AgentMetadata, decodeAgentMetadata, encodeAgentMetadata } from "@kv/protocol";
 import { simConfig } from "@kv/testing/simulator/sim-config";
 import { createSimRanks } from "@kv/testing/simulator/sim-ranks";
 import { memoryTransport } from "@kv/transport-memory";
@@ -57,6 +57,25 @@ describe("rank geometry", () => {
     expect(() => remoteGeometry(nameless, place, here)).toThrow(
       /stage 1 of engine e does not name its 1 regions/,
     );
+  });
+
+  it("a stage of a push P takes the regions of its own layers, by name, and refuses what it cannot match", () => {
+    const all = local();
+    const [, second] = all.regions;
+    if (second === undefined) throw new Error("two layers are needed");
+    const here: RankGeometry = { ...all, ppRank: 1, ppSize: 2, regions: [second] };
+    const told = describeRank(all, { engineId: "e", agentMetadata: new Uint8Array([1]) });
+    expect(remoteGeometry(told, rank, here).regions).toEqual([second]);
+    // The other stage's layers are of another group, so the blocks of that group are not for these.
+    const grouped = remoteGeometry({ ...told, regionGroupIds: [1, 0] }, rank, here);
+    expect(grouped.regions).toEqual([{ ...second, groupIds: [0] }]);
+    const refused = (metadata: Partial<AgentMetadata>, at: Partial<RankGeometry> = {}) =>
+      expect(() => remoteGeometry({ ...told, ...metadata }, rank, { ...here, ...at }));
+    refused({ regionNames: undefined }).toThrow(/engine e does not name its regions: stage 1 of this engine/);
+    refused({ regionNames: ["layers.0", "layers.9"] }).toThrow(/engine e has no region layers\.1/);
+    refused({ packedMemberLayouts: { "layers.0": [0, 512] } }).toThrow(/rows with several layers/);
+    refused({ regionMemoryTypes: ["DRAM", "VRAM"] }).toThrow(/regions in host and in device memory/);
+    refused({}, { stateSpace: { convBytes: 64, recurrentBytes: 128 } }).toThrow(/recurrent states/);
   });
 
   it("sends state sizes, and reads the layouts of packed members", () => {

@@ -11,7 +11,7 @@ import type { AgentMetadata } from "@kv/protocol";
 import { cachesOfSegments, numberSegments } from "./segment-names.js";
 
 /** The position of a rank in its engine. The pipeline fields are set only for an engine with several stages. */
-export type RankPlace = Pick<RankGeometry, "tpRank" | "tpSize" | "ppRank" | "ppSize">;
+export type RankPlace = Pick<RankGeometry, "tpRank" | "tpSize" | "ppRank" | "ppSize" | "dcpSize">;
 
 /** This rank's caches in the form that plans use. */
 export function localGeometry(caches: KvCaches, rank: RankPlace): RankGeometry {
@@ -26,7 +26,7 @@ export function localGeometry(caches: KvCaches, rank: RankPlace): RankGeometry {
     config.layout === "LHBNC" ? new Set(layerNames.filter((name, at) => name !== names[at])) : undefined;
   const geometry: RankGeometry = {
     ...rank,
-    dcpSize: 1,
+    dcpSize: rank.dcpSize ?? 1,
     kernelBlockSize: config.blockSize / config.physicalBlocksPerLogical,
     physicalBlocksPerLogical: config.physicalBlocksPerLogical,
     layout: config.layout,
@@ -131,11 +131,12 @@ export function announcedInBlocksOf(metadata: AgentMetadata, tokens: number): Ag
  * in errors.
  */
 export function remoteGeometry(
-  metadata: AgentMetadata,
+  received: AgentMetadata,
   rank: RankPlace,
   local: RankGeometry,
   model = "this model",
 ): RankGeometry {
+  const metadata = (local.ppSize ?? 1) > 1 ? ofLocalStage(received, local) : received;
   const { pcpSize, dcpSize } = metadata;
   if (pcpSize > 1 && dcpSize !== 1 && dcpSize !== pcpSize) {
     throw new KvError(
@@ -168,6 +169,8 @@ export function remoteGeometry(
   const [convBytes = 0, recurrentBytes = 0] = metadata.ssmSizes;
   const names = metadata.regionNames === undefined ? undefined : numberSegments(metadata.regionNames);
   const members = numberMembers(metadata.regionMembers);
+  // The layers of this stage may all be of one group: only the whole list shows that other groups have regions of their own.
+  const hasOtherGroups = (local.ppSize ?? 1) > 1 && new Set(received.regionGroupIds).size > 1;
   const mixed = new Set(metadata.regionMemoryTypes ?? []).size > 1;
   const remote: RankGeometry = {
     ...rank,
@@ -183,13 +186,15 @@ export function remoteGeometry(
       const received = names?.[index];
       const here = ppSize > 1 ? local.regions.find(({ name }) => name === received) : local.regions[index];
       const blockLengthBytes = metadata.blockLengthsBytes[index] ?? 0;
+      const groupId = metadata.regionGroupIds?.[index] ?? here?.groupId ?? 0;
       return {
         name: received ?? here?.name ?? `region ${index}`,
         baseAddress,
         numBlocks: metadata.regionNumBlocks?.[index] ?? metadata.numBlocks,
         blockLengthBytes,
         blockStrideBytes: metadata.blockStridesBytes[index] ?? blockLengthBytes,
-        groupId: metadata.regionGroupIds?.[index] ?? here?.groupId ?? 0,
+        groupId,
+        ...(hasOtherGroups && groupId >= 0 ? { groupIds: [groupId] } : {}),
         memoryType: metadata.regionMemoryTypes?.[index] ?? here?.memoryType ?? "DRAM",
         // Beside device memory, host memory is registered as device 0 (vLLM 0.33, `register_local_xfer_handler`).
         ...(mixed && metadata.regionMemoryTypes?.[index] === "DRAM" ? { deviceId: 0 } : {}),
@@ -200,6 +205,49 @@ export function remoteGeometry(
   };
   requireStatesFit(`remote rank ${rank.tpRank}`, remote, [...remote.regions.keys()]);
   return { ...remote, ...blockTokensOf(remote, local) };
+}
+
+/** The regions of a D that has all layers, which this stage of a push P writes: those of its own layers, in its order (vLLM 0.33 matches by index, or by name in groups). */
+function ofLocalStage(metadata: AgentMetadata, local: RankGeometry): AgentMetadata {
+  const { engineId, regionNames } = metadata;
+  const stage = `stage ${local.ppRank} of this engine`;
+  const found: [what: string, isFound: boolean][] = [
+    ["recurrent states", local.stateSpace !== undefined],
+    ["rows with several layers", Object.keys(metadata.packedMemberLayouts).length > 0],
+    // D plans for all its regions, this stage for some of them: the two may choose unlike forms.
+    ["regions in host and in device memory", new Set(metadata.regionMemoryTypes ?? []).size > 1],
+  ];
+  for (const [what, isFound] of found) {
+    if (!isFound) continue;
+    throw new KvError(
+      "KV_PLAN_UNSUPPORTED",
+      `${stage} has some of the layers of engine ${engineId}, and the cache has ${what}: push with pipeline stages does not support that`,
+      { hint: "use pipeline_parallel_size 1 on both sides, or pull" },
+    );
+  }
+  const theirs = regionNames === undefined ? [] : numberSegments(regionNames);
+  const indices = local.regions.map(({ name }) => theirs.indexOf(name));
+  const absent = local.regions.filter((_, at) => (indices[at] ?? -1) < 0).map(({ name }) => name);
+  if (absent.length > 0) {
+    throw new KvError(
+      "KV_PLAN_INCOMPATIBLE",
+      `engine ${engineId} ${regionNames === undefined ? "does not name its regions" : `has no region ${absent.join(", ")}`}: ${stage} does not know where to write its layers`,
+      { hint: "run the same model on both sides, and vLLM 0.32 or later", details: { absent } },
+    );
+  }
+  const of = <T>(values: readonly T[]) => indices.flatMap((index) => values.slice(index, index + 1));
+  const optional = <T>(values: readonly T[] | undefined) => (values === undefined ? undefined : of(values));
+  return {
+    ...metadata,
+    baseAddresses: of(metadata.baseAddresses),
+    blockLengthsBytes: of(metadata.blockLengthsBytes),
+    blockStridesBytes: of(metadata.blockStridesBytes),
+    regionNumBlocks: optional(metadata.regionNumBlocks),
+    regionGroupIds: optional(metadata.regionGroupIds),
+    regionMemoryTypes: optional(metadata.regionMemoryTypes),
+    regionNames: optional(regionNames),
+    regionMembers: of(metadata.regionMembers),
+  };
 }
 
 /**

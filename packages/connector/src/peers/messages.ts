@@ -24,6 +24,8 @@ import { addressOf, type EngineAddress, engineKey } from "./engine-address.js";
 
 // Messages about requests to other engines and from them: notifications, heartbeats, lease queries.
 
+/** Bytes of notifications that are read in one turn of the event loop, unless one has more. */
+const TURN_BYTES = 64 * 1024;
 /** Ids per heartbeat, far below any transport's limit for one notification. */
 const HEARTBEAT_IDS = 256;
 
@@ -274,7 +276,14 @@ export function receiveNotifications(
   handle: (notification: KvNotification, from: string) => void,
 ): void {
   async function loop(): Promise<void> {
+    let bytes = 0;
     for await (const { from, payload } of agent.notifications()) {
+      bytes += payload.byteLength;
+      if (bytes > TURN_BYTES) {
+        // What has come is read in one turn of the event loop otherwise.
+        await new Promise((resolve) => setImmediate(resolve));
+        bytes = payload.byteLength;
+      }
       try {
         handle(decodeNotification(payload), from);
       } catch (error) {

@@ -17,9 +17,14 @@ interface Failure {
   readonly delayMs: number;
   readonly untilMs: number;
   readonly error: KvError;
+  /** The process that the request named; undefined where it named none. */
+  readonly incarnation: string | undefined;
 }
 
-/** Limits how often an unreachable peer is tried: after 1 s, then after twice the previous delay, up to 60 s (vLLM 0.33). */
+/**
+ * Limits how often an unreachable peer is tried: after 1 s, then after twice the previous delay, up to 60 s (vLLM 0.33). A request that names another process
+ * than the one that was not reached is tried at once: it says that the peer was started again.
+ */
 export class PeerBackoff {
   readonly #clock: Clock;
   readonly #minMs: number;
@@ -33,9 +38,10 @@ export class PeerBackoff {
   }
 
   /** Errors: `KV_HANDSHAKE_BACKED_OFF`, with the last failure as its cause, while the peer's delay runs. */
-  check(address: EngineAddress): void {
+  check(address: EngineAddress, incarnation?: string): void {
     const failure = this.#failures.get(engineKey(address));
     if (failure === undefined) return;
+    if (incarnation !== undefined && incarnation !== failure.incarnation) return;
     const leftMs = failure.untilMs - this.#clock.now();
     if (leftMs <= 0) return;
     const peer = describeEngine(address);
@@ -47,7 +53,7 @@ export class PeerBackoff {
   }
 
   /** Starts the peer's delay, or doubles it. */
-  failed(address: EngineAddress, error: KvError): void {
+  failed(address: EngineAddress, error: KvError, incarnation?: string): void {
     const nowMs = this.#clock.now();
     // A peer that was not requested for the longest delay starts at the first delay again. This limits the table without a timer.
     for (const [key, { untilMs }] of this.#failures)
@@ -56,7 +62,7 @@ export class PeerBackoff {
     const before = this.#failures.get(key);
     const delayMs = before === undefined ? this.#minMs : Math.min(before.delayMs * 2, this.#maxMs);
     this.#failures.delete(key);
-    this.#failures.set(key, { delayMs, untilMs: nowMs + delayMs, error });
+    this.#failures.set(key, { delayMs, untilMs: nowMs + delayMs, error, incarnation });
     const [oldest] = this.#failures.keys();
     if (this.#failures.size > MAX_FAILURES && oldest !== undefined) this.#failures.delete(oldest);
   }

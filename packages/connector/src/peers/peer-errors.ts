@@ -25,7 +25,7 @@ const ABOUT_THE_ADDRESS: readonly KvError["code"][] = [
 ];
 
 /**
- * The error that a request's client gets when the address in its parameters does not answer as a prefill worker. It is the same whether
+ * The error that a request's client gets when the address in its parameters does not answer as a worker. It is the same whether
  * nothing listens there, another program does, or nothing answers: otherwise D would be a port scanner for its clients. The log has the
  * details. Other errors are returned unchanged.
  */
@@ -33,15 +33,15 @@ export function unreachablePeer(error: unknown): unknown {
   if (KvError.is(error, "KV_HANDSHAKE_BACKED_OFF")) {
     return new KvError(
       "KV_HANDSHAKE_BACKED_OFF",
-      "the prefill worker that kv_transfer_params name has failed before and is not tried again yet",
-      { hint: "the decode worker's log says why; send the prompt to another prefill worker" },
+      "the worker that kv_transfer_params name has failed before and is not tried again yet",
+      { hint: "the log of the worker that answers says why; send the prompt to another prefill worker" },
     );
   }
   if (!KvError.is(error) || !ABOUT_THE_ADDRESS.includes(error.code)) return error;
   return new KvError(
     "KV_SIDE_CHANNEL_UNREACHABLE",
-    "the prefill worker that kv_transfer_params name does not answer",
-    { hint: "the decode worker's log says why; send the prompt to a prefill worker again" },
+    "the worker that kv_transfer_params name does not answer",
+    { hint: "the log of the worker that answers says why; send the prompt to a prefill worker again" },
   );
 }
 
@@ -59,7 +59,7 @@ export function staleProcess(
   }
   return new KvError(
     "KV_GENERATION_STALE",
-    `request ${requestId} was prefilled by an engine ${engineId} that is gone; ${another}`,
+    `request ${requestId} was computed by a process of engine ${engineId} that is gone; ${another}`,
     {
       hint: "send the prompt to a prefill worker again",
       details: { engineId, requestId, host, port },

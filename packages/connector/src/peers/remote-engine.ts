@@ -1,7 +1,7 @@
-import type { DescriptorTable, LogFields, PreparedList } from "@kv/interface";
+import { type DescriptorTable, KvError, type LogFields, type PreparedList } from "@kv/interface";
 import { buildEngineTransferPlan, type EngineTransferPlan, type JointGroups, joinGroups } from "@kv/plan";
 import type { RemoteLease } from "@kv/protocol";
-import { handshakeTargetRanks } from "@kv/topology";
+import { handshakeSourceRanks, handshakeTargetRanks } from "@kv/topology";
 import type { ClockOffset } from "../handshake/clock-offset.js";
 import type { RemoteRanks } from "../handshake/connector-handshake.js";
 import type { RemoteRequest } from "../scheduler/step-types.js";
@@ -113,11 +113,20 @@ interface OpenList {
  * undoes the earlier ones. Errors: those of the handshake, of `planEngine` and of the transport.
  */
 export async function openEngine<Engine extends OpenEngine>(
-  { agent, handshake, local, localLists, log, remoteAgents }: WorkerContext,
+  { agent, handshake, local, localLists, log, options, remoteAgents }: WorkerContext,
   address: EngineAddress,
-  planEngine: RemoteEnginesOptions<Engine>["plan"],
+  { plan: planEngine, role }: Pick<RemoteEnginesOptions<Engine>, "plan" | "role">,
 ): Promise<OpenedEngine<Engine>> {
-  const tpRanks = handshakeTargetRanks({
+  // Both sides count notifications by the tensor-parallel ranks of D, and cannot distinguish its stages (vLLM 0.33 counts in the same way).
+  const { ppSize } = options.engine;
+  if (role === "prefill" && ppSize > 1) {
+    throw new KvError(
+      "KV_PLAN_UNSUPPORTED",
+      `this engine has ${ppSize} pipeline stages, and engine ${address.engineId} counts decode workers by tensor-parallel rank: only prefill workers may have stages`,
+      { hint: "use pipeline_parallel_size 1 for decode workers" },
+    );
+  }
+  const tpRanks = (role === "prefill" ? handshakeTargetRanks : handshakeSourceRanks)({
     tpRank: local.tpRank,
     tpSize: local.tpSize,
     remoteTpSize: address.tpSize,
@@ -125,6 +134,18 @@ export async function openEngine<Engine extends OpenEngine>(
     remoteDcpSize: address.dcpSize,
   });
   const { ranks, ...answer } = await handshake.ask(address, tpRanks);
+  for (const { geometry } of ranks) {
+    const { dcpSize = 1 } = geometry;
+    if (dcpSize === address.dcpSize) continue;
+    throw new KvError(
+      "KV_PLAN_INCOMPATIBLE",
+      `engine ${address.engineId} has decode context parallelism of ${dcpSize}, and the request says ${address.dcpSize}`,
+      {
+        hint: "pass dcp_size on with the other kv_transfer_params",
+        details: { dcpSize, said: address.dcpSize },
+      },
+    );
+  }
   const plan = planEngine(address, { ranks, ...answer });
   const agents = new Map<RankKey, string>();
   const lists: OpenList[] = [];

@@ -99,6 +99,25 @@ describe("remote engines", () => {
     await expect(engines.open(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_REFUSED" });
   });
 
+  it("vllm#49238: a request that names another process than the one that was not reached is tried at once", async () => {
+    const { engines, failWith } = setUp();
+    failWith(new KvError("KV_HANDSHAKE_REFUSED", "no"));
+    const outcome = async (incarnation?: string) => {
+      const lease = incarnation === undefined ? {} : { lease: { incarnation } };
+      return await engines.open({ ...at("e"), ...lease }).then(
+        () => "ok",
+        ({ code }: KvError) => code,
+      );
+    };
+    expect(await outcome("dead")).toBe("KV_HANDSHAKE_REFUSED");
+    expect(await outcome("dead")).toBe("KV_HANDSHAKE_BACKED_OFF");
+    expect(await outcome()).toBe("KV_HANDSHAKE_BACKED_OFF");
+    expect(await outcome("restarted")).toBe("KV_HANDSHAKE_REFUSED");
+    expect(await outcome("restarted")).toBe("KV_HANDSHAKE_BACKED_OFF");
+    failWith(undefined);
+    expect(await outcome("restarted again")).toBe("ok");
+  });
+
   it("closes a dropped peer when its last reference is released; later callers get a new peer at once", async () => {
     const { engines, log } = setUp();
     const first = await engines.open(at("e"));

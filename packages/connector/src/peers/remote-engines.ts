@@ -25,6 +25,9 @@ const RENEWALS = 2;
 /** Confirmed generations that an entry remembers. */
 const MAX_CONFIRMED = 16;
 
+/** An address, with the process that a request names. */
+type NamedEngine = EngineAddress & Pick<EngineRequest, "lease">;
+
 /** An engine of the table, from the start of its opening until it is closed. */
 interface Entry<Engine extends OpenEngine> {
   readonly key: string;
@@ -102,7 +105,7 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
    * failure; `KV_GENERATION_STALE` for a `registrationGeneration` that the engine does not have; `KV_SIDE_CHANNEL_CLOSED` after `close`; the signal's
    * reason.
    */
-  open(address: EngineAddress, signal?: AbortSignal): Promise<EngineReference<Engine>> {
+  open(address: NamedEngine, signal?: AbortSignal): Promise<EngineReference<Engine>> {
     return whileNotAborted(this.#open(address), signal, (reference) => reference.release());
   }
 
@@ -185,7 +188,7 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     return endWith(span, this.open(request, signal));
   }
 
-  async #open(address: EngineAddress): Promise<EngineReference<Engine>> {
+  async #open(address: NamedEngine): Promise<EngineReference<Engine>> {
     const key = engineKey(address);
     for (let attempt = 0; ; attempt += 1) {
       if (this.#closed) {
@@ -194,7 +197,7 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
       }
       let entry = this.#entries.get(key);
       if (entry === undefined) {
-        this.#backoff.check(address);
+        this.#backoff.check(address, address.lease?.incarnation);
         entry = this.#begin(key, address);
       }
       const held = entry;
@@ -223,7 +226,7 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
   }
 
   #handshake(address: EngineAddress): Promise<OpenedEngine<Engine>> {
-    return openEngine(this.#context, address, (at, answer) => this.#options.plan(at, answer));
+    return openEngine(this.#context, address, this.#options);
   }
 
   /** Counts and logs a failed handshake. */
@@ -232,7 +235,7 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     this.#context.log.warn(this.#options.failureType, { engineId, host, port, error: String(error) });
   }
 
-  #begin(key: string, address: EngineAddress): Entry<Engine> {
+  #begin(key: string, address: NamedEngine): Entry<Engine> {
     const entry = this.#entryOf(key, address, this.#handshake(address));
     this.#entries.set(key, entry);
     entry.opening.then(
@@ -242,8 +245,8 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
       },
       (error: unknown) => {
         this.#failed(address, error);
-        const what = `handshake with ${describeEngine(address)}`;
-        this.#backoff.failed(address, KvError.from(error, "KV_HANDSHAKE_REFUSED", what));
+        const why = KvError.from(error, "KV_HANDSHAKE_REFUSED", `handshake with ${describeEngine(address)}`);
+        this.#backoff.failed(address, why, address.lease?.incarnation);
         if (this.#entries.get(key) === entry) this.#entries.delete(key);
         entry.closed?.();
       },

@@ -1,23 +1,27 @@
 import { readdirSync } from "node:fs";
+import { availableParallelism } from "node:os";
 import { KvError, type Platform } from "@kv/interface";
 import { cpuPlatform } from "./cpu-platform.js";
 
 /** Options of `cudaPlatform`. */
 export interface CudaPlatformOptions {
-  /** Returns the names of the host's GPUs. @default the names of the driver's files in `/dev` */
-  readonly gpus?: () => readonly string[];
+  /** Names of the GPUs that the engine may use. @default those of the driver's files in `/dev` */
+  readonly gpus?: readonly string[] | undefined;
 }
 
 /**
  * An NVIDIA GPU. The cache is in GPU memory, which is registered directly (`kv_buffer_device: "cuda"`, memory type VRAM), so that transfers from
  * a peer's staging pool go straight into it. The transport must support this memory, and the engine must allocate it. The cache shape is
- * vLLM's. Errors: `KV_PLATFORM_UNSUPPORTED` without a GPU.
+ * vLLM's. Errors: `KV_PLATFORM_UNSUPPORTED` without a GPU, with the devices that the machine has.
  */
-export function cudaPlatform({ gpus = gpusHere }: CudaPlatformOptions = {}): Platform {
-  if (gpus().length === 0) {
+export function cudaPlatform({ gpus = nvidiaGpus() }: CudaPlatformOptions = {}): Platform {
+  if (gpus.length === 0) {
+    const others = namesIn("/dev").filter((name) => OTHER_DEVICES.test(name));
     throw new KvError(
       "KV_PLATFORM_UNSUPPORTED",
-      'kv_buffer_device "cuda" needs a GPU: there is no /dev/nvidia0',
+      `kv_buffer_device "cuda" needs a GPU: there is no /dev/nvidia0. This machine has ${availableParallelism()} CPU cores and ${
+        others.length === 0 ? "no other accelerator" : others.map((name) => `/dev/${name}`).join(", ")
+      }`,
       {
         hint: 'use "cpu" for kv_buffer_device, or install the NVIDIA driver (in a container: --gpus all)',
       },
@@ -30,9 +34,14 @@ export function cudaPlatform({ gpus = gpusHere }: CudaPlatformOptions = {}): Pla
   };
 }
 
-function gpusHere(): readonly string[] {
+/** Accelerators of other makers: AWS Neuron, AMD, Intel Gaudi, Google TPU. */
+const OTHER_DEVICES = /^(neuron\d+|kfd|accel\d*|vfio)$/;
+
+const nvidiaGpus = (): readonly string[] => namesIn("/dev").filter((name) => /^nvidia\d+$/.test(name));
+
+function namesIn(folder: string): readonly string[] {
   try {
-    return readdirSync("/dev").filter((name) => /^nvidia\d+$/.test(name));
+    return readdirSync(folder);
   } catch {
     return [];
   }

@@ -3,9 +3,12 @@ import {
   type BlockIds,
   type Clock,
   type ConnectorRequest,
+  type EngineIdentity,
   type FinishReason,
+  type KvCacheConfig,
   KvError,
   type LoadFailurePolicy,
+  type Log,
   type MatchedTokens,
   type RequestFinished,
   type SchedulerConnector,
@@ -14,7 +17,7 @@ import {
   type WorkerHandshakeMetadata,
   type WorkerOutput,
 } from "@kv/interface";
-import { readTransferId, type TransferMode } from "@kv/protocol";
+import { namesReadback, readTransferId, type TransferMode } from "@kv/protocol";
 import { connectorSettings, encryptedSideChannel } from "../config/connector-settings.js";
 import { EngineListener, type ListenerAddress } from "../handshake/engine-listener.js";
 import { type TransferGroups, transferGroups } from "../transfer-groups.js";
@@ -50,12 +53,15 @@ export interface ConnectorSchedulerOptions<Source extends PromptSource> {
 
 /**
  * The scheduler side of a connector. It has both halves: each request decides whether the engine is its P (`do_remote_decode`) or its D
- * (`do_remote_prefill`).
+ * (`do_remote_prefill`). With `bidirectional_kv_xfer` a request may need both: D keeps the KV of a finished request, and P fetches it for the next turn.
  */
 export class ConnectorScheduler<Source extends PromptSource> implements SchedulerConnector, AsyncDisposable {
   readonly name: string;
   readonly loadFailurePolicy: LoadFailurePolicy;
   readonly #clock: Clock;
+  readonly #log: Log;
+  /** `bidirectional_kv_xfer`. */
+  readonly #readsBack: boolean;
   readonly #incarnation: string;
   readonly #listener: EngineListener;
   readonly #prefill: PrefillScheduler;
@@ -74,8 +80,11 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
     this.#groups = transferGroups(given.cache);
     const options = { ...given, cache: this.#groups?.config ?? given.cache };
     const { config, engine, cache, sideChannel } = options;
+    const { dcpSize = 1 } = engine;
+    requireContextParallel(engine, cache);
     const { clock, log, random } = ambient(options);
     const settings = connectorSettings(config);
+    if (settings.readsBack) requireReader(connector.transferMode, engine);
     if (settings.cachesUnverifiedKv) {
       log.warn("unverified-kv-is-cached", {
         key: "kv_connector_extra_config.cache_unverified_kv",
@@ -87,6 +96,8 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
     this.name = connector.name;
     this.loadFailurePolicy = config.loadFailurePolicy;
     this.#clock = clock;
+    this.#log = log;
+    this.#readsBack = settings.readsBack;
     this.#incarnation = random.uuid();
     this.#listener = new EngineListener({
       sideChannel: encryptedSideChannel(sideChannel, settings, { clock, log }),
@@ -103,9 +114,11 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
     this.#decode = new DecodeRequests({
       clock,
       config: cache,
+      dcpSize,
       orders: this.#orders,
       rememberMs: Math.max(REMEMBER_MS, 2 * settings.leaseMs, settings.unattendedLeaseMs ?? 0),
       backoff,
+      recomputeThresholdTokens: settings.recomputeThresholdTokens,
     });
     this.#prefill = new PrefillScheduler({
       transferMode: connector.transferMode,
@@ -113,10 +126,11 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
       config: cache,
       engineId: engine.engineId,
       tpSize: engine.tpSize,
-      dcpSize: 1,
+      dcpSize,
       ppSize: engine.ppSize,
       leaseMs: settings.leaseMs,
       unattendedLeaseMs: settings.unattendedLeaseMs,
+      decoderBlocksTtlMs: settings.decoderBlocksTtlMs,
       incarnation: this.#incarnation,
       isLayerwise: settings.isLayerwise && connector.transferMode === "push",
       address,
@@ -130,7 +144,14 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
   }
 
   requestQueued(request: ConnectorRequest): void {
-    if (asks(request, "do_remote_prefill")) this.#decode.queued(request);
+    if (this.#fetches(request)) this.#decode.queued(request);
+    else if (namesReadback(request.kvTransferParams)) {
+      this.#log.warn("readback-not-enabled", {
+        requestId: request.requestId,
+        key: "kv_connector_extra_config.bidirectional_kv_xfer",
+        reason: "the request names blocks of a decode worker: this engine computes their tokens",
+      });
+    }
   }
 
   tokensToPrefill(request: ConnectorRequest): number {
@@ -147,8 +168,15 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
       this.#shortened?.require(request);
       readTransferId(request.kvTransferParams);
     }
-    if (!asks(request, "do_remote_prefill")) return { tokens: 0, async: false };
-    return this.#decode.matched(request, numComputedTokens);
+    if (!this.#fetches(request)) return { tokens: 0, async: false };
+    try {
+      return this.#decode.matched(request, numComputedTokens);
+    } catch (error) {
+      const isReadback = !asks(request, "do_remote_prefill");
+      if (!isReadback || this.loadFailurePolicy !== "recompute") throw error;
+      this.#log.warn("readback-refused", { requestId: request.requestId, error: String(error) });
+      return { tokens: 0, async: false };
+    }
   }
 
   afterAllocation(
@@ -157,13 +185,16 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
     externalTokens: number,
     computedTokens?: readonly number[],
   ): void {
-    if (asks(request, "do_remote_prefill")) {
+    const blocks = this.#transferred(blockIds);
+    const isDecode = asks(request, "do_remote_prefill");
+    if (!isDecode && asks(request, "do_remote_decode")) this.#shortened?.require(request);
+    if (this.#fetches(request)) {
       const computed = computedTokens && this.#transferred(computedTokens);
-      this.#decode.allocated(request, this.#transferred(blockIds), externalTokens, computed);
-    } else if (asks(request, "do_remote_decode")) {
-      this.#shortened?.require(request);
-      this.#prefill.admitted(request, this.#transferred(blockIds));
+      this.#decode.allocated(request, blocks, externalTokens, computed);
     }
+    // The workers know from now on whose blocks a peer may read, and take its notifications.
+    if (isDecode ? this.#readsBack : asks(request, "do_remote_decode"))
+      this.#prefill.admitted(request, blocks);
   }
 
   buildStepMetadata(): StepMetadata {
@@ -181,19 +212,35 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
 
   requestFinished(request: ConnectorRequest, blockIds: BlockIds, reason: FinishReason): RequestFinished {
     this.#shortened?.forget(request.requestId);
-    if (asks(request, "do_remote_prefill")) return this.#decode.finished(request);
-    if (asks(request, "do_remote_decode"))
-      return this.#prefill.finished(request, this.#transferred(blockIds), reason);
-    return { keepBlocks: false };
+    const isDecode = asks(request, "do_remote_prefill");
+    if (!isDecode && !asks(request, "do_remote_decode")) return { keepBlocks: false };
+    const fetched = this.#fetches(request) ? this.#decode.finished(request) : undefined;
+    const isArriving = fetched?.keepBlocks === true;
+    if (isDecode && !this.#readsBack) return { keepBlocks: isArriving };
+    const isWhole = reason === "stopped" || reason === "length";
+    if (isDecode && isWhole && request.numComputedTokens === undefined) {
+      this.#log.warn("readback-not-offered", {
+        requestId: request.requestId,
+        reason: "the engine does not say how many tokens its blocks hold (numComputedTokens)",
+      });
+    }
+    // While KV arrives in the blocks, they hold nothing for a peer.
+    const ended = isArriving ? "aborted" : reason;
+    const isUnverified = fetched?.isUnverified === true;
+    const half = { isDecode, isUnverified };
+    const kept = this.#prefill.finished(request, this.#transferred(blockIds), ended, half);
+    return isArriving ? { keepBlocks: true } : kept;
   }
 
   applyWorkerOutput(output: WorkerOutput): void {
+    const unverified = new Set(output.unverifiedReceiving);
     const atRisk = new Set<string>();
     for (const { requestId, blocksAtRisk } of output.failedReceiving) {
       if (blocksAtRisk === true) atRisk.add(requestId);
     }
     for (const requestId of output.finishedSending) this.#prefill.sent(requestId);
-    for (const requestId of output.finishedReceiving) this.#decode.received(requestId, atRisk.has(requestId));
+    for (const requestId of output.finishedReceiving)
+      this.#decode.received(requestId, atRisk.has(requestId), unverified.has(requestId));
   }
 
   hasPendingWork(): boolean {
@@ -222,6 +269,11 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
     return this.close();
   }
 
+  /** Whether a peer may supply KV of the request: D's prompt, or what P reads back. */
+  #fetches(request: ConnectorRequest): boolean {
+    return asks(request, "do_remote_prefill") || (this.#readsBack && namesReadback(request.kvTransferParams));
+  }
+
   /** Of what the engine has given for each group of its cache, that of the groups which peers exchange. */
   #transferred<T>(given: readonly T[]): readonly T[] {
     return this.#groups?.select(given) ?? given;
@@ -236,6 +288,40 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
       { hint: "await setHandshakeMetadata before the first request" },
     );
   }
+}
+
+/** Errors: `KV_CONFIG_INVALID` where `bidirectional_kv_xfer` is set and the engine cannot read. */
+function requireReader(transferMode: TransferMode, { ppSize }: EngineIdentity): void {
+  const key = "kv_connector_extra_config.bidirectional_kv_xfer";
+  if (transferMode === "push") {
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `${key} is true, and with push nobody reads KV: P writes it to D, and no D knows where P wants the last turn`,
+      { hint: "use NixlConnector (pull) on both sides, or leave it out: vLLM 0.33 refuses it with push too" },
+    );
+  }
+  if (ppSize > 1) {
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `${key} is true, and this engine has ${ppSize} pipeline stages: an engine of several stages cannot read KV`,
+      { hint: "leave it out, or serve the model with one stage", details: { ppSize } },
+    );
+  }
+}
+
+/** Errors: `KV_CONFIG_INVALID` where the ranks cannot share a sequence. */
+function requireContextParallel({ dcpSize = 1, tpSize }: EngineIdentity, { groups }: KvCacheConfig): void {
+  if (dcpSize === 1) return;
+  const refuse = (why: string): never => {
+    throw new KvError("KV_CONFIG_INVALID", `decode context parallelism of ${dcpSize}: ${why}`, {
+      details: { dcpSize, tpSize },
+    });
+  };
+  if (!Number.isSafeInteger(dcpSize) || dcpSize < 1 || tpSize % dcpSize !== 0)
+    refuse(`it does not divide the ${tpSize} tensor-parallel ranks`);
+  const other = groups.find(({ kind }) => kind !== "mla");
+  if (other !== undefined)
+    refuse(`the cache has a group of kind "${other.kind}", and only "mla" can be shared`);
 }
 
 /** Any value except false and null counts as true here. The parameters are validated later, where they are read. */

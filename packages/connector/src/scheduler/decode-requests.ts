@@ -9,7 +9,7 @@ import {
   type RequestFinished,
 } from "@kv/interface";
 import { exchangedBlocks } from "@kv/plan";
-import { type PromptPrefix, promptContent, promptDigest } from "@kv/protocol";
+import { namesReadback, type PromptPrefix, promptContent, promptDigest, readbackParams } from "@kv/protocol";
 import { type PrefillBackoff, requireLastTokensLeft } from "./prefill-backoff.js";
 import { HeartbeatSet, RemoteReferences } from "./remote-requests.js";
 import type { HeartbeatChange, RemoteRequest } from "./step-types.js";
@@ -81,34 +81,46 @@ interface RequestState<Source> {
   readonly refusal: KvError | undefined;
   readonly seenAtMs: number;
   numComputedTokens: number;
+  /** Whether nobody compared the KV that arrived with the prompt. */
+  isUnverified: boolean;
 }
 
 /**
- * D's requests on the scheduler side, for pull and push: how many tokens P supplies, which blocks to fetch, which leases to extend, and when
- * the engine may have blocks back. vLLM 0.33 records progress in the request's own parameters (`do_remote_prefill` becomes false); here each
+ * The requests that fetch KV, on the scheduler side, for pull and push: how many tokens the peer supplies, which blocks to fetch, which leases to extend, and
+ * when the engine may have blocks back. They are D's requests, and with `bidirectional_kv_xfer` also those of a P whose parameters name blocks of a D: there
+ * the roles of P and D are exchanged, and the engine computes what it does not get. vLLM 0.33 records progress in the request's own parameters (`do_remote_prefill` becomes false); here each
  * request has a state.
  */
 export class DecodeRequests<Source extends PromptSource> {
   readonly #clock: Clock;
   readonly #config: KvCacheConfig;
+  readonly #dcpSize: number;
   readonly #orders: DecodeOrders<Source, object>;
   readonly #states = new Map<string, RequestState<Source>>();
   readonly #heartbeats = new HeartbeatSet();
   readonly #references: RemoteReferences;
   readonly #backoff: PrefillBackoff | undefined;
+  readonly #recomputeThresholdTokens: number;
 
-  /** `rememberMs`: how long a released reference is refused, at least P's lease. */
+  /**
+   * `rememberMs`: how long a released reference is refused, at least P's lease. `recomputeThresholdTokens`: a P computes fewer tokens than this instead of
+   * reading them back. `dcpSize`: the engine's.
+   */
   constructor(options: {
     readonly clock: Clock;
     readonly config: KvCacheConfig;
+    readonly dcpSize: number;
     readonly orders: DecodeOrders<Source, object>;
     readonly rememberMs: number;
     readonly backoff?: PrefillBackoff | undefined;
+    readonly recomputeThresholdTokens?: number | undefined;
   }) {
     const { clock, orders, rememberMs } = options;
     this.#clock = clock;
     this.#config = options.config;
+    this.#dcpSize = options.dcpSize;
     this.#backoff = options.backoff;
+    this.#recomputeThresholdTokens = options.recomputeThresholdTokens ?? 0;
     this.#orders = orders;
     this.#references = new RemoteReferences({ clock, rememberMs, maxReaders: orders.maxReaders });
   }
@@ -130,7 +142,22 @@ export class DecodeRequests<Source extends PromptSource> {
     if (numComputedTokens >= numPromptTokens - own) return { tokens: 0, async: false };
     const left = numPromptTokens - (this.#backoff?.tokens ?? 0);
     const tokens = Math.min(numPromptTokens, state.source.numTokens ?? left) - numComputedTokens;
-    return tokens > 0 ? { tokens, async: true } : { tokens: 0, async: false };
+    const isComputed = this.#isComputed(request, state.source, tokens);
+    return tokens > 0 && !isComputed ? { tokens, async: true } : { tokens: 0, async: false };
+  }
+
+  /**
+   * Whether P computes the tokens although the D of the last turn has them: there are few, or its state has P's last token already, which P computes in any
+   * case and would apply to it twice.
+   */
+  #isComputed(
+    { kvTransferParams, numPromptTokens }: ConnectorRequest,
+    { numTokens = 0 }: Source,
+    tokens: number,
+  ): boolean {
+    if (!namesReadback(kvTransferParams)) return false;
+    const isStateTooFar = this.#backoff !== undefined && numTokens >= numPromptTokens;
+    return isStateTooFar || tokens < this.#recomputeThresholdTokens;
   }
 
   /** As `SchedulerConnector.afterAllocation`. Errors: `KV_INTERNAL` for a group that has more tokens than `matched` was told. */
@@ -157,16 +184,26 @@ export class DecodeRequests<Source extends PromptSource> {
         `request ${request.requestId} was allocated with ${deepest} computed tokens in a KV cache group, and ${numComputedTokens} were matched`,
       );
     }
-    const blocks = blocksToFetch(blockIds, computedTokens ?? numComputedTokens, numTokens, this.#config);
+    const blocks = blocksToFetch(
+      blockIds,
+      computedTokens ?? numComputedTokens,
+      numTokens,
+      this.#config,
+      this.#dcpSize,
+    );
     const prompt = promptPrefix(request, numTokens);
     this.#orders.fetch(request.requestId, source, { ...blocks, numTokens, seenAtMs, prompt });
     state.phase = "fetching";
   }
 
-  /** As `SchedulerConnector.requestFinished`. */
-  finished(request: ConnectorRequest): RequestFinished {
-    const { requestId } = request;
+  /** As `SchedulerConnector.requestFinished`. `isUnverified`: nobody compared the KV that it got with its prompt. */
+  finished(request: ConnectorRequest): RequestFinished & { readonly isUnverified: boolean } {
     const state = this.#see(request);
+    return { ...this.#finished(request, state), isUnverified: state.isUnverified };
+  }
+
+  #finished(request: ConnectorRequest, state: RequestState<Source>): RequestFinished {
+    const { requestId } = request;
     switch (state.phase) {
       case "fetching":
         if (!this.#orders.cancelFetch(requestId)) {
@@ -192,10 +229,14 @@ export class DecodeRequests<Source extends PromptSource> {
     return { keepBlocks: false };
   }
 
-  /** Called when every rank has received its part or has failed. `blocksAtRisk`: it failed, and a peer may still write to the blocks. */
-  received(requestId: string, blocksAtRisk: boolean): void {
+  /**
+   * Called when every rank has received its part or has failed. `blocksAtRisk`: it failed, and a peer may still write to the blocks. `isUnverified`: nobody
+   * compared the KV with the prompt.
+   */
+  received(requestId: string, blocksAtRisk: boolean, isUnverified: boolean): void {
     const state = this.#states.get(requestId);
     if (state === undefined) return;
+    state.isUnverified ||= isUnverified;
     if (blocksAtRisk) {
       if (state.phase === "fetching") this.#enter(state, "at-risk");
       return;
@@ -239,13 +280,17 @@ export class DecodeRequests<Source extends PromptSource> {
   #see(request: ConnectorRequest): RequestState<Source> {
     const known = this.#states.get(request.requestId);
     if (known !== undefined) return known;
-    const params = request.kvTransferParams ?? {};
+    let params = request.kvTransferParams ?? {};
+    const isReadback = namesReadback(params);
     let source: Source | undefined;
     let refusal: KvError | undefined;
     try {
       const { numPromptTokens } = request;
-      const read = this.#orders.read(params, numPromptTokens);
-      if (this.#backoff !== undefined)
+      if (isReadback) params = readbackParams(params);
+      // P computes a shortened prompt. The KV may also hold the tokens that it leaves out.
+      const leftOut = isReadback ? (this.#backoff?.tokens ?? 0) : 0;
+      const read = this.#orders.read(params, numPromptTokens + leftOut);
+      if (this.#backoff !== undefined && !isReadback)
         requireLastTokensLeft(this.#backoff, {
           ...{ numTokens: read.numTokens, numPromptTokens },
           hasAnswered: read.remote.blocks !== undefined,
@@ -269,6 +314,7 @@ export class DecodeRequests<Source extends PromptSource> {
       refusal,
       seenAtMs: this.#clock.now(),
       numComputedTokens: 0,
+      isUnverified: false,
     };
     this.#states.set(request.requestId, state);
     if (source !== undefined) this.#heartbeats.add(source.remote);
@@ -324,15 +370,19 @@ export function blocksToFetch(
   computedTokens: number | readonly number[],
   numTokens: number,
   config: KvCacheConfig,
+  dcpSize = 1,
 ): BlocksToFetch {
   const localComputedBlocks = blockIds.map((_, group) =>
     Math.floor(
       (typeof computedTokens === "number" ? computedTokens : (computedTokens[group] ?? 0)) /
-        (config.groups[group]?.blockSize ?? config.blockSize),
+        ((config.groups[group]?.blockSize ?? config.blockSize) * dcpSize),
     ),
   );
   return {
-    localBlockIds: exchangedBlocks(blockIds, config, { numTokens, computedBlocks: localComputedBlocks }),
+    localBlockIds: exchangedBlocks(blockIds, config, {
+      ...{ numTokens, dcpSize },
+      computedBlocks: localComputedBlocks,
+    }),
     localComputedBlocks,
   };
 }

@@ -17,6 +17,7 @@ function setUp(given: { unattendedLeaseMs?: number } = {}) {
     dcpSize: 1,
     ppSize: 1,
     leaseMs: 30_000,
+    decoderBlocksTtlMs: 480_000,
     ...given,
     incarnation: "this-process",
     address: () => ({ host: "127.0.0.1", port: 5600, registrationGeneration: 1 }),
@@ -184,6 +185,14 @@ describe("prefill scheduler", () => {
         unattendedExpiresAtMs: 50_000 + unattendedLeaseMs,
       });
     }
+  });
+
+  it("reports requests whose caches are gone once, also when the engine sleeps twice between two steps", () => {
+    const { prefill } = setUp();
+    prefill.finished(request("r"), blocks(2), "length");
+    prefill.cachesLost();
+    prefill.cachesLost();
+    expect(prefill.takeStep()).toEqual({ inBatch: [], notSent: [], leases: [], lost: ["r"] });
   });
 
   it("admits a preempted request again with other blocks and the same wire id", () => {

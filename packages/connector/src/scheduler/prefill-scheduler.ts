@@ -58,6 +58,8 @@ export interface PrefillSchedulerOptions {
   readonly leaseMs: number;
   /** `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`: the lease of a request whose D sends no heartbeats. @default leaseMs */
   readonly unattendedLeaseMs?: number | undefined;
+  /** How long a D keeps the blocks of a finished request. vLLM 0.33: 480,000. */
+  readonly decoderBlocksTtlMs: number;
   /**
    * Layerwise push: workers write a request's layers while it runs. They get the prompt's blocks at admission, and the blocks are kept until they
    * report the request, however it ends. @default false
@@ -75,11 +77,23 @@ interface KeptRequest {
   readonly blocks?: string;
   /** Whose KV they hold; undefined where the engine does not know its tokens. */
   readonly content?: PromptContent | undefined;
+  /** Whether nobody compared the KV that came from a peer with its prompt. */
+  readonly isUnverified?: boolean | undefined;
+}
+
+/** What is named to a peer of a request whose blocks are kept. */
+interface Offer {
+  readonly promptBlockIds: BlockIds;
+  /** Tokens from the start of the sequence whose KV the blocks hold. */
+  readonly numTokens: number;
+  /** The end of their lease, as the peer is told. */
+  readonly announcedMs: number;
+  readonly isDecode: boolean;
 }
 
 /**
- * P's half of the scheduler side: it keeps a finished request's blocks for their readers and returns the `kv_transfer_params` that name them.
- * The workers report when the blocks may be freed (`WorkerOutput.finishedSending`).
+ * The half of the scheduler side that keeps a finished request's blocks for their readers and returns the `kv_transfer_params` that name them: P's, and with
+ * `bidirectional_kv_xfer` also D's. The workers report when the blocks may be freed (`WorkerOutput.finishedSending`).
  */
 export class PrefillScheduler {
   readonly #options: PrefillSchedulerOptions;
@@ -101,18 +115,28 @@ export class PrefillScheduler {
     this.#admit(request, blockIds);
   }
 
-  /** As `SchedulerConnector.requestFinished`. Errors: `KV_INTERNAL` before the side channel is open. */
-  finished(request: ConnectorRequest, blockIds: BlockIds, reason: FinishReason): RequestFinished {
-    const { clock, config, dcpSize, leaseMs, unattendedLeaseMs } = this.#options;
-    const { requestId, numPromptTokens } = request;
-    if (reason !== "stopped" && reason !== "length") return this.#drop(requestId);
-    const promptBlockIds = exchangedBlocks(blockIds, config, { numTokens: numPromptTokens, dcpSize });
+  /**
+   * As `SchedulerConnector.requestFinished`. `isDecode`: of a D's request, whose KV a P may read back for the next turn. `isUnverified`: nobody compared the KV
+   * that it got with its prompt. Errors: `KV_INTERNAL` before the side channel is open.
+   */
+  finished(
+    request: ConnectorRequest,
+    blockIds: BlockIds,
+    reason: FinishReason,
+    { isDecode = false, isUnverified = false } = {},
+  ): RequestFinished {
+    const { clock, config, dcpSize, leaseMs, unattendedLeaseMs, decoderBlocksTtlMs } = this.#options;
+    const { requestId, numPromptTokens, numComputedTokens } = request;
+    const numTokens = isDecode ? numComputedTokens : numPromptTokens;
+    if ((reason !== "stopped" && reason !== "length") || numTokens === undefined)
+      return this.#drop(requestId);
+    const promptBlockIds = exchangedBlocks(blockIds, config, { numTokens, dcpSize });
     if (promptBlockIds.every((group) => group.length === 0)) return this.#drop(requestId);
-    const content = promptContent(request);
+    const content = promptContent(isDecode ? { ...request, promptTokenIds: tokensOf(request) } : request);
     const generation = this.#generations.byRequestId(requestId) ?? this.#admit(request, blockIds);
     const nowMs = clock.now();
-    const expiresAtMs = nowMs + leaseMs;
-    const unattendedExpiresAtMs = nowMs + (unattendedLeaseMs ?? leaseMs);
+    const expiresAtMs = nowMs + (isDecode ? decoderBlocksTtlMs : leaseMs);
+    const unattendedExpiresAtMs = isDecode ? expiresAtMs : nowMs + (unattendedLeaseMs ?? leaseMs);
     this.#leases.push({
       requestId,
       wireId: generation.wireId,
@@ -122,21 +146,16 @@ export class PrefillScheduler {
       ...transferMember(request),
       ...traceMember(request.traceparent),
       ...this.#comparedByWorkers(content),
-      numTokens: numPromptTokens,
+      numTokens,
       promptBlockIds,
       expiresAtMs,
       unattendedExpiresAtMs,
     });
-    this.#kept.set(requestId, {
-      blocks: blocksDigest(promptBlockIds, numPromptTokens),
-      content,
-    });
+    this.#kept.set(requestId, { blocks: blocksDigest(promptBlockIds, numTokens), content, isUnverified });
     // The announced end is valid with and without heartbeats.
     const announcedMs = Math.min(expiresAtMs, unattendedExpiresAtMs);
-    return {
-      keepBlocks: true,
-      kvTransferParams: this.#transferParams(request, generation, promptBlockIds, announcedMs),
-    };
+    const offer = { promptBlockIds, numTokens, announcedMs, isDecode };
+    return { keepBlocks: true, kvTransferParams: this.#transferParams(request, generation, offer) };
   }
 
   /**
@@ -144,10 +163,10 @@ export class PrefillScheduler {
    * knew; those of now report the others.
    */
   cachesLost(): void {
-    const { notSent, leases } = this.takeStep();
+    const { notSent, leases, lost = [] } = this.takeStep();
     this.#notSent = [...notSent];
-    const ended = [...notSent, ...leases.map(({ requestId }) => requestId)];
-    this.#lost = ended.filter((requestId) => this.#kept.has(requestId));
+    const ended = new Set([...lost, ...notSent, ...leases.map(({ requestId }) => requestId)]);
+    this.#lost = [...ended].filter((requestId) => this.#kept.has(requestId));
     for (const requestId of this.#kept.keys()) this.#kept.set(requestId, {});
   }
 
@@ -172,8 +191,9 @@ export class PrefillScheduler {
       kept?.blocks === blocks;
     if (!isMeant) return { held: false };
     const digest = kept.content && prompt && promptDigest(kept.content, prompt.numTokens);
-    const isSame = digest !== undefined && digest === prompt?.digest;
-    return { held: isSame, prompt: isSame ? "same" : "differs" };
+    if (digest === undefined || digest !== prompt?.digest) return { held: false, prompt: "differs" };
+    // The tokens are the same, and nobody knows whether the KV is theirs.
+    return kept.isUnverified === true ? { held: true } : { held: true, prompt: "same" };
   }
 
   /** The orders since the last call. */
@@ -263,10 +283,8 @@ export class PrefillScheduler {
   #transferParams(
     request: ConnectorRequest,
     { wireId, generation, capability }: Generation,
-    promptBlockIds: BlockIds,
-    expiresAtMs: number,
+    { promptBlockIds, numTokens, announcedMs, isDecode }: Offer,
   ): KvTransferParams {
-    const { numPromptTokens, traceparent } = request;
     const { engineId, tpSize, dcpSize, ppSize, transferMode, incarnation } = this.#options;
     const { host, port, registrationGeneration } = this.#options.address();
     const isPull = transferMode === "pull";
@@ -279,17 +297,26 @@ export class PrefillScheduler {
       tpSize,
       dcpSize,
       ppSize,
-      remoteNumTokens: numPromptTokens,
-      remoteBlocksExpiryTime: isPull ? expiresAtMs / 1000 : undefined,
+      remoteNumTokens: numTokens,
+      remoteBlocksExpiryTime: isPull ? announcedMs / 1000 : undefined,
       remoteRegistrationGeneration: isPull ? registrationGeneration : undefined,
       transferMode,
-      ...transferMember(request),
+      isDecoded: isDecode,
+      // The next turn has a transfer id and a trace of its own.
+      ...(isDecode ? {} : transferMember(request)),
       lease: {
-        ...{ incarnation, generation, capability, traceparent },
+        ...{ incarnation, generation, capability },
+        traceparent: isDecode ? undefined : request.traceparent,
         ...(isPull ? {} : { registrationGeneration }),
       },
     });
   }
+}
+
+/** The tokens of prompt and output; undefined where the engine does not know them. */
+function tokensOf({ promptTokenIds, outputTokenIds }: ConnectorRequest): readonly number[] | undefined {
+  if (promptTokenIds === undefined || outputTokenIds === undefined) return undefined;
+  return [...Array.from(promptTokenIds), ...Array.from(outputTokenIds)];
 }
 
 /** Errors: `KV_REQUEST_INVALID`. */

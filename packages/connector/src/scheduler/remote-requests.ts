@@ -59,16 +59,16 @@ export function readRemoteRequest(
 }
 
 /**
- * P computes no more than the prompt, so a D with fewer tokens has another prompt, such as a placeholder. vLLM's D reads the last blocks then, and
- * answers from the KV of other tokens. Errors: `KV_REQUEST_INVALID` with both numbers.
+ * P computes no more than the prompt, so a D with fewer tokens has another prompt, such as a placeholder; so has a P with fewer tokens than the D that it reads
+ * back from. vLLM reads the last blocks then, and answers from the KV of other tokens. Errors: `KV_REQUEST_INVALID` with both numbers.
  */
 function requireSamePrompt(remoteNumTokens: number | undefined, numPromptTokens: number): void {
   if (remoteNumTokens === undefined || remoteNumTokens <= numPromptTokens) return;
   throw new KvError(
     "KV_REQUEST_INVALID",
-    `kv_transfer_params: remote_num_tokens is ${remoteNumTokens}, and the prompt has ${numPromptTokens} tokens: the prefill worker computed another prompt`,
+    `kv_transfer_params: remote_num_tokens is ${remoteNumTokens}, and the prompt has ${numPromptTokens} tokens: the KV is that of another prompt`,
     {
-      hint: "send the decode worker the prompt of the prefill request, or the prefill answer's prompt_token_ids",
+      hint: "send a decode worker the prompt of the prefill request, or the prefill answer's prompt_token_ids; send a prefill worker the decode answer's parameters only with a prompt that goes on from its tokens",
       details: { key: "remote_num_tokens", remoteNumTokens, numPromptTokens },
     },
   );

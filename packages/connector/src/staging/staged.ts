@@ -1,4 +1,11 @@
-import { ambient, type ConnectorModule, KvError, type KvTransferConfig, type Platform } from "@kv/interface";
+import {
+  ambient,
+  type ConnectorModule,
+  type EngineIdentity,
+  KvError,
+  type KvTransferConfig,
+  type Platform,
+} from "@kv/interface";
 import { stagedScheduler } from "./staged-scheduler.js";
 import { stagedWorker } from "./staged-worker.js";
 import type { StagingCopied } from "./staging-step.js";
@@ -29,6 +36,8 @@ export function staged(module: ConnectorModule, options: StagedOptions): Connect
     name: module.name,
     async createScheduler(given) {
       refuseLayerwise(given.config);
+      refuseReadback(given.config);
+      refuseContextParallel(given.engine);
       return stagedScheduler(await module.createScheduler(given), { cache: given.cache, poolBlocks });
     },
     async createWorker(given) {
@@ -50,6 +59,26 @@ export function staged(module: ConnectorModule, options: StagedOptions): Connect
       return stagedWorker(inside, { ...around, ...(onCopied === undefined ? {} : { onCopied }) });
     },
   };
+}
+
+/** A decode worker's pool blocks hold the prompt and not the output, and a prefill worker copies blocks out of the device only. */
+function refuseReadback({ extra }: KvTransferConfig): void {
+  if (extra.bidirectional_kv_xfer !== true) return;
+  throw new KvError(
+    "KV_PLATFORM_UNSUPPORTED",
+    "kv_connector_extra_config.bidirectional_kv_xfer is true, and the KV cache is staged: the staging pool has no copy of the tokens that a decode worker generates",
+    { hint: "leave it out, or use a platform that registers its memory directly" },
+  );
+}
+
+/** The pool's blocks are those of one rank's tokens. */
+function refuseContextParallel({ dcpSize = 1 }: EngineIdentity): void {
+  if (dcpSize === 1) return;
+  throw new KvError(
+    "KV_PLATFORM_UNSUPPORTED",
+    `this engine has decode context parallelism of ${dcpSize}, and the KV cache is staged: each rank's pool holds whole sequences`,
+    { hint: "leave it out, or use a platform that registers its memory directly", details: { dcpSize } },
+  );
 }
 
 /** Blocks are copied into the pool with all their layers, after the forward pass: no layer can be transferred while later ones are computed. */

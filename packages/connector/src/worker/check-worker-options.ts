@@ -4,7 +4,7 @@ import { KvError, type WorkerOptions } from "@kv/interface";
 export function checkWorkerOptions(options: WorkerOptions, connector: CheckedConnector): void {
   checkTransport(options, connector);
   checkPlatform(options);
-  checkPipelineStages(options, connector);
+  checkPipelineStages(options);
 }
 
 interface CheckedConnector {
@@ -42,23 +42,13 @@ function checkPlatform({ config, platform }: WorkerOptions): void {
   }
 }
 
-function checkPipelineStages(
-  { config, engine: { ppSize } }: WorkerOptions,
-  { name, transferMode }: CheckedConnector,
-): void {
+function checkPipelineStages({ config, engine: { ppSize } }: WorkerOptions): void {
   if (ppSize === 1) return;
   if (config.role === "kv_consumer") {
     throw new KvError(
       "KV_CONFIG_INVALID",
-      `kv_role is "kv_consumer" and this engine has ${ppSize} pipeline stages: P counts one notification per tensor-parallel rank of D, not per stage`,
+      `kv_role is "kv_consumer" and this engine has ${ppSize} pipeline stages: notifications are counted for each tensor-parallel rank of D, not for each stage`,
       { hint: "use pipeline_parallel_size 1 for decode workers" },
-    );
-  }
-  if (transferMode === "push") {
-    throw new KvError(
-      "KV_CONFIG_INVALID",
-      `this engine has ${ppSize} pipeline stages; ${name} serves engines with one, on either side`,
-      { hint: "use pipeline_parallel_size 1 on both sides of push, or the pull connector" },
     );
   }
 }

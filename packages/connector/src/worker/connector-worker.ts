@@ -224,11 +224,13 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
       for (const memory of new Set(caches.regions.map((region) => region.memory))) {
         registrations.push(await agent.register(memory));
       }
-      const { tpSize, ppSize } = engine;
-      const local = localGeometry(
-        caches,
-        ppSize === 1 ? { tpRank, tpSize } : { tpRank, tpSize, ppRank, ppSize },
-      );
+      const { tpSize, ppSize, dcpSize } = engine;
+      const local = localGeometry(caches, {
+        tpRank,
+        tpSize,
+        dcpSize,
+        ...(ppSize === 1 ? {} : { ppRank, ppSize }),
+      });
       const context: WorkerContext = {
         clock,
         log,

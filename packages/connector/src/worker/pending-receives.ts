@@ -8,7 +8,7 @@ import {
   type Timer,
   type Tracer,
 } from "@kv/interface";
-import { applyReceivePass, type RequestPlan } from "@kv/plan";
+import { applyReceivePass, type RequestPlan, uncoveredRuns } from "@kv/plan";
 import type { OpenEngine, RemoteEngine } from "../peers/remote-engine.js";
 import type { RemoteRequest } from "../scheduler/step-types.js";
 import type { WorkerOutputQueue } from "./connector-worker.js";
@@ -235,24 +235,55 @@ export class ReceivePass {
     this.#caches = caches;
   }
 
-  /** Applies a request's pass; no effect when the plan needs none. Errors: `KV_PLATFORM_UNSUPPORTED` for device memory. */
-  apply({ plan, address }: RemoteEngine, { receivePass }: RequestPlan): void {
+  /**
+   * Applies a request's pass; no effect when the plan needs none. In device memory it zeroes with `Memory.scatter`: the plan has put the bytes in order. Rejects
+   * with `KV_PLATFORM_UNSUPPORTED` for device memory without `scatter`, and with the errors of `scatter`.
+   */
+  async apply({ plan }: RemoteEngine, { receivePass }: RequestPlan): Promise<void> {
     if (receivePass === undefined) return;
-    this.#views ??= this.#caches.regions.map((region) => viewOf(region, address));
-    applyReceivePass(plan, receivePass, this.#views);
+    const { regions } = this.#caches;
+    if (regions.every(({ memoryType }) => memoryType === "DRAM")) {
+      this.#views ??= regions.map(viewOf);
+      applyReceivePass(plan, receivePass, this.#views);
+      return;
+    }
+    await Promise.all(
+      [...uncoveredRuns(plan, receivePass)].map(async ([index, runs]) => {
+        const region = regions[index];
+        if (region !== undefined) await zeroRuns(region, runs);
+      }),
+    );
   }
 }
 
-function viewOf(region: KvCacheRegion, { engineId }: RemoteEngine["address"]): Uint8Array {
-  const { name, memory, memoryType, offsetBytes, numBlocks, blockLengthBytes, blockStrideBytes } = region;
-  if (memoryType !== "DRAM") {
+function viewOf({
+  memory,
+  offsetBytes,
+  numBlocks,
+  blockLengthBytes,
+  blockStrideBytes,
+}: KvCacheRegion): Uint8Array {
+  return memory.view(offsetBytes, (numBlocks - 1) * blockStrideBytes + blockLengthBytes);
+}
+
+/** Zeroes rows `[offset from the region's base, length]`, which it changes. */
+async function zeroRuns({ name, memory, offsetBytes }: KvCacheRegion, rows: Float64Array): Promise<void> {
+  let total = 0;
+  for (let at = 0; at < rows.length; at += 2) {
+    rows[at] = (rows[at] ?? 0) + offsetBytes;
+    total += rows[at + 1] ?? 0;
+  }
+  try {
+    await memory.scatter(rows, new ArrayBuffer(total));
+  } catch (cause) {
+    if (!KvError.is(cause, "KV_TRANSPORT_UNSUPPORTED")) throw cause;
     throw new KvError(
       "KV_PLATFORM_UNSUPPORTED",
-      `region ${name} is in device memory, but blocks from engine ${engineId} need a receive pass in host memory`,
+      `region ${name} is in ${memory.memoryType}, and its uncovered tokens cannot be zeroed: ${cause.message}`,
       {
-        hint: "stage the cache through host memory, or use equal block sizes and prompts of whole blocks",
+        cause,
+        hint: "allocate the cache with the transport's allocate(), or give deviceMemory() the `copies` of the device's runtime",
       },
     );
   }
-  return memory.view(offsetBytes, (numBlocks - 1) * blockStrideBytes + blockLengthBytes);
 }

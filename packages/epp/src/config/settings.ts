@@ -34,6 +34,7 @@ const limitsSchema = z.strictObject({
 const timeoutsSchema = z.strictObject({
   ...instanceTimes,
   receiveMs: ms(60_000)`time limit for a body to arrive`,
+  requestMs: ms(3_600_000)`time limit of a gateway's stream: a whole request, until the end of its answer`,
   idleMs: ms(300_000)`how long a connection without a request is kept`,
   drainMs: setting(z.number().nonnegative().max(86_400_000).default(2_000))`--drain-ms <ms>: how long
       health says NOT_SERVING after SIGTERM, before requests are refused`,

@@ -1,5 +1,5 @@
 import { status as GrpcStatus } from "@grpc/grpc-js";
-import type { Endpoint } from "@kv/fleet/front-end";
+import { DECODE_ROUTES, ENDPOINTS, type Endpoint, whyRefused } from "@kv/fleet/front-end";
 import { statusOf } from "@kv/http";
 import { KvError } from "@kv/interface";
 
@@ -135,12 +135,8 @@ export function* bodyResponses(
   }
 }
 
-const GENERATION: ReadonlySet<string> = new Set<Endpoint>([
-  "/v1/completions",
-  "/v1/chat/completions",
-  "/v1/responses",
-  "/v1/messages",
-]);
+const GENERATION: ReadonlySet<string> = new Set<string>(ENDPOINTS);
+const DECODE: ReadonlySet<string> = new Set(DECODE_ROUTES);
 
 /** Whether a path is one of those that generate text, for which instances are chosen by their body. */
 export function isGeneration(path: string): path is Endpoint {
@@ -180,14 +176,23 @@ export function grpcError(thrown: unknown): object {
   };
 }
 
-/** Only these reach instances: vLLM has further routes, of which some take `kv_transfer_params`. Errors: `KV_REQUEST_INVALID` (404, 405). */
+/**
+ * Only these reach instances: what has a prefill and a decode leg, and what any decode instance answers alone. Errors: `KV_REQUEST_INVALID` (404, 405), with the reason for a route that
+ * vLLM has.
+ */
 export function requireServed(method: string, path: string): void {
   const isModels = path === "/v1/models" || path.startsWith("/v1/models/");
-  if (isGeneration(path) ? method === "POST" : isModels && (method === "GET" || method === "HEAD")) return;
-  const known = isGeneration(path) || isModels;
-  const message = known ? `${method} is not served at this path` : "this path is not served";
+  const isPost = isGeneration(path) || DECODE.has(path);
+  if (isPost ? method === "POST" : isModels && (method === "GET" || method === "HEAD")) return;
+  const known = isPost || isModels;
+  const why = whyRefused(method, path);
+  const message = known
+    ? `${method} is not served at this path`
+    : `this path is not served${why === undefined ? "" : `: ${why}`}`;
   throw new KvError("KV_REQUEST_INVALID", message, {
-    hint: known ? undefined : `served are ${[...GENERATION].join(", ")} and /v1/models`,
+    hint: known
+      ? undefined
+      : `served are ${ENDPOINTS.join(", ")}, /v1/models, and what a decode instance answers alone, such as /tokenize`,
     details: { httpStatus: known ? 405 : 404 },
   });
 }
@@ -203,4 +208,63 @@ export function tooSlow(receiveMs: number): KvError {
   return new KvError("KV_REQUEST_TIMEOUT", `the body did not arrive within ${receiveMs} ms`, {
     details: { httpStatus: 408, limit: "timeouts.receiveMs" },
   });
+}
+
+/** A gateway has neither ended nor closed its stream: without a limit, its request would count as load of its instances for ever. */
+export function neverEnded(requestMs: number): KvError {
+  return new KvError("KV_REQUEST_TIMEOUT", `the gateway has not ended the stream within ${requestMs} ms`, {
+    hint: "timeouts.requestMs sets the limit",
+    details: { limit: "timeouts.requestMs" },
+  });
+}
+
+/** How far the request, or its answer, has come. */
+interface Progress {
+  hasBegun: boolean;
+  hasEnded: boolean;
+}
+
+/**
+ * The order of a stream's messages: headers, body, trailers, of the request and then of the answer. A gateway may leave parts out by its configuration, and an Envoy sends a second,
+ * empty end of a body (envoy#46237). Its own answer may come before the request has ended.
+ */
+export class MessageOrder {
+  readonly #request: Progress = { hasBegun: false, hasEnded: false };
+  readonly #answer: Progress = { hasBegun: false, hasEnded: false };
+
+  /** Whether a message is to be read; false for one that says nothing. Errors: `WrongUse` for one that cannot follow those before it. */
+  takes(message: ProcessingRequest): boolean {
+    const isAnswer =
+      message.response_headers !== undefined ||
+      message.response_body !== undefined ||
+      message.response_trailers !== undefined;
+    const progress = isAnswer ? this.#answer : this.#request;
+    const of = isAnswer ? "response" : "request";
+    const headers = message.request_headers ?? message.response_headers;
+    const body = message.request_body ?? message.response_body;
+    const trailers = message.request_trailers ?? message.response_trailers;
+    if (headers === undefined && body === undefined && trailers === undefined) return false;
+    const part = headers !== undefined ? "headers" : body !== undefined ? "body" : "trailers";
+    if (!this.#request.hasBegun && (isAnswer || headers === undefined))
+      throw first(`${of}_${part}`, "request");
+    if (headers !== undefined) {
+      if (progress.hasBegun) throw new WrongUse(`${of}_headers came twice in one stream`);
+      progress.hasBegun = true;
+      progress.hasEnded = headers.end_of_stream === true;
+      return true;
+    }
+    if (!progress.hasBegun) throw first(`${of}_${part}`, of);
+    // Nobody reads the rest of a request that has its answer.
+    if (!isAnswer && this.#answer.hasBegun) return false;
+    if (progress.hasEnded) {
+      if (body !== undefined && (body.body?.length ?? 0) === 0) return false;
+      throw new WrongUse(`${of}_${part} came after the end of the ${of}`);
+    }
+    progress.hasEnded = trailers !== undefined || body?.end_of_stream === true;
+    return true;
+  }
+}
+
+function first(part: string, of: string): WrongUse {
+  return new WrongUse(`${part} came before ${of}_headers; set processing_mode.${of}_header_mode to SEND`);
 }

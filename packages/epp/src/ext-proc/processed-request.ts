@@ -2,6 +2,7 @@ import { once } from "node:events";
 import type { ServerDuplexStream } from "@grpc/grpc-js";
 import type { FailureStage, Instance, Visit } from "@kv/fleet";
 import {
+  checkDecodeBody,
   type Endpoint,
   type Fleet,
   type GenerationRequest,
@@ -28,7 +29,9 @@ import {
   headerMutation,
   headersOf,
   isGeneration,
+  MessageOrder,
   metadataTexts,
+  neverEnded,
   type ProcessingRequest,
   type ProcessingResponse,
   refusalStatus,
@@ -72,6 +75,7 @@ class ProcessedRequest {
   readonly #call: ProcessCall;
   readonly #options: ProcessedRequestOptions;
   readonly #startedAtMs: number;
+  readonly #order = new MessageOrder();
   /** Resolves when the gateway has closed the stream. */
   readonly #closed: Promise<void>;
   #headers: Record<string, string> = {};
@@ -82,7 +86,7 @@ class ProcessedRequest {
   #incoming: IncomingBody | undefined = undefined;
   /** The body when it has come. */
   #body: Buffer = Buffer.alloc(0);
-  /** Runs while the body comes. */
+  /** Runs from the begin of the stream until the body has come. */
   #timer: Timer | undefined = undefined;
   #choice: Choice | undefined = undefined;
   /** The visit of the decode instance that serves the request. */
@@ -104,9 +108,18 @@ class ProcessedRequest {
   /** Serves the stream to its end. Never rejects. */
   async serve(): Promise<void> {
     const call = this.#call;
-    this.#options.inFlight.requests += 1;
-    const refused = new Promise<void>((resolve) => {
+    const { fleet, inFlight, settings } = this.#options;
+    const { receiveMs, requestMs } = settings.timeouts;
+    const { clock } = fleet.ambient;
+    inFlight.requests += 1;
+    this.#timer = clock.setTimer(() => this.#refuse(tooSlow(receiveMs)), receiveMs);
+    let limit: Timer | undefined;
+    const refused = new Promise<void>((resolve, reject) => {
       this.#onRefused = resolve;
+      limit = clock.setTimer(() => {
+        this.#failure ??= neverEnded(requestMs);
+        reject(this.#failure);
+      }, requestMs);
     });
     try {
       await Promise.race([this.#readAll(), refused]);
@@ -115,8 +128,9 @@ class ProcessedRequest {
       // A stream that the gateway has closed ends the reading with an error.
       if (!call.cancelled) call.emit("error", grpcError(thrown));
     }
+    limit?.cancel();
     this.#end();
-    this.#options.inFlight.requests -= 1;
+    inFlight.requests -= 1;
   }
 
   async #readAll(): Promise<void> {
@@ -124,6 +138,7 @@ class ProcessedRequest {
     const messages: AsyncIterable<ProcessingRequest> = this.#call.iterator({ destroyOnReturn: false });
     for await (const message of messages) {
       if (this.#failure !== undefined) return;
+      if (!this.#order.takes(message)) continue;
       if (message.request_headers !== undefined) requireFullDuplex(message);
       try {
         await this.#take(message);
@@ -162,7 +177,7 @@ class ProcessedRequest {
 
   #takeHeaders(message: ProcessingRequest): void {
     const { fleet, settings, inFlight, budget } = this.#options;
-    const { limits, timeouts } = settings;
+    const { limits } = settings;
     this.#headers = headersOf(message.request_headers ?? {});
     this.#path = (this.#headers[":path"] ?? "/").split("?", 1)[0] ?? "/";
     this.#requestId = requestIdOf(this.#headers, fleet.ambient.random);
@@ -183,8 +198,6 @@ class ProcessedRequest {
     checkContentLength(this.#headers["content-length"], limits);
     // What all gateways send counts together.
     this.#incoming = new IncomingBody(limits, budget, "", (error) => this.#refuse(error));
-    const { receiveMs } = timeouts;
-    this.#timer = fleet.ambient.clock.setTimer(() => this.#refuse(tooSlow(receiveMs)), receiveMs);
   }
 
   #takeBody(body: Buffer | undefined): void {
@@ -208,8 +221,9 @@ class ProcessedRequest {
     });
     try {
       const request = isGeneration(this.#path) ? await this.#parse(this.#path) : undefined;
-      // The gateway has closed the stream while an instance rendered the prompt.
-      if (this.#call.cancelled) return;
+      if (request === undefined && this.#body.length > 0) await checkDecodeBody(this.#body, fleet.parses);
+      // The gateway has closed the stream, or was refused, while an instance rendered the prompt.
+      if (this.#call.cancelled || this.#failure !== undefined) return;
       const choice = picker.pick({ requestId, request, headers: this.#headers, subset: this.#subset });
       this.#choice = choice;
       this.#decode = choice.decode;
@@ -269,6 +283,10 @@ class ProcessedRequest {
   #takeAnswer(message: ProcessingRequest): void {
     const status = Number(headersOf(message.response_headers ?? {})[":status"]);
     this.#status = status;
+    // The gateway may answer a request itself before its body has come.
+    this.#timer?.cancel();
+    this.#incoming?.take();
+    this.#incoming?.share.end();
     const { prefill, decoders } = this.#choice ?? {};
     if (status < 500) prefill?.succeeded();
     else prefill?.abandoned();

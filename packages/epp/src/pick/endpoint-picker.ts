@@ -117,6 +117,7 @@ export class EndpointPicker {
         decodeComputeMs: undefined,
         decodeInFlight: decode.inFlight,
         decodePromptShare: 0,
+        ...{ prefillCachedTokens: 0, readbackTokens: 0, prefillComputeMs: undefined },
       },
       above,
     );

@@ -120,6 +120,11 @@ export class GatewayRequest {
     this.#stream.end();
   }
 
+  /** Sends nothing more. */
+  end(): void {
+    this.#stream.end();
+  }
+
   leave(): void {
     this.#stream.cancel();
   }

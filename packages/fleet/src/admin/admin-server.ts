@@ -38,6 +38,8 @@ export interface PageOperations {
   readonly file: URL;
   /** The requests that ended last, oldest first. */
   requests(): readonly object[] | Promise<readonly object[]>;
+  /** The requests that run, oldest first. */
+  running(): readonly object[] | Promise<readonly object[]>;
   /** Calls `listener` with each request that ends, and returns a function that ends that. Without it, `requests` is asked every second. */
   subscribe?(listener: (summary: object) => void): () => void;
 }
@@ -163,7 +165,7 @@ export class AdminServer {
     this.#streamEvents(page, response);
   }
 
-  #streamEvents({ requests, subscribe }: PageOperations, response: ServerResponse): void {
+  #streamEvents({ requests, running, subscribe }: PageOperations, response: ServerResponse): void {
     const { clock, operations } = this.#options;
     let timer: Timer | undefined;
     let closed = false;
@@ -174,6 +176,7 @@ export class AdminServer {
     };
     const tick = async (isFirst: boolean) => {
       if (isFirst || subscribe === undefined) send("requests", await requests());
+      send("running", await running());
       send("status", await operations.status());
       if (!closed)
         timer = clock.setTimer(() => void tick(false).catch(() => response.destroy()), STATUS_EVERY_MS);

@@ -3,6 +3,7 @@ import { z } from "zod";
 import type { InstanceSpec, Role } from "../instances/instance.js";
 import type { InstancePool } from "../instances/instance-pool.js";
 import { instanceSpecSchema, parseInstanceSpec } from "../instances/instance-spec.js";
+import type { InstanceGet } from "../pairing/engine-facts.js";
 
 const role = z.enum(["prefill", "decode"]);
 const instance = instanceSpecSchema;
@@ -15,20 +16,68 @@ export const INSTANCE_CHANGES = ["add", "drain", "remove"] as const;
 /** One of `INSTANCE_CHANGES`. */
 export type InstanceChange = (typeof INSTANCE_CHANGES)[number];
 
+/** The instances that a change is made to. */
+export interface ChangedInstances {
+  /** Those of each role. */
+  readonly pools: Readonly<Record<Role, InstancePool>>;
+  /** Asks a new instance for its models. */
+  readonly get: InstanceGet;
+  /** Time limit of its answer, in milliseconds. */
+  readonly timeoutMs: number;
+  /** A model that a new instance must have. @default any */
+  readonly model?: string | undefined;
+}
+
 /**
- * Adds, drains or removes the instance that a JSON body names, and returns the state of its role's instances. Errors: `KV_REQUEST_INVALID`,
- * `KV_CONFIG_INVALID`, `KV_PROXY_NO_INSTANCE` (404).
+ * Adds, drains or removes the instance that a JSON body names, and returns the state of its role's instances. A new one is asked for its models first. Errors:
+ * `KV_REQUEST_INVALID`, `KV_CONFIG_INVALID`, `KV_PROXY_NO_INSTANCE` (404).
  */
 export async function changeInstance(
   change: InstanceChange,
   body: unknown,
-  pools: Readonly<Record<Role, InstancePool>>,
+  instances: ChangedInstances,
 ): Promise<object> {
-  const { role, spec } = readChange(body);
-  const pool = pools[role];
-  if (change === "add") pool.add(spec);
-  else await beginChange(pool[change](spec));
+  const named = readChange(body);
+  const { role, spec } = named;
+  const pool = instances.pools[role];
+  if (change === "add") {
+    if (pool.find(spec) === undefined) await requireServer(named, instances);
+    pool.add(spec);
+  } else await beginChange(pool[change](spec));
   return pool.status();
+}
+
+/** Errors: `KV_CONFIG_INVALID` for an instance that does not answer with its models, or lacks the one that it must have. */
+async function requireServer(
+  { role, spec: { url } }: NamedInstance,
+  { get, timeoutMs, model }: ChangedInstances,
+): Promise<void> {
+  const refused = (why: string, cause?: unknown) =>
+    new KvError("KV_CONFIG_INVALID", `the ${role} instance ${url} is not added: ${why}`, {
+      hint: `add it when GET ${url}/v1/models answers with its models`,
+      cause,
+    });
+  const { status, body } = await get({ role, url, path: "/v1/models", timeoutMs }).catch((cause: Error) => {
+    throw refused(`it does not answer (${cause.message})`, cause);
+  });
+  // It wants a key, which only clients have.
+  if (status === 401 || status === 403) return;
+  if (status !== 200) throw refused(`GET /v1/models was answered with status ${status}`);
+  const { success, data: list } = z
+    .object({ data: z.array(z.object({ id: z.string() })) })
+    .safeParse(json(body));
+  if (!success) throw refused("its answer to GET /v1/models is no list of models");
+  const ids = list.data.map(({ id }) => id);
+  if (model !== undefined && !ids.includes(model))
+    throw refused(`it serves ${ids.join(", ") || "no model"}, and not ${model}`);
+}
+
+function json(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
 }
 
 /** The instance that a change names. */

@@ -18,6 +18,7 @@ export const instanceSpecSchema = z.union([
         host: z.string().min(1).optional(),
         port: z.number().int().min(1).max(65_535).optional(),
         tpSize: z.number().int().min(1).max(65_536).optional(),
+        ppSize: z.number().int().min(1).max(65_536).optional(),
       })
       .optional(),
     label: z.string().min(1).max(256).optional(),

@@ -29,6 +29,8 @@ export interface InstanceKv {
   readonly port?: number | undefined;
   /** Tensor-parallel size of the engine. @default 1 */
   readonly tpSize?: number | undefined;
+  /** Pipeline-parallel size of the engine. @default 1 */
+  readonly ppSize?: number | undefined;
 }
 
 /** A description of an instance, from a configuration or a discovery. */

@@ -209,6 +209,17 @@ test("lists pods in pages, then follows them by a watch from the list's version"
   expect(errors).toEqual([]);
 });
 
+test("A11: a list without an end is left after 400 pages with an error, and is asked for again later", async () => {
+  const server = await new ApiServer().start();
+  open.push(server);
+  const page = JSON.stringify({ metadata: { resourceVersion: "1", continue: "more" }, items: [] });
+  for (let at = 0; at < 1000; at += 1) server.scripted.push(({ response }) => response.end(page));
+  const { errors } = await follow([], { clock: systemClock() }, server);
+  await expect.poll(() => errors.length, { timeout: 20_000 }).toBe(1);
+  expect(String(errors[0])).toContain("400 pages");
+  expect(server.lists.length).toBe(400);
+}, 30_000);
+
 test("a pod that is not ready, or that begins to end, is left out at once, and comes back when it is ready", async () => {
   const { server, urls } = await follow([pod("p1", "10.0.0.1"), pod("p2", "10.0.0.2", { ready: "False" })]);
   await expect.poll(urls).toEqual([[P1], []]);

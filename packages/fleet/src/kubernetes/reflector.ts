@@ -18,6 +18,12 @@ export interface ReflectorOptions<T> {
 }
 
 const PAGE_OBJECTS = "500";
+/** Objects that are kept of one collection: 500 times as many as a large deployment has. */
+const MAX_OBJECTS = 100_000;
+/** Of a list, which has as many pages at most as that many objects need, twice. */
+const MAX_PAGES = 400;
+/** For all pages of a list, in ms. */
+const MAX_LIST_MS = 120_000;
 /** The server ends a watch after this time. */
 const WATCH_SECONDS = 300;
 /** Bookmarks come about once a minute, so a watch without any byte for this long is a dead connection. */
@@ -76,18 +82,23 @@ export class Reflector<T> {
   }
 
   async #list(): Promise<void> {
-    const { connection, path, labelSelector, read, onChange } = this.#options;
+    const { connection, path, labelSelector, read, onChange, clock } = this.#options;
     const items = new Map<string, T>();
     const query: Record<string, string> = { limit: PAGE_OBJECTS, labelSelector };
     let version: string | undefined;
-    for (;;) {
+    const beganAtMs = clock.now();
+    for (let pages = 1; ; pages += 1) {
+      if (pages > MAX_PAGES || clock.now() - beganAtMs > MAX_LIST_MS)
+        throw new Error(
+          `a list of the API server has no end: ${pages - 1} pages in ${Math.round((clock.now() - beganAtMs) / 1000)} s; the limits are ${MAX_PAGES}, and ${MAX_LIST_MS / 1000} s`,
+        );
       const page = (await connection.get(path, query, this.#closing.signal)) as {
         readonly metadata?: { readonly resourceVersion?: string; readonly continue?: string };
         readonly items?: readonly KubernetesObject[];
       };
       for (const object of page.items ?? []) {
         const item = read(object);
-        if (item !== undefined) items.set(keyOf(object), item);
+        if (item !== undefined) keep(items, object, item);
       }
       version = page.metadata?.resourceVersion;
       const next = page.metadata?.continue;
@@ -138,7 +149,7 @@ export class Reflector<T> {
     const item = type === "DELETED" ? undefined : this.#options.read(object);
     if (item === undefined) {
       if (!this.#items.delete(keyOf(object))) return;
-    } else this.#items.set(keyOf(object), item);
+    } else keep(this.#items, object, item);
     this.#options.onChange();
   }
 
@@ -159,6 +170,13 @@ export class Reflector<T> {
       );
     });
   }
+}
+
+function keep<T>(items: Map<string, T>, object: KubernetesObject, item: T): void {
+  const key = keyOf(object);
+  if (items.size >= MAX_OBJECTS && !items.has(key))
+    throw new Error(`the API server has more than ${MAX_OBJECTS} objects of a kind`);
+  items.set(key, item);
 }
 
 function keyOf({ metadata }: KubernetesObject): string {

@@ -36,8 +36,14 @@ interface Group extends CacheGroup {
 
 const MAX_GROUPS = 32;
 
+/** Blocks that are stored, removed or dropped in one step: less than a millisecond. */
+const STEP_BLOCKS = 256;
+
 /** Blocks of runs whose parent is not known that are kept for it, at most. */
 const MAX_WAITING = 10_000;
+
+/** Work that yields after each step. */
+export type Steps = Generator<undefined, void>;
 
 /** Blocks in a row. */
 interface Run {
@@ -52,8 +58,9 @@ interface Run {
  */
 export class BlockIndex {
   readonly #tree: BlockTree;
+  readonly #instance: Instance;
   /** The number of the instance in the tree. */
-  readonly #holder: number;
+  #holder: number;
   readonly #maxBlocks: number;
   #blocks = new BlockHashes();
   readonly #groups = new Map<number, Group>();
@@ -69,6 +76,7 @@ export class BlockIndex {
   /** `tree`: of all instances. Blocks above `maxBlocks` are not recorded. */
   constructor(tree: BlockTree, instance: Instance, maxBlocks = 500_000) {
     this.#tree = tree;
+    this.#instance = instance;
     this.#holder = tree.holderOf(instance);
     this.#maxBlocks = maxBlocks;
   }
@@ -88,36 +96,42 @@ export class BlockIndex {
     return this.#contradictions;
   }
 
-  /** Records blocks that were stored. */
-  stored({ hashes, parent, tokens, blockSize, lookahead, group }: StoredBlocks): void {
+  /** Records blocks that were stored, in steps. */
+  *stored({ hashes, parent, tokens, blockSize, lookahead, group }: StoredBlocks): Steps {
     const isWhole = tokens.length === hashes.length * blockSize;
     if (!this.#learn(group, blockSize, isWhole)) return;
-    const count = parent === undefined && this.#has(hashes, group.index) ? 0 : 1;
-    const numbers: number[] = [];
-    for (const hash of hashes) {
-      const number = this.#add(hash);
-      if (number === undefined) break;
-      this.#blocks.addCopies(number, group.index, count);
-      numbers.push(number);
-    }
-    if (!isWhole || numbers.length === 0) return;
-    const run = {
-      hashes,
-      tokens: numbers.map((_, at) =>
-        tokensHash(tokens, at * blockSize, (at + 1) * blockSize, lookahead?.[at]),
-      ),
-    };
-    this.#lookahead = lookahead?.[0]?.length ?? 0;
-    if (parent !== undefined) this.#placeAfter(parent, run, numbers);
-    else {
-      const geometry = this.#geometry(blockSize);
-      if (geometry !== undefined) this.#place(geometry.root, run, numbers);
+    const count = parent === undefined && (yield* this.#has(hashes, group.index)) ? 0 : 1;
+    let before = parent;
+    for (let from = 0; from < hashes.length; from += STEP_BLOCKS) {
+      if (from > 0) yield;
+      const piece = hashes.slice(from, from + STEP_BLOCKS);
+      const numbers: number[] = [];
+      for (const hash of piece) {
+        const number = this.#add(hash);
+        if (number === undefined) break;
+        this.#blocks.addCopies(number, group.index, count);
+        numbers.push(number);
+      }
+      if (isWhole && numbers.length > 0) {
+        const hashOf = (at: number) =>
+          tokensHash(tokens, at * blockSize, (at + 1) * blockSize, lookahead?.[at]);
+        this.#lookahead = lookahead?.[0]?.length ?? 0;
+        const run = { hashes: piece, tokens: numbers.map((_, at) => hashOf(from + at)) };
+        if (before !== undefined) this.#placeAfter(before, run, numbers);
+        else {
+          const geometry = this.#geometry(blockSize);
+          if (geometry !== undefined) this.#place(geometry.root, run, numbers);
+        }
+      }
+      if (numbers.length < piece.length) return;
+      before = piece.at(-1);
     }
   }
 
-  /** Removes a copy of blocks that were evicted. */
-  removed({ hashes, group }: RemovedBlocks): void {
-    for (const hash of hashes) {
+  /** Removes a copy of blocks that were evicted, in steps. */
+  *removed({ hashes, group }: RemovedBlocks): Steps {
+    for (const [at, hash] of hashes.entries()) {
+      if (at > 0 && at % STEP_BLOCKS === 0) yield;
       const number = this.#blocks.find(hash);
       if (number === 0) continue;
       this.#blocks.addCopies(number, group, -1);
@@ -128,16 +142,28 @@ export class BlockIndex {
     }
   }
 
-  /** Removes all blocks. */
-  cleared(): void {
-    for (const number of this.#blocks.placed()) this.#tree.drop(this.#blocks.block(number), this.#holder);
-    for (const geometry of this.#geometries.values()) this.#tree.closed(geometry);
+  /** Removes all blocks: whoever asks finds none from now on. The steps that are returned give their memory back. */
+  cleared(): Steps {
+    const dropping = this.#dropping(this.#blocks, this.#holder, [...this.#geometries.values()]);
+    this.#holder = this.#tree.renewed(this.#instance);
     this.#geometries.clear();
     this.#blocks = new BlockHashes();
     this.#groups.clear();
     this.#waiting.clear();
     this.#waitingBlocks = 0;
     this.#refused = 0;
+    return dropping;
+  }
+
+  *#dropping(blocks: BlockHashes, holder: number, geometries: readonly KnownGeometry[]): Steps {
+    let dropped = 0;
+    for (const number of blocks.placed()) {
+      this.#tree.drop(blocks.block(number), holder);
+      dropped += 1;
+      if (dropped % STEP_BLOCKS === 0) yield;
+    }
+    for (const geometry of geometries) this.#tree.closed(geometry);
+    this.#tree.released(holder);
   }
 
   /**
@@ -187,8 +213,12 @@ export class BlockIndex {
   }
 
   /** vLLM repeats the blocks that a request finds in the cache where the request has `kv_cache_report_mode` "full": these are no further copies. */
-  #has(hashes: readonly string[], group: number): boolean {
-    return hashes.every((hash) => this.#blocks.copies(this.#blocks.find(hash), group) > 0);
+  *#has(hashes: readonly string[], group: number): Generator<undefined, boolean> {
+    for (const [at, hash] of hashes.entries()) {
+      if (at > 0 && at % STEP_BLOCKS === 0) yield;
+      if (this.#blocks.copies(this.#blocks.find(hash), group) === 0) return false;
+    }
+    return true;
   }
 
   /** False where there are too many groups. Blocks of a part of a group's size, as vLLM caches them for layers with a state, do not change the size. */

@@ -2,11 +2,14 @@ import fc from "fast-check";
 import { expect, test } from "vitest";
 import type { Instance } from "../instances/instance.js";
 import { prefixAware } from "../routing/prefix-aware.js";
-import { BlockIndex } from "./block-index.js";
+import { BlockIndex, type Steps } from "./block-index.js";
 import { BlockTree, placeHash } from "./block-tree.js";
 
 const GROUP = { index: 0, needs: "all" } as const;
 const BLOCK = 2;
+
+/** Runs all steps. */
+const done = (steps: Steps | undefined) => void [...(steps ?? [])];
 
 /** Instances whose blocks are in one tree. */
 function fleetOf(count: number) {
@@ -21,13 +24,14 @@ function fleetOf(count: number) {
 /** The instance stores the prompt from a block on. */
 function store(index: BlockIndex, prompt: readonly number[], from = 0): void {
   const hashes = prompt.map((_, at) => prompt.slice(0, at + 1).join(" "));
-  index.stored({
+  const steps = index.stored({
     hashes: hashes.slice(from),
     parent: hashes[from - 1],
     tokens: tokensOf(prompt.slice(from)).slice(0, -1),
     blockSize: BLOCK,
     group: GROUP,
   });
+  done(steps);
 }
 
 /** Tokens of the first blocks of a prompt that an instance has. */
@@ -53,11 +57,11 @@ test("each instance that has a begin of a prompt is found with what it has of it
         if (index === undefined || copies === undefined) continue;
         const hashes = blocks.map((_, block) => blocks.slice(0, block + 1).join(" "));
         if (cleared === 0) {
-          index.cleared();
+          done(index.cleared());
           copies.clear();
         } else if (removed) {
           const hash = blocks.join(" ");
-          index.removed({ hashes: [hash], group: 0 });
+          done(index.removed({ hashes: [hash], group: 0 }));
           const left = (copies.get(hash) ?? 0) - 1;
           if (left > 0) copies.set(hash, left);
           else copies.delete(hash);
@@ -80,7 +84,7 @@ test("each instance that has a begin of a prompt is found with what it has of it
         for (const [i, { tokens: length }] of found.entries())
           expect(length).toBeLessThan(found[i - 1]?.tokens ?? tokens.length);
       }
-      for (const { index } of instances) index.cleared();
+      for (const { index } of instances) done(index.cleared());
       expect(tree.size).toBe(0);
       expect(all.flatMap((blocks) => tree.holders(tokensOf(blocks)))).toEqual([]);
     }),
@@ -94,7 +98,7 @@ test("an instance that has a later block without the first does not hide one tha
   const prompt = Array.from({ length: 40 }, (_, at) => at);
   store(whole.index, prompt);
   store(first.index, prompt.slice(0, 1));
-  whole.index.removed({ hashes: ["0"], group: 0 });
+  done(whole.index.removed({ hashes: ["0"], group: 0 }));
   const found = tree.holders(tokensOf(prompt));
   expect(found.some(({ instances: set }) => set.has(first.instance))).toBe(true);
 });
@@ -112,17 +116,19 @@ test("a block whose parent comes later does not hide its instance", () => {
 test("publishers with other sizes of blocks are followed up to a limit", () => {
   const { tree, instances } = fleetOf(40);
   const stored = (index: BlockIndex, blockSize: number) =>
-    index.stored({
-      hashes: ["h"],
-      parent: undefined,
-      tokens: Array(blockSize).fill(1),
-      blockSize,
-      group: GROUP,
-    });
+    done(
+      index.stored({
+        hashes: ["h"],
+        parent: undefined,
+        tokens: Array(blockSize).fill(1),
+        blockSize,
+        group: GROUP,
+      }),
+    );
   for (const [at, { index }] of instances.entries()) stored(index, at + 1);
   const prompt = Array(100).fill(1);
   expect(new Set(tree.holders(prompt).flatMap((found) => [...found.instances])).size).toBe(8);
-  for (const { index } of instances) index.cleared();
+  for (const { index } of instances) done(index.cleared());
   const [one] = instances;
   if (one !== undefined) stored(one.index, 50);
   expect(tree.holders(prompt)).toHaveLength(1);
@@ -169,8 +175,8 @@ test("a block that several instances have is one block, and its last holder take
   for (const { index } of instances) store(index, [1, 2, 3]);
   expect(tree.size).toBe(3);
   const [first, ...others] = instances;
-  for (const { index } of others) index.removed({ hashes: ["1 2 3"], group: 0 });
+  for (const { index } of others) done(index.removed({ hashes: ["1 2 3"], group: 0 }));
   expect(tree.holders(tokensOf([1, 2, 3])).map(({ instances: set }) => set.size)).toEqual([1, 40]);
-  first?.index.cleared();
+  done(first?.index.cleared());
   expect(tree.size).toBe(2);
 });

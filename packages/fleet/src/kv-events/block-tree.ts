@@ -177,6 +177,22 @@ export class BlockTree {
     return number;
   }
 
+  /**
+   * The instance has lost all blocks. Returns its new number; nobody is found by the old one from now on. Whoever has the old one drops its blocks, which takes a while,
+   * and then calls `released`.
+   */
+  renewed(instance: Instance): number {
+    const number = this.#numbers.get(instance);
+    if (number !== undefined) this.#instances[number] = undefined;
+    this.#numbers.delete(instance);
+    return this.holderOf(instance);
+  }
+
+  /** The blocks of a number that was renewed are dropped. */
+  released(holder: number): void {
+    this.#freeNumbers.push(holder);
+  }
+
   /** Forgets an instance, which has no blocks any more. */
   forget(instance: Instance): void {
     const number = this.#numbers.get(instance);

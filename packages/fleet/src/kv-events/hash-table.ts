@@ -1,15 +1,29 @@
-const FIRST_LENGTH = 2048;
-/** At most this share of the entries is in use. */
+/** Entries of a segment. */
+const SEGMENT_LENGTH = 2048;
+/** At most this share of a segment's entries is in use. */
 const MAX_LOAD_FACTOR = 0.75;
+/** Segments whose hashes have so many bits in common are not split any more, and grow. */
+const MAX_DEPTH = 20;
+
+/** Numbers whose hashes begin with the same bits: an open table, in which the last bits of a hash say where the search begins. */
+interface Segment {
+  readonly numbers: Uint32Array;
+  /** Bits that the hashes have in common. */
+  readonly depth: number;
+  size: number;
+}
 
 /**
- * Numbers above 0, found by the hash of what each stands for: an open table in a typed array, of 5 to 11 bytes for a number. A `Map` would take several
- * times as much, and a router follows many engines with millions of blocks.
+ * Numbers above 0, found by the hash of what each stands for: open tables in typed arrays, of 5 to 11 bytes for a number. A `Map` would take several
+ * times as much, and a router follows many engines with millions of blocks. A segment that is full is split in two, so that no addition takes longer in a large table.
  */
 export class HashTable {
-  #numbers = new Uint32Array(FIRST_LENGTH);
-  #size = 0;
-  /** The entry that was looked at last. */
+  /** By the first bits of a hash. A segment may be there several times. */
+  #segments: Segment[] = [newSegment(0)];
+  /** How many bits. */
+  #depth = 0;
+  /** Where it was looked last. */
+  #segment: Segment = this.#segments[0] as Segment;
   #at = 0;
   readonly #hashOf: (number: number) => number;
 
@@ -20,32 +34,37 @@ export class HashTable {
 
   /** The first number whose value may have this hash; 0 where there is none. */
   first(hash: number): number {
-    this.#at = hash & (this.#numbers.length - 1);
-    return this.#numbers[this.#at] ?? 0;
+    this.#segment = this.#segmentOf(hash);
+    const { numbers } = this.#segment;
+    this.#at = hash & (numbers.length - 1);
+    return numbers[this.#at] ?? 0;
   }
 
   /** The number after the last that `first` or `next` has returned; 0 behind the last. */
   next(): number {
-    this.#at = (this.#at + 1) & (this.#numbers.length - 1);
-    return this.#numbers[this.#at] ?? 0;
+    const { numbers } = this.#segment;
+    this.#at = (this.#at + 1) & (numbers.length - 1);
+    return numbers[this.#at] ?? 0;
   }
 
   /** Adds a number. */
   add(number: number): void {
-    this.#size += 1;
-    if (this.#size > this.#numbers.length * MAX_LOAD_FACTOR) {
-      const numbers = this.#numbers;
-      this.#numbers = new Uint32Array(2 * numbers.length);
-      for (const known of numbers) if (known !== 0) this.#insert(known);
+    const hash = this.#hashOf(number);
+    for (;;) {
+      const segment = this.#segmentOf(hash);
+      if (segment.size < segment.numbers.length * MAX_LOAD_FACTOR) break;
+      this.#split(segment, hash);
     }
-    this.#insert(number);
+    this.#insert(number, hash);
   }
 
   /** Removes a number. Those behind it move up where they would not be found otherwise. */
   remove(number: number): void {
-    const numbers = this.#numbers;
+    const hash = this.#hashOf(number);
+    const segment = this.#segmentOf(hash);
+    const { numbers } = segment;
     const mask = numbers.length - 1;
-    let gap = this.#hashOf(number) & mask;
+    let gap = hash & mask;
     while (numbers[gap] !== number) gap = (gap + 1) & mask;
     for (let at = (gap + 1) & mask; ; at = (at + 1) & mask) {
       const moved = numbers[at] ?? 0;
@@ -55,14 +74,38 @@ export class HashTable {
       gap = at;
     }
     numbers[gap] = 0;
-    this.#size -= 1;
+    segment.size -= 1;
   }
 
-  #insert(number: number): void {
-    let free = this.first(this.#hashOf(number));
-    while (free !== 0) free = this.next();
-    this.#numbers[this.#at] = number;
+  #segmentOf(hash: number): Segment {
+    return this.#segments[this.#depth === 0 ? 0 : hash >>> (32 - this.#depth)] as Segment;
   }
+
+  #insert(number: number, hash = this.#hashOf(number)): void {
+    let free = this.first(hash);
+    while (free !== 0) free = this.next();
+    this.#segment.numbers[this.#at] = number;
+    this.#segment.size += 1;
+  }
+
+  #split({ numbers, depth }: Segment, hash: number): void {
+    const isSplit = depth < MAX_DEPTH;
+    if (isSplit && depth === this.#depth) {
+      this.#segments = this.#segments.flatMap((segment) => [segment, segment]);
+      this.#depth += 1;
+    }
+    const places = 2 ** (this.#depth - depth);
+    const start = (hash >>> (32 - this.#depth)) & ~(places - 1);
+    if (isSplit) {
+      this.#segments.fill(newSegment(depth + 1), start, start + places / 2);
+      this.#segments.fill(newSegment(depth + 1), start + places / 2, start + places);
+    } else this.#segments.fill(newSegment(depth, 2 * numbers.length), start, start + places);
+    for (const number of numbers) if (number !== 0) this.#insert(number);
+  }
+}
+
+function newSegment(depth: number, length = SEGMENT_LENGTH): Segment {
+  return { numbers: new Uint32Array(length), depth, size: 0 };
 }
 
 /** Every bit of the result depends on every bit of the value. */

@@ -1,7 +1,6 @@
 import { KvError } from "@kv/interface";
-import { checkMsgpackHeaders, type MsgpackLimits } from "@kv/protocol";
+import { decodeMsgpackInSteps, type MsgpackLimits } from "@kv/protocol";
 import type { SubscriptionLimits } from "@kv/side-channel";
-import { decode } from "@msgpack/msgpack";
 import type { RemovedBlocks, StoredBlocks } from "./block-index.js";
 
 /** A change of an instance's prefix cache. */
@@ -22,6 +21,9 @@ export interface CacheGroup {
 
 type Fields = Readonly<Record<string, unknown>>;
 
+/** Reads a value in steps. */
+type Reading<T> = Generator<undefined, T>;
+
 /** Largest batch that is decoded. */
 const MAX_BATCH_BYTES = 16 * 1024 * 1024;
 
@@ -34,26 +36,33 @@ export const SUBSCRIPTION_LIMITS: SubscriptionLimits = {
 };
 /** Largest index of a KV cache group. */
 const MAX_GROUP = 1023;
-/** A few bytes can announce a list of 2^32, for which the decoder would allocate memory. */
-const LIMITS: MsgpackLimits = { maxBytes: MAX_BATCH_BYTES, maxDepth: 8, maxItems: 1_000_000 };
+const MAX_VALUES = 2_000_000;
+const LIMITS: MsgpackLimits = {
+  maxBytes: MAX_BATCH_BYTES,
+  maxDepth: 8,
+  maxItems: MAX_VALUES,
+  maxValues: MAX_VALUES,
+  maxTextBytes: 64 * 1024,
+  // vLLM's hashes are integers of 64 bits, unless it is told to publish bytes.
+  bigIntegers: true,
+};
+/** vLLM's hashes have 8 or 32 bytes. */
+const MAX_HASH_BYTES = 128;
+/** Hashes or tokens that are checked in one step. */
+const STEP_ITEMS = 1000;
 
 /**
  * Decodes a payload of vLLM's KV event publisher (0.32 and 0.33, `vllm/distributed/kv_events.py`): `[time, events, data_parallel_rank]`,
  * where each event is a map with its `type`. Events of other types, of LoRA adapters, of blocks with extra keys (images, salts)
- * and of other media than the engine's own memory are left out. Errors: `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED` above 16 MiB, a million items in
- * a list, or eight levels.
+ * and of other media than the engine's own memory are left out. Yields an event, or undefined after a step. The events before a malformed one are valid. Errors:
+ * `KV_WIRE_MALFORMED`; `KV_WIRE_LIMIT_EXCEEDED` above 16 MiB, two million values, or eight levels.
  */
-export function readKvEventBatch(payload: Uint8Array): readonly KvEvent[] {
-  if (payload.byteLength > MAX_BATCH_BYTES) {
-    const message = `a batch of KV events has ${payload.byteLength} bytes; the limit is ${MAX_BATCH_BYTES}`;
-    throw new KvError("KV_WIRE_LIMIT_EXCEEDED", message);
-  }
-  checkMsgpackHeaders(payload, "a batch of KV events", LIMITS);
+export function* readKvEventBatch(payload: Uint8Array): Generator<KvEvent | undefined, void> {
+  const batch = yield* decodeMsgpackInSteps(payload, "a batch of KV events", LIMITS);
   try {
-    const batch = decode(payload, { useBigInt64: false });
     if (!Array.isArray(batch) || !Array.isArray(batch[1]))
       throw new Error("it is no list with a list of events");
-    return (batch[1] as unknown[]).flatMap(readEvent);
+    for (const value of batch[1] as unknown[]) yield yield* readEvent(value);
   } catch (cause) {
     throw new KvError("KV_WIRE_MALFORMED", `a batch of KV events cannot be decoded: ${reasonOf(cause)}`, {
       cause,
@@ -62,46 +71,60 @@ export function readKvEventBatch(payload: Uint8Array): readonly KvEvent[] {
 }
 
 // Checked by hand and not by schemas: an engine sends a hundred batches a second, and a router follows many engines.
-function readEvent(value: unknown): KvEvent[] {
+function* readEvent(value: unknown): Reading<KvEvent | undefined> {
   const event = (typeof value === "object" && value !== null ? value : {}) as Fields;
-  if (event["type"] === "AllBlocksCleared") return [{ type: "cleared" }];
+  if (event["type"] === "AllBlocksCleared") return { type: "cleared" };
   if (event["type"] === "BlockRemoved") {
-    const removed = { hashes: hashesIn(event), group: groupIn(event) };
-    return isOwnMemory(event["medium"]) ? [{ type: "removed", ...removed }] : [];
+    const removed = { hashes: yield* hashesIn(event), group: groupIn(event) };
+    return isOwnMemory(event["medium"]) ? { type: "removed", ...removed } : undefined;
   }
-  return event["type"] === "BlockStored" ? readStored(event) : [];
+  return event["type"] === "BlockStored" ? yield* readStored(event) : undefined;
 }
 
-function readStored(event: Fields): KvEvent[] {
-  const hashes = hashesIn(event);
+function* readStored(event: Fields): Reading<KvEvent | undefined> {
+  const hashes = yield* hashesIn(event);
   const { parent_block_hash: parent, token_ids: tokens, block_size: blockSize, extra_keys: keys } = event;
   if (parent != null && !isHash(parent)) throw new Error("parent_block_hash is no hash");
-  if (!isTokenIds(tokens)) throw new Error("token_ids are not integers");
+  if (!(yield* areTokenIds(tokens))) throw new Error("token_ids are not integers");
   if (!isCount(blockSize) || blockSize < 1) throw new Error("block_size is not a positive integer");
-  if (tokens.length < hashes.length * blockSize)
-    throw new Error(`${hashes.length} blocks of ${blockSize} tokens have ${tokens.length} tokens`);
+  const count = (tokens as number[]).length;
+  if (count < hashes.length * blockSize)
+    throw new Error(`${hashes.length} blocks of ${blockSize} tokens have ${count} tokens`);
   const lookahead = event["lookahead_token_ids"] ?? undefined;
   if (lookahead !== undefined && !(Array.isArray(lookahead) && lookahead.every(isTokenIds)))
     throw new Error("lookahead_token_ids are not lists of integers");
   const isKeyed = event["lora_name"] != null || (Array.isArray(keys) && keys.some((key) => key != null));
   const group = { index: groupIn(event), needs: needsOf(event) };
-  if (isKeyed || !isOwnMemory(event["medium"])) return [];
-  return [
-    {
-      type: "stored",
-      hashes,
-      parent: parent == null ? undefined : hashText(parent),
-      tokens,
-      blockSize,
-      lookahead,
-      group,
-    },
-  ];
+  if (isKeyed || !isOwnMemory(event["medium"])) return undefined;
+  return {
+    type: "stored",
+    hashes,
+    parent: parent == null ? undefined : hashText(parent),
+    tokens: tokens as number[],
+    blockSize,
+    lookahead,
+    group,
+  };
 }
 
-function hashesIn({ block_hashes: hashes }: Fields): string[] {
-  if (!Array.isArray(hashes) || !hashes.every(isHash)) throw new Error("block_hashes is no list of hashes");
-  return hashes.map(hashText);
+function* hashesIn({ block_hashes: hashes }: Fields): Reading<string[]> {
+  if (!Array.isArray(hashes)) throw new Error("block_hashes is no list");
+  const texts: string[] = [];
+  for (const [at, hash] of (hashes as unknown[]).entries()) {
+    if (at > 0 && at % STEP_ITEMS === 0) yield;
+    if (!isHash(hash)) throw new Error("block_hashes is no list of hashes");
+    texts.push(hashText(hash));
+  }
+  return texts;
+}
+
+function* areTokenIds(value: unknown): Reading<boolean> {
+  if (!Array.isArray(value)) return false;
+  for (let at = 0; at < value.length; at += STEP_ITEMS) {
+    if (at > 0) yield;
+    if (!isTokenIds(value.slice(at, at + STEP_ITEMS))) return false;
+  }
+  return true;
 }
 
 function groupIn({ group_idx: index }: Fields): number {
@@ -126,7 +149,8 @@ function needsOf({
 type Hash = Uint8Array | number | bigint;
 
 function isHash(value: unknown): value is Hash {
-  return value instanceof Uint8Array || typeof value === "number" || typeof value === "bigint";
+  if (value instanceof Uint8Array) return value.byteLength <= MAX_HASH_BYTES;
+  return typeof value === "number" || typeof value === "bigint";
 }
 
 function hashText(hash: Hash): string {

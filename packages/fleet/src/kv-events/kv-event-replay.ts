@@ -10,13 +10,13 @@ export interface ReplayOptions {
   readonly from: bigint;
   readonly clock: Clock;
   readonly signal: AbortSignal;
-  /** Called with each batch, in the order of sequence numbers, which may have gaps. */
-  batch(sequence: bigint, payload: Uint8Array): void;
+  /** Called with each batch, in the order of sequence numbers, which may have gaps. The next one is read when its promise has resolved. */
+  batch(sequence: bigint, payload: Uint8Array): Promise<void> | undefined;
 }
 
 /** Between two messages of a replay, in ms. vLLM's publisher looks for requests at least every 100 ms. */
 const IDLE_TIMEOUT_MS = 5000;
-/** For a whole replay, in ms. */
+/** For a whole replay, in ms, without the time in which its batches are applied. */
 const REPLAY_TIMEOUT_MS = 60_000;
 /** The sequence number -1 ends a replay. */
 const END = 2n ** 64n - 1n;
@@ -31,6 +31,7 @@ export async function replayBatches({ endpoint, from, clock, signal, batch }: Re
   const { host, port } = readTcpEndpoint(endpoint) ?? { host: "", port: 0 };
   const { maxFrames, maxMessageBytes } = SUBSCRIPTION_LIMITS;
   const startedAtMs = clock.now();
+  let appliedMs = 0;
   let last = from - 1n;
   await new Promise<void>((resolve, reject) => {
     const timeout = () => {
@@ -59,18 +60,21 @@ export async function replayBatches({ endpoint, from, clock, signal, batch }: Re
         throw new KvError("KV_WIRE_MALFORMED", "a replayed message is not a batch");
       if (sequence === END) {
         end();
-        return;
+        return undefined;
       }
       if (sequence <= last)
         throw new KvError("KV_WIRE_MALFORMED", `batch ${sequence} was replayed after batch ${last}`);
       last = sequence;
-      if (clock.now() - startedAtMs > REPLAY_TIMEOUT_MS) {
+      const beganAtMs = clock.now();
+      if (beganAtMs - startedAtMs - appliedMs > REPLAY_TIMEOUT_MS) {
         timeout();
-        return;
+        return undefined;
       }
       timer.cancel();
-      timer = clock.setTimer(timeout, IDLE_TIMEOUT_MS);
-      batch(sequence, payload);
+      return Promise.resolve(batch(sequence, payload)).then(() => {
+        appliedMs += clock.now() - beganAtMs;
+        if (!connection.lost) timer = clock.setTimer(timeout, IDLE_TIMEOUT_MS);
+      });
     };
     connection.onLost = ({ why, cause }) => {
       const message = `the replay socket ${endpoint} cannot be reached: ${why}`;

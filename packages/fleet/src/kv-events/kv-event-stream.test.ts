@@ -1,8 +1,11 @@
+import { YieldingQueue } from "@kv/http";
 import { type LogFields, silentLog, systemClock } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { afterEach, expect, test } from "vitest";
 import { type EventPublisher, startEventPublisher } from "../../test/support/event-publisher.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
+import { BlockTree } from "./block-tree.js";
+import { KvEventStream } from "./kv-event-stream.js";
 import { KvEventSubscriber } from "./kv-event-subscriber.js";
 
 const open: { close(): void }[] = [];
@@ -158,6 +161,22 @@ test("batches with wrong hashes cause one warning that names the source", async 
   expect(follower.warnings).toMatchObject([["kv-events-contradictory", { endpoint: server.endpoint }]]);
   expect(follower.status()).toMatchObject({ complete: false, missed_batches: 1 });
   expect([follower.matched(1), follower.matched(3)]).toEqual([2, 2]);
+});
+
+test("a stream that is closed while its cache is being cleared gives all memory back", async () => {
+  const { endpoint, replayEndpoint, publish } = await publisher();
+  const ids = Array.from({ length: 10_000 }, (_, at) => at);
+  const blocks = { ...stored(0), block_hashes: ids, token_ids: ids, block_size: 1 };
+  await publish([blocks, { type: "AllBlocksCleared" }]);
+  const [tree, clock] = [new BlockTree(), systemClock()];
+  const turns = new YieldingQueue({ clock });
+  const of = { tree, instance: { role: "prefill", url: "http://p", inFlight: 0 } } as const;
+  const stream = new KvEventStream({ endpoint, replayEndpoint }, of, { log: silentLog, clock, turns });
+  for (let most = 0; tree.size >= most; await new Promise((resolve) => setImmediate(resolve)))
+    most = tree.size;
+  expect(tree.size).toBeGreaterThan(0);
+  await turns.run(stream.close());
+  await expect.poll(() => tree.size, { timeout: 5000 }).toBe(0);
 });
 
 test("an instance without a configured endpoint is asked for it, and its wildcard is the instance's host", async () => {

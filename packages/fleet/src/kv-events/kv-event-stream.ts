@@ -1,7 +1,8 @@
+import type { YieldingQueue } from "@kv/http";
 import type { Clock, Log, LogFields, Timer } from "@kv/interface";
 import { ZmqSubscription } from "@kv/side-channel";
 import type { Instance, KvEventStatus } from "../instances/instance.js";
-import { BlockIndex } from "./block-index.js";
+import { BlockIndex, type Steps } from "./block-index.js";
 import type { BlockTree } from "./block-tree.js";
 import { readKvEventBatch, SUBSCRIPTION_LIMITS } from "./kv-event-batch.js";
 import { readSequence, replayBatches } from "./kv-event-replay.js";
@@ -32,13 +33,15 @@ interface Batch {
 
 /**
  * Follows the KV events of one instance and keeps the index of its cache. Batches that were published before it connected, or that were lost, are
- * fetched from the replay socket. A publisher that has been restarted is recognized by its last batch being another one.
+ * fetched from the replay socket. A publisher that has been restarted is recognized by its last batch being another one. Batches are decoded and applied in turns with other
+ * work of the process; what comes faster waits at the publisher.
  */
 export class KvEventStream {
   readonly index: BlockIndex;
   readonly #source: KvEventSource;
   readonly #log: Log;
   readonly #clock: Clock;
+  readonly #turns: YieldingQueue;
   readonly #socket: ZmqSubscription;
   readonly #closing = new AbortController();
   #isConnected = false;
@@ -47,6 +50,8 @@ export class KvEventStream {
   #next = 0n;
   /** The last batch that was applied: a restarted publisher has another one, as each contains the time of its events. */
   #last: Batch | undefined;
+  /** Resolves when no batch is being applied. */
+  #applied: Promise<void> = Promise.resolve();
   #missed = 0n;
   #hasStarted = false;
   #reason: string | null = "no batch has come yet";
@@ -63,13 +68,14 @@ export class KvEventStream {
   constructor(
     source: KvEventSource,
     { tree, instance }: { readonly tree: BlockTree; readonly instance: Instance },
-    { log, clock }: { readonly log: Log; readonly clock: Clock },
+    { log, clock, turns }: { readonly log: Log; readonly clock: Clock; readonly turns: YieldingQueue },
     onLost: () => void = () => {},
   ) {
     this.index = new BlockIndex(tree, instance);
     this.#source = source;
     this.#log = log;
     this.#clock = clock;
+    this.#turns = turns;
     this.#socket = new ZmqSubscription({
       endpoint: source.endpoint,
       clock,
@@ -80,7 +86,8 @@ export class KvEventStream {
       },
       message: (frames) => {
         const [sequence, payload] = [readSequence(frames[1]), frames[2]];
-        if (sequence !== undefined && payload !== undefined) this.#received({ sequence, payload });
+        if (sequence === undefined || payload === undefined) return undefined;
+        return this.#received({ sequence, payload });
       },
       lost: (reason) => {
         this.#isConnected = false;
@@ -110,28 +117,27 @@ export class KvEventStream {
     };
   }
 
-  close(): void {
+  /** Ends the subscription. The steps that are returned give the memory of the index back. */
+  close(): Steps {
     this.#closing.abort();
     this.#timer?.cancel();
     this.#socket.close();
-    this.index.cleared();
+    return this.index.cleared();
   }
 
-  #received(batch: Batch): void {
-    if (!this.#isReplaying && batch.sequence === this.#next) {
-      this.#apply(batch);
-      return;
-    }
+  #received(batch: Batch): Promise<void> | undefined {
+    if (!this.#isReplaying && batch.sequence === this.#next) return this.#apply(batch);
     if (this.#held.length >= MAX_HELD || this.#heldBytes + batch.payload.byteLength > MAX_HELD_BYTES) {
       this.#droppedHeld = true;
-      return;
+      return undefined;
     }
     this.#held.push(batch);
     this.#heldBytes += batch.payload.byteLength;
-    if (this.#isReplaying) return;
+    if (this.#isReplaying) return undefined;
     if (this.#hasStarted && batch.sequence < this.#next)
       this.#warn("kv-events-out-of-order", { expected: String(this.#next), at: String(batch.sequence) });
     this.#catchUp();
+    return undefined;
   }
 
   /** Fetches what was missed, or begins anew where that cannot be. */
@@ -145,6 +151,9 @@ export class KvEventStream {
   }
 
   async #replay(): Promise<void> {
+    // A connection that was lost may have left a batch.
+    await this.#applied;
+    if (this.#closing.signal.aborted) return;
     this.#replayedAtMs = this.#clock.now();
     const { replayEndpoint } = this.#source;
     if (replayEndpoint === undefined) this.#startAtHeld("the publisher has no replay socket");
@@ -159,9 +168,10 @@ export class KvEventStream {
         this.#startAtHeld("missed batches could not be fetched");
       }
     }
+    const isWhole = await this.#applyHeld();
     this.#isReplaying = false;
     // A publisher may be faster than its replay.
-    if (!this.#applyHeld()) this.#catchUp();
+    if (!isWhole && !this.#closing.signal.aborted) this.#catchUp();
   }
 
   /** Asks for missed batches once. Resolves with true where it has to ask again. */
@@ -178,19 +188,19 @@ export class KvEventStream {
         if (isFirst && known !== undefined && sequence === known.sequence && !isOther) {
           isFirst = false;
           isOther = Buffer.compare(payload, known.payload) !== 0;
-          return;
+          return undefined;
         }
-        if (isOther || hasHole) return;
+        if (isOther || hasHole) return undefined;
         if (sequence > this.#next) {
           // Later holes are what libzmq has dropped; before the first batch is what the publisher no longer has.
           if (!isFirst) {
             hasHole = true;
-            return;
+            return undefined;
           }
           this.#startAt(sequence, "the publisher no longer has the first batches");
         }
         isFirst = false;
-        if (sequence === this.#next) this.#apply({ sequence, payload });
+        return sequence === this.#next ? this.#apply({ sequence, payload }) : undefined;
       },
     });
     if (isOther || (isFirst && known !== undefined)) {
@@ -219,7 +229,7 @@ export class KvEventStream {
         at: String(sequence),
       });
     // Blocks of the index may have been evicted.
-    this.index.cleared();
+    void this.#turns.run(this.index.cleared());
     this.#missed = sequence;
     this.#next = sequence;
     this.#last = undefined;
@@ -227,36 +237,41 @@ export class KvEventStream {
   }
 
   /** Applies the batches that have waited. False where one of them is missing. */
-  #applyHeld(): boolean {
-    const held = this.#held.splice(0);
-    this.#heldBytes = 0;
+  async #applyHeld(): Promise<boolean> {
     const dropped = this.#droppedHeld;
     this.#droppedHeld = false;
-    for (const [at, batch] of held.entries()) {
-      if (batch.sequence < this.#next) continue;
-      if (batch.sequence > this.#next) {
-        this.#held.push(...held.slice(at));
-        return false;
-      }
-      this.#apply(batch);
+    for (let batch = this.#held[0]; batch !== undefined; batch = this.#held[0]) {
+      if (batch.sequence > this.#next) return false;
+      this.#held.shift();
+      this.#heldBytes -= batch.payload.byteLength;
+      if (batch.sequence === this.#next) await this.#apply(batch);
     }
     return !dropped;
   }
 
-  #apply(batch: Batch): void {
-    // The index of a stream that was closed stays empty.
-    if (this.#closing.signal.aborted) return;
-    this.#hasStarted = true;
-    if (this.#missed === 0n) this.#reason = null;
-    this.#next = batch.sequence + 1n;
-    this.#last = batch;
+  /** Applies a batch in turns with others. Never rejects. */
+  #apply(batch: Batch): Promise<void> {
+    this.#applied = this.#turns.run(this.#applying(batch));
+    return this.#applied;
+  }
+
+  /** The index of a stream that was closed stays empty. */
+  *#untilClosed(steps: Steps): Steps {
+    while (!this.#closing.signal.aborted && steps.next().done !== true) yield;
+  }
+
+  *#applying(batch: Batch): Steps {
     try {
       for (const event of readKvEventBatch(batch.payload)) {
-        if (event.type === "stored") this.index.stored(event);
-        else if (event.type === "removed") this.index.removed(event);
+        yield;
+        if (this.#closing.signal.aborted) return;
+        if (event === undefined) continue;
+        if (event.type === "stored") yield* this.#untilClosed(this.index.stored(event));
+        else if (event.type === "removed") yield* this.index.removed(event);
         else {
+          // Before blocks come again: memory is given back as fast as it is taken.
+          yield* this.index.cleared();
           // What was missed concerned blocks that are gone.
-          this.index.cleared();
           this.#missed = 0n;
           this.#reason = null;
         }
@@ -266,6 +281,10 @@ export class KvEventStream {
       this.#reason = "a batch could not be read";
       this.#warn("kv-events-malformed", { error });
     }
+    this.#hasStarted = true;
+    if (this.#missed === 0n) this.#reason = null;
+    this.#next = batch.sequence + 1n;
+    this.#last = batch;
     const { contradictions } = this.index;
     if (contradictions > this.#contradictions) this.#warn("kv-events-contradictory", { contradictions });
     this.#contradictions = contradictions;

@@ -1,9 +1,11 @@
+import { YieldingQueue } from "@kv/http";
 import type { Clock, Log, Timer } from "@kv/interface";
 import { readTcpEndpoint } from "@kv/side-channel";
 import { z } from "zod";
 import { type Instance, instanceName, type KvEventStatus } from "../instances/instance.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
 import type { CachedPrefixes } from "../routing/prefix-aware.js";
+import type { Steps } from "./block-index.js";
 import { BlockTree, type PromptHolders } from "./block-tree.js";
 import { type KvEventSource, KvEventStream } from "./kv-event-stream.js";
 
@@ -15,6 +17,13 @@ export interface KvEventSubscriberOptions {
   readonly clock: Clock;
   /** Asks instances where they publish. Without it, only instances whose configuration names the endpoint are followed. @default undefined */
   readonly get?: InstanceGet | undefined;
+  /** Where batches wait to be decoded, with those of other subscribers. @default a queue of this one */
+  readonly turns?: YieldingQueue | undefined;
+}
+
+/** A queue for batches: they take at most a quarter of the time, a millisecond at once. */
+export function kvEventTurns(clock: Clock): YieldingQueue {
+  return new YieldingQueue({ clock, sliceMs: 1 });
 }
 
 /**
@@ -22,14 +31,14 @@ export interface KvEventSubscriberOptions {
  * `GET /kv_event_sources` (vLLM 0.33).
  */
 export class KvEventSubscriber implements CachedPrefixes {
-  readonly #options: KvEventSubscriberOptions;
+  readonly #options: FollowOptions;
   readonly #followed = new Map<Instance, FollowedInstance>();
   readonly #tree = new BlockTree();
   #readsTokenIds = false;
   #readsTokenIdsAtMs = Number.NEGATIVE_INFINITY;
 
   constructor(options: KvEventSubscriberOptions) {
-    this.#options = options;
+    this.#options = { ...options, turns: options.turns ?? kvEventTurns(options.clock) };
   }
 
   /** The tokens of a prompt that an instance has cached; undefined for an instance whose events have not come. */
@@ -65,7 +74,7 @@ export class KvEventSubscriber implements CachedPrefixes {
     const left = new Set(instances);
     for (const [instance, followed] of this.#followed) {
       if (left.has(instance)) continue;
-      followed.close();
+      this.#giveBack(followed.close());
       this.#followed.delete(instance);
       this.#tree.forget(instance);
     }
@@ -73,8 +82,13 @@ export class KvEventSubscriber implements CachedPrefixes {
 
   /** Ends all subscriptions. */
   close(): void {
+    // The memory goes with the subscriber.
     for (const followed of this.#followed.values()) followed.close();
     this.#followed.clear();
+  }
+
+  #giveBack(memory: Steps | undefined): void {
+    if (memory !== undefined) void this.#options.turns.run(memory);
   }
 
   /** As `close`. */
@@ -98,11 +112,15 @@ const sourcesSchema = z.record(
     .nullable(),
 );
 
+interface FollowOptions extends KvEventSubscriberOptions {
+  readonly turns: YieldingQueue;
+}
+
 /** One instance: where it publishes, and the stream of its events. */
 class FollowedInstance {
   stream: KvEventStream | undefined;
   readonly #instance: Instance;
-  readonly #options: KvEventSubscriberOptions;
+  readonly #options: FollowOptions;
   readonly #tree: BlockTree;
   #source: KvEventSource | undefined;
   #timer: Timer | undefined;
@@ -110,7 +128,7 @@ class FollowedInstance {
   #isClosed = false;
   #warned = false;
 
-  constructor(instance: Instance, options: KvEventSubscriberOptions, tree: BlockTree) {
+  constructor(instance: Instance, options: FollowOptions, tree: BlockTree) {
     this.#instance = instance;
     this.#options = options;
     this.#tree = tree;
@@ -119,14 +137,15 @@ class FollowedInstance {
     else void this.#ask();
   }
 
-  close(): void {
+  /** The steps that are returned give the memory of the index back. */
+  close(): Steps | undefined {
     this.#isClosed = true;
     this.#timer?.cancel();
-    this.stream?.close();
+    return this.stream?.close();
   }
 
   #open(source: KvEventSource): void {
-    this.stream?.close();
+    if (this.stream !== undefined) void this.#options.turns.run(this.stream.close());
     this.#source = source;
     const of = { tree: this.#tree, instance: this.#instance };
     this.stream = new KvEventStream(source, of, this.#options, () => void this.#ask());

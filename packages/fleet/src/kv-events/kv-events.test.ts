@@ -1,9 +1,9 @@
 import { once } from "node:events";
 import { createServer, type Socket } from "node:net";
 import { KvError, type LogFields, silentLog, systemClock } from "@kv/interface";
-import { encode } from "@msgpack/msgpack";
+import { encodeMsgpack as encode } from "@kv/protocol";
 import { expect, test } from "vitest";
-import { readKvEventBatch } from "./kv-event-batch.js";
+import { type KvEvent, readKvEventBatch } from "./kv-event-batch.js";
 import { KvEventSubscriber } from "./kv-event-subscriber.js";
 
 const stored = (hashes: readonly number[], tokens: readonly number[], parent: number | null = null) => ({
@@ -16,12 +16,13 @@ const stored = (hashes: readonly number[], tokens: readonly number[], parent: nu
   medium: "GPU",
   lora_name: null,
 });
+/** Reads all events. */
+const read = (payload: Uint8Array) =>
+  [...readKvEventBatch(payload)].filter((event): event is KvEvent => event !== undefined);
 const batch = (...events: readonly object[]) => encode([1.5, events, 0]);
 
 test("decodes the events of vLLM's publisher, without blocks that have extra keys", () => {
-  expect(
-    readKvEventBatch(batch(stored([7], [1, 2]), { type: "AllBlocksCleared" }, { type: "Later" })),
-  ).toEqual([
+  expect(read(batch(stored([7], [1, 2]), { type: "AllBlocksCleared" }, { type: "Later" }))).toEqual([
     {
       ...{ type: "stored", hashes: ["7"], parent: undefined, tokens: [1, 2], blockSize: 2 },
       ...{ lookahead: undefined, group: { index: 0, needs: "all" } },
@@ -29,23 +30,24 @@ test("decodes the events of vLLM's publisher, without blocks that have extra key
     { type: "cleared" },
   ]);
   const bytes = { ...stored([], [1, 2]), block_hashes: [new Uint8Array([1, 2])] };
-  expect(readKvEventBatch(batch(bytes))).toMatchObject([{ hashes: ["AQI="] }]);
-  expect(readKvEventBatch(batch({ ...stored([7], [1, 2]), lora_name: "l" }))).toEqual([]);
-  expect(readKvEventBatch(batch({ ...stored([7], [1, 2]), extra_keys: [["salt"]] }))).toEqual([]);
+  expect(read(batch(bytes))).toMatchObject([{ hashes: ["AQI="] }]);
+  const largest = Buffer.from(batch(stored([2 ** 52], [1, 2])));
+  largest.fill(0xff, largest.indexOf(0xcf) + 1, largest.indexOf(0xcf) + 9);
+  expect(read(largest)).toMatchObject([{ hashes: ["18446744073709551615"] }]);
+  expect(read(batch({ ...stored([7], [1, 2]), lora_name: "l" }))).toEqual([]);
+  expect(read(batch({ ...stored([7], [1, 2]), extra_keys: [["salt"]] }))).toEqual([]);
 });
 
 test("the group of a block says what it needs, and blocks of other media are left out", () => {
-  const group = (more: object) => readKvEventBatch(batch({ ...stored([7], [1, 2]), ...more }))[0];
+  const group = (more: object) => read(batch({ ...stored([7], [1, 2]), ...more }))[0];
   expect(group({ group_idx: 3 })).toMatchObject({ group: { index: 3, needs: "all" } });
   const window = { kv_cache_spec_kind: "sliding_window", kv_cache_spec_sliding_window: 64 };
   expect(group(window)).toMatchObject({ group: { needs: 63 } });
   expect(group({ kv_cache_spec_kind: "mamba" })).toMatchObject({ group: { needs: 1 } });
   expect(group({ medium: "CPU" })).toBeUndefined();
   const removed = { type: "BlockRemoved", block_hashes: [7], group_idx: 3 };
-  expect(readKvEventBatch(batch({ ...removed, medium: "GPU" }))).toEqual([
-    { type: "removed", hashes: ["7"], group: 3 },
-  ]);
-  expect(readKvEventBatch(batch({ ...removed, medium: "CPU" }))).toEqual([]);
+  expect(read(batch({ ...removed, medium: "GPU" }))).toEqual([{ type: "removed", hashes: ["7"], group: 3 }]);
+  expect(read(batch({ ...removed, medium: "CPU" }))).toEqual([]);
 });
 
 test.each([
@@ -56,7 +58,7 @@ test.each([
 ])("refuses malformed batches", (payload) => {
   let error: unknown;
   try {
-    readKvEventBatch(payload);
+    read(payload);
   } catch (thrown) {
     error = thrown;
   }
@@ -68,7 +70,7 @@ test.each([
   ["lists of 65,535 entries, nested 300 times", Array.from({ length: 300 }, () => [0xdc, 0xff, 0xff]).flat()],
   ["a map of 2^32 entries", [0x92, 0x01, 0x91, 0xdf, 0xff, 0xff, 0xff, 0xff]],
 ])("allocates nothing for %s that a few bytes announce", (_, bytes) => {
-  expect(() => readKvEventBatch(Uint8Array.from(bytes))).toThrow(
+  expect(() => read(Uint8Array.from(bytes))).toThrow(
     expect.objectContaining({ code: "KV_WIRE_LIMIT_EXCEEDED" }),
   );
 });

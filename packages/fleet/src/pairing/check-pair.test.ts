@@ -43,3 +43,12 @@ test.each<[string, [number, number, number], [number, number, number]]>([
   });
   expect(checkPair(prefill, engine({ blockSize: d[0] }, d[1], d[2], false))).toMatchObject({ fits: true });
 });
+
+test("field.md P2: a vLLM whose reads fail on each request, because its regions belong to other groups, is no partner", () => {
+  const regionGroupIds = METADATA.baseAddresses.map((_, region) => region % 2);
+  const prefill = engine({ regionGroupIds }, 4, 1);
+  expect(checkPair(prefill, engine({}, 4, 1))).toMatchObject({
+    fits: false,
+    differences: [{ factor: "region_group_ids", prefill: regionGroupIds.join(), decode: "0,0,0,0" }],
+  });
+});

@@ -177,7 +177,9 @@ function checkPlan(prefill: EngineFacts, decode: EngineFacts): PairCheck {
   const sizes = tpSizes(prefill, decode);
   if (typeof sizes === "string") return unplanned(sizes);
   const cacheDtype = textOf(prefill.factors?.["cache_dtype"] ?? decode.factors?.["cache_dtype"]);
-  const pair: PairToPlan = { prefill: p, decode: d, ...sizes, groups: assumedGroups(p), cacheDtype };
+  // The result is kept for any two engines of these geometries.
+  const ids = { prefill: { ...p, engineId: "prefill" }, decode: { ...d, engineId: "decode" } };
+  const pair: PairToPlan = { ...ids, ...sizes, groups: assumedGroups(p), cacheDtype };
   if (Math.max(sizes.prefillTp, sizes.decodeTp) > MAX_TP) return unplanned(`a TP size above ${MAX_TP}`);
   const limit = vllmLimit(pair, {
     isPush: prefill.mode === "push" || decode.mode === "push",

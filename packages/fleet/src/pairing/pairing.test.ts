@@ -341,6 +341,26 @@ test("an answer that names another engine has the side channel read again; the r
   expect(answer("g")).toBeUndefined();
 });
 
+test("whether an instance still has an engine is known after a reading, where it may have been restarted (issue 48)", async () => {
+  const own = await sideChannel();
+  const { pairing, pools } = await fleet({
+    prefill: ["http://p:1"].map((url) => ({ url })),
+    decode: [own.port],
+  });
+  const [d] = pools.decode.list();
+  const [p] = pools.prefill.list();
+  if (d === undefined || p === undefined) throw new Error("there are no instances");
+  expect(await pairing.hasEngine(d, "engine-1")).toBe("yes");
+  expect(await pairing.hasEngine(d, "engine-0")).toBe("no");
+  expect(await pairing.hasEngine(p, "engine-1")).toBe("unknown");
+  own.change({});
+  pairing.failed(d);
+  expect(await pairing.hasEngine(d, "engine-1")).toBe("no");
+  pairing.failed(d);
+  own.close();
+  expect(await pairing.hasEngine(d, "engine-2")).toBe("unreadable");
+});
+
 test("the address of a side channel is learned from a first answer; that of another engine is refused", async () => {
   const own = await sideChannel();
   const { pairing, pools } = await fleet({ prefill: [{ url: "http://127.0.0.1:80" }], decode: [own.port] });

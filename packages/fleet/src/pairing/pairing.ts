@@ -157,6 +157,18 @@ export class Pairing {
     return readable.length === 0 ? undefined : Promise.all(readable.map((entry) => this.#read(entry)));
   }
 
+  /**
+   * Whether an instance still has the engine `engineId`. Where it may have been restarted, its side channel is read first. `unknown`: it was never read; `unreadable`: it is
+   * not readable now.
+   */
+  async hasEngine(instance: Instance, engineId: string): Promise<"yes" | "no" | "unknown" | "unreadable"> {
+    const entry = this.#entryOf(instance);
+    if (entry?.facts === undefined) return "unknown";
+    if (entry.stale) await this.#read(entry);
+    if (entry.stale) return "unreadable";
+    return sameEngine(entry.facts.engineId, engineId) ? "yes" : "no";
+  }
+
   /** Resolves when no side channel is being read. */
   async settled(): Promise<void> {
     for (;;) {

@@ -5,9 +5,9 @@ import {
   type RankGeometry,
   type ReceiveConversion,
 } from "@kv/plan";
+import { type CheckedSide, checkedSide, type VllmLimit, vllmLimitOf } from "@kv/plan/vllm";
 import { type AgentMetadata, describedVersion, NEWEST_VLLM_VERSION } from "@kv/protocol";
 import { handshakeTargetRanks } from "@kv/topology";
-import { type CheckedSide, refusalOf, type VllmLimit } from "./vllm-refusals.js";
 
 /** Two engines, each by the metadata of its rank (0, 0), and what handshakes do not carry. */
 export interface PairToPlan {
@@ -150,41 +150,26 @@ function limitOf(
   checking: "prefill" | "decode",
   version = NEWEST_VLLM_VERSION.version as string,
 ): VllmLimit | undefined {
-  const sides = { prefill: checkedSide(prefill, prefillTp), decode: checkedSide(decode, decodeTp) };
+  const sides = { prefill: sideOf(prefill, prefillTp), decode: sideOf(decode, decodeTp) };
   const [local, remote] =
     checking === "decode" ? [sides.decode, sides.prefill] : [sides.prefill, sides.decode];
-  const checked = {
-    ...{ local, remote, numKvHeads, cacheDtype, isPush },
-    isMla: hasMla(prefill),
-    hasStates: hasStates(prefill),
-    needsHma: groups.length > 1,
-    // A handshake does not carry these. With these values vLLM refuses least.
-    prefixCaching: false,
-    usesHostBuffer: false,
-    permutes: true,
-    draftKvHeads: null,
-  };
   const release = describedVersion(version)?.version ?? NEWEST_VLLM_VERSION.version;
-  const limit = refusalOf(checked, release)?.limit?.(checked);
-  if (limit === undefined) return undefined;
-  const { values, ...said } = limit;
-  const [theirs, own] = values;
-  const [p, d] = checking === "decode" ? [theirs, own] : [own, theirs];
-  return { ...said, prefill: p, decode: d };
+  const model = { numKvHeads, groups, cacheDtype };
+  return vllmLimitOf(
+    { local, remote, model, hasStates: hasStates(prefill), mode: isPush ? "push" : "pull", checking },
+    release,
+  );
 }
 
-function checkedSide(metadata: AgentMetadata, tpSize: number): CheckedSide {
-  const { blockLengthsBytes, blockStridesBytes } = metadata;
-  return {
-    tpSize,
-    dcpSize: metadata.dcpSize,
-    blockSize: metadata.blockSize,
-    kernelsPerLogical: metadata.physicalBlocksPerLogical,
-    layout: metadata.kvCacheLayout,
-    attentionBackend: metadata.attentionBackend,
-    blockLengthsBytes,
-    blockStridesBytes: blockStridesBytes.length > 0 ? blockStridesBytes : blockLengthsBytes,
-    regionNames: metadata.regionNames,
-    regionGroupIds: metadata.regionGroupIds ?? blockLengthsBytes.map(() => 0),
-  };
+/** What vLLM reads of an engine beside the geometry of a rank. Where names are absent, vLLM compares none. */
+function sideOf(metadata: AgentMetadata, tpSize: number): CheckedSide {
+  const {
+    engineId,
+    regionNames,
+    pcpSize,
+    pleBlockLengthBytes,
+    packedMemberLayouts: packedMembers,
+  } = metadata;
+  const rank = rankGeometry(metadata, { tpRank: 0, tpSize });
+  return { ...checkedSide(rank), engineId, regionNames, packedMembers, pcpSize, pleBlockLengthBytes };
 }

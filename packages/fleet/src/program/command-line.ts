@@ -40,6 +40,7 @@ export function createCommand<File extends z.ZodObject, Flags extends z.ZodObjec
     .exitOverride()
     .configureOutput(commanderOutput(program.name))
     .configureHelp({ minWidthToWrap: 20 })
+    .helpCommand(true)
     .allowExcessArguments(false);
   const [settings, flags] = [settingsIn(program.file), settingsIn(program.flags)];
   const headings = [...settings, ...flags].map(({ heading }) => heading);

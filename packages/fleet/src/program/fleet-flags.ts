@@ -31,6 +31,8 @@ export const fleetFlags = z.object({
         prefill instances, for pairing and push (default: 5600)`,
     prefillTpSize: setting(numbers)`--prefill-tp-size <n...>: TP sizes of the prefill instances (default: 1
         for push)`,
+    prefillPpSize: setting(numbers)`--prefill-pp-size <n...>: PP sizes of the prefill instances (default: 1
+        for push)`,
     decodeKvHost: setting(texts)`--decode-kv-host <host...>: side channel hosts of the decode instances`,
     decodeSideChannelPort: setting(ports)`--decode-side-channel-port <port...>: side channel ports of the
         decode instances; one for all, or one each`,
@@ -55,6 +57,7 @@ export function withFleetFlags<Given extends FleetSettingsInput>(
     host: flags.prefillKvHost,
     port: flags.prefillSideChannelPort,
     tpSize: flags.prefillTpSize,
+    ppSize: flags.prefillPpSize,
   });
   const decoders = withEngines("decode", urls.decode, {
     host: flags.decodeKvHost,
@@ -85,6 +88,7 @@ const ENGINE_FLAGS = {
   host: "kv-host",
   port: "side-channel-port",
   tpSize: "tp-size",
+  ppSize: "pp-size",
 } as const;
 
 /** Adds each instance's engine, in their order. A flag with one value applies to all instances, except `--prefill-engine-id`. */

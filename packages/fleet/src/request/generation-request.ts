@@ -74,6 +74,14 @@ export async function parseRequestInSteps(
   return requestOf(endpoint, pieces.value, pieces);
 }
 
+/** Checks a body that a decode instance gets as it came, for a route that it serves alone. Errors: `KV_REQUEST_INVALID`. */
+export async function checkDecodeBody(body: Uint8Array, parses: YieldingQueue): Promise<void> {
+  const pieces = await parses.run(parseJsonPieces(body)).catch(() => {
+    throw notJson();
+  });
+  refuseConnectorMembers(pieces.value as Fields, pieces);
+}
+
 function notJson(where = ""): KvError {
   return new KvError("KV_REQUEST_INVALID", `the body is not JSON${where}`);
 }

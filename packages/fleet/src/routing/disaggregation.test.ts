@@ -4,6 +4,9 @@ import { decideDisaggregation } from "./disaggregation.js";
 const known = {
   promptTokens: 1000,
   decodeCachedTokens: 0,
+  prefillCachedTokens: 0,
+  readbackTokens: 0,
+  prefillComputeMs: undefined,
   prefillWaitMs: undefined,
   decodeComputeMs: undefined,
   decodeInFlight: 0,
@@ -35,6 +38,25 @@ test.each([
   [{ ...busy, decodeInFlight: 1, decodePromptShare: 0.201 }, 100, true, "long-suffix"],
   [{ ...busy, decodeInFlight: 0, decodePromptShare: 0.5 }, 100, false, "prefill-busy"],
   [{ decodeInFlight: 0, decodePromptShare: 0.5 }, 1000, false, "short-suffix"],
+  [{ readbackTokens: 900 }, 100, true, "readback"],
+  [{ readbackTokens: 900, prefillCachedTokens: 900 }, 100, true, "prefill-cached"],
+  [{ prefillCachedTokens: 900, decodeCachedTokens: 899 }, 100, true, "prefill-cached"],
+  [{ prefillCachedTokens: 899, decodeCachedTokens: 899 }, 100, true, "long-suffix"],
+  [{ readbackTokens: 900, decodeCachedTokens: 950 }, 10, false, "prefix-cached"],
+  [{ readbackTokens: 900 }, 1000, false, "short-suffix"],
+  [
+    { prefillWaitMs: 90, decodeComputeMs: 50, prefillComputeMs: 10, readbackTokens: 800 },
+    100,
+    true,
+    "readback",
+  ],
+  [
+    { prefillWaitMs: 91, decodeComputeMs: 50, prefillComputeMs: 10, readbackTokens: 800 },
+    100,
+    false,
+    "prefill-busy",
+  ],
+  [{ prefillWaitMs: 51, decodeComputeMs: 50, prefillComputeMs: 60 }, 100, false, "prefill-busy"],
 ])("%j above %d: two legs %s, %s", (inputs, above, twoLegs, reason) => {
   expect(decideDisaggregation({ ...known, ...inputs }, above)).toEqual({ twoLegs, reason });
 });

@@ -4,6 +4,12 @@ export interface DisaggregationInputs {
   readonly promptTokens: number | undefined;
   /** Tokens of the prompt, from its first, that the decode instance has in its prefix cache; 0 where it is not known. */
   readonly decodeCachedTokens: number;
+  /** Tokens of the prompt, from its first, that a prefill instance has in its prefix cache; 0 where it is not known. */
+  readonly prefillCachedTokens: number;
+  /** Tokens of the prompt, from its first, that a prefill instance can read from a decode instance; 0 where there are none. */
+  readonly readbackTokens: number;
+  /** How long a prefill instance would read and compute, in milliseconds; undefined where it is not known. */
+  readonly prefillComputeMs: number | undefined;
   /** How long the prompt would wait for a prefill instance, in milliseconds; undefined where it is not known. */
   readonly prefillWaitMs: number | undefined;
   /** How long the decode instance would compute the rest of the prompt, in milliseconds; undefined where it is not known. */
@@ -15,12 +21,15 @@ export interface DisaggregationInputs {
 }
 
 /**
- * Why a request has two legs, or one. Two: `long-suffix`, `unknown-length`, `decode-busy` (few tokens, but the decode instance computes other prompts, and its answers come late).
+ * Why a request has two legs, or one. Two: `long-suffix`, `readback` (a prefill instance reads the begin of the prompt from a decode instance), `prefill-cached` (a prefill instance has
+ * more of the prompt than the decode instance), `unknown-length`, `decode-busy` (few tokens, but the decode instance computes other prompts, and its answers come late).
  * One, at a decode instance: `short-suffix` (few tokens to compute), `prefix-cached` (nearly the whole prompt is cached there), `prefill-busy` (waiting for a prefill instance would take longer than computing
  * delays this request and those in flight at the decode instance).
  */
 export type DisaggregationReason =
   | "long-suffix"
+  | "readback"
+  | "prefill-cached"
   | "unknown-length"
   | "decode-busy"
   | "short-suffix"
@@ -39,6 +48,9 @@ export function decideDisaggregation(
   {
     promptTokens,
     decodeCachedTokens,
+    prefillCachedTokens,
+    readbackTokens,
+    prefillComputeMs,
     prefillWaitMs,
     decodeComputeMs,
     decodeInFlight,
@@ -51,11 +63,16 @@ export function decideDisaggregation(
   if (decodeCachedTokens >= NEARLY_ALL * promptTokens && decodeCachedTokens > 0)
     return { twoLegs: false, reason: "prefix-cached" };
   const isShort = uncachedTokens <= aboveTokens;
+  const isAhead = Math.max(prefillCachedTokens, readbackTokens) > decodeCachedTokens;
+  const ahead = readbackTokens > prefillCachedTokens ? "readback" : "prefill-cached";
+  const twoLegs = { twoLegs: true, reason: isAhead ? ahead : "long-suffix" } as const;
   if (decodeInFlight > 0 && decodePromptShare > MOST_PROMPT_SHARE)
-    return { twoLegs: true, reason: isShort ? "decode-busy" : "long-suffix" };
+    return isShort ? { twoLegs: true, reason: "decode-busy" } : twoLegs;
   if (isShort) return { twoLegs: false, reason: "short-suffix" };
   const delayMs = decodeComputeMs === undefined ? undefined : decodeComputeMs * (1 + decodeInFlight);
-  if (prefillWaitMs !== undefined && delayMs !== undefined && prefillWaitMs > delayMs)
+  // What a prefill instance need not compute makes up for some of the wait.
+  const savedMs = Math.max(0, (decodeComputeMs ?? 0) - (prefillComputeMs ?? decodeComputeMs ?? 0));
+  if (prefillWaitMs !== undefined && delayMs !== undefined && prefillWaitMs - savedMs > delayMs)
     return { twoLegs: false, reason: "prefill-busy" };
-  return { twoLegs: true, reason: "long-suffix" };
+  return twoLegs;
 }

@@ -21,6 +21,7 @@ export class PrefillCosts {
   #charactersPerToken = 4;
   #msPerLeg: number | undefined = undefined;
   readonly #fit = new LineFit();
+  #readMsPerToken: number | undefined = undefined;
 
   /** Characters of a request's text in a token of its prompt: 4 before the first measurement. */
   get charactersPerToken(): number {
@@ -35,6 +36,20 @@ export class PrefillCosts {
   /** The time of a leg that computes `computedTokens` and waits for no other leg, in milliseconds; undefined before the first measurement. */
   legMs(computedTokens: number): number | undefined {
     return this.#fit.at(computedTokens);
+  }
+
+  /** How long a prefill instance takes to read `readTokens` from a decode instance and to compute the rest of `promptTokens`, in milliseconds; undefined before the first measurement. */
+  readingMs(promptTokens: number, readTokens: number): number | undefined {
+    const { msPerToken } = this;
+    if (msPerToken === undefined) return undefined;
+    return msPerToken * Math.max(0, promptTokens - readTokens) + (this.#readMsPerToken ?? 0) * readTokens;
+  }
+
+  /** A prefill leg of `durationMs` has read tokens from a decode instance, and computed the others. */
+  read(readTokens: number, computedTokens: number, durationMs: number): void {
+    const computeMs = this.legMs(computedTokens);
+    if (computeMs === undefined || readTokens === 0) return;
+    this.#readMsPerToken = average(this.#readMsPerToken, Math.max(0, durationMs - computeMs) / readTokens);
   }
 
   /** Tokens of the prompt: exact for token ids, else estimated; undefined for a prompt without text. */

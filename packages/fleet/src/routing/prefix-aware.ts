@@ -161,10 +161,9 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
       const found = isLast && last !== undefined ? last.found : find(instance, context, keys);
       if (found.tokens !== undefined) return found.tokens;
       // The text of a list of token ids has no fixed number of characters per token.
-      const ids = listedIds(context);
-      return Math.floor(
-        found.characters / (ids === undefined ? charactersPerToken : textOf(ids).length / ids.length),
-      );
+      const ids = listedIds(context)?.slice(0, 1000);
+      const perToken = ids === undefined ? charactersPerToken : JSON.stringify(ids).length / ids.length;
+      return Math.floor(found.characters / perToken);
     },
     instancesChanged(instances) {
       const left = new Set(instances);
@@ -204,8 +203,18 @@ function once<T>(compute: () => T): () => T {
   };
 }
 
-function textOf(content: unknown): string {
-  return typeof content === "string" ? content : JSON.stringify(content);
+/** The begin of a value as JSON, at least `length` characters where it has them: a prompt of many megabytes is not written anew to see its begin. */
+function beginOf(value: unknown, length: number): string {
+  if (typeof value === "string") return JSON.stringify(value.slice(0, length));
+  if (typeof value !== "object" || value === null) return JSON.stringify(value) ?? "null";
+  const isList = Array.isArray(value);
+  let text = isList ? "[" : "{";
+  for (const key in value) {
+    if (text.length >= length) break;
+    const member = beginOf((value as Readonly<Record<string, unknown>>)[key], length - text.length);
+    text += isList ? `${member},` : `${JSON.stringify(key.slice(0, length))}:${member},`;
+  }
+  return text;
 }
 
 /** One key for each chunk with all chunks before it. A cache is also keyed by model, salt and tools, so these are hashed first. */
@@ -213,8 +222,9 @@ function prefixKeys({ request }: RoutingContext, chunkLength: number): string[] 
   if (request === undefined) return [];
   const { model, prompt, messages, input, instructions, system, tools, cache_salt: salt } = request.fields;
   const content = prompt ?? messages ?? input;
-  const text = textOf(content ?? "");
-  const hash = createHash("sha1").update(JSON.stringify([model, salt, tools, instructions, system]));
+  const most = MAX_CHUNKS * chunkLength;
+  const text = typeof content === "string" ? content : beginOf(content ?? "", most);
+  const hash = createHash("sha1").update(beginOf([model, salt, tools, instructions, system], most));
   const keys: string[] = [];
   for (let at = 0; at + chunkLength <= text.length && keys.length < MAX_CHUNKS; at += chunkLength) {
     hash.update(text.slice(at, at + chunkLength));

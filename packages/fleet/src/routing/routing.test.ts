@@ -51,7 +51,9 @@ test("prefixAware sends a prompt where its prefix went before, unless that insta
 test("prefixAware uses the instances' KV events for prompts of token ids", () => {
   const index = new BlockIndex(new BlockTree(), instance("b"));
   const group = { index: 0, needs: "all" } as const;
-  index.stored({ hashes: ["h1", "h2"], parent: undefined, tokens: [1, 2, 3, 4], blockSize: 2, group });
+  void [
+    ...index.stored({ hashes: ["h1", "h2"], parent: undefined, tokens: [1, 2, 3, 4], blockSize: 2, group }),
+  ];
   const cached = {
     matchedTokens: (one: Instance, tokens: readonly number[]) =>
       one.url === "b" ? index.matchedTokens(tokens) : 0,

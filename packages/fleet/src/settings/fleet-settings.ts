@@ -89,9 +89,9 @@ const routingSchema = z.enum(ROUTING_NAMES).default("round-robin");
 /** The settings of every front end: which instances there are, how they are chosen, paired and checked. Members of a zod schema. */
 export const fleetSettings = {
   ...group("Instances", {
-    prefillers: setting(z.array(instanceSpecSchema).default([]))`--prefill <url...>: prefill instances:
+    prefillers: setting(z.array(instanceSpecSchema).default([]))`-p, --prefill <url...>: prefill instances:
         host:port or http(s)://host:port; @RANK after it is a data-parallel rank`,
-    decoders: setting(z.array(instanceSpecSchema).default([]))`--decode <url...>: decode instances`,
+    decoders: setting(z.array(instanceSpecSchema).default([]))`-d, --decode <url...>: decode instances`,
   }),
   ...group("Discovery", {
     discovery: setting(discoverySchema.optional())`a source of instances that come and go`,

@@ -33,7 +33,7 @@ export function setting<S extends z.ZodType>(schema: S) {
   return (text: TemplateStringsArray, ...values: readonly (string | number)[]): S => {
     const line = String.raw({ raw: text }, ...values).replaceAll(/\s+/g, " ");
     const [, flag, description = line, usual] =
-      /^(?:(--.*?): )?(.*?)(?: \(default: (.*)\))?$/.exec(line) ?? [];
+      /^(?:(--?[a-z].*?): )?(.*?)(?: \(default: (.*)\))?$/.exec(line) ?? [];
     const described = schema.describe(description);
     table.add(described, { description, flag, usual });
     return described;

@@ -9,6 +9,7 @@ import {
 } from "prom-client";
 import type { InstanceStatus } from "../instances/instance.js";
 import type { InstancePool } from "../instances/instance-pool.js";
+import type { PinnedStatus } from "../readback/kept-objects.js";
 import type { SignalsStatus } from "./autoscaling-signals.js";
 
 type Labels = Readonly<Record<string, string>>;
@@ -34,6 +35,12 @@ const HELP: Readonly<Record<string, string>> = {
   kv_proxy_expected_cached_prompt_tokens_total:
     "Tokens of these prompts that the routing expected the prefill instances to have cached",
   kv_proxy_rendered_total: "Prompts whose token ids were needed for routing, by outcome",
+  kv_proxy_readback_used_total: "Ended turns whose KV a prefill instance has read from its decode instance",
+  kv_proxy_readback_tokens_total: "Tokens of these that the prefill instance did not compute",
+  kv_proxy_readback_refused_total:
+    "Turns that used no ended turn, or that are not kept for the next one, by reason",
+  kv_proxy_readback_expired_total: "Ended turns that no further turn came for in time",
+  kv_proxy_readback_released_total: "Ended turns that decode instances were asked to free, by outcome",
   kv_epp_pick_duration_seconds: "From the last byte of a request to the choice of its instances",
   kv_proxy_parts_total: "Parts that requests with several prompts or copies were split into",
 };
@@ -52,6 +59,12 @@ const FROM_THE_START: readonly (readonly [name: string, labels?: Labels])[] = [
     (outcome) => ["kv_proxy_rendered_total", { outcome }] as const,
   ),
   ...["sent", "refused", "failed"].map((outcome) => ["kv_proxy_released_total", { outcome }] as const),
+  ["kv_proxy_readback_used_total"],
+  ["kv_proxy_readback_tokens_total"],
+  ["kv_proxy_readback_expired_total"],
+  ...["sent", "refused", "failed"].map(
+    (outcome) => ["kv_proxy_readback_released_total", { outcome }] as const,
+  ),
 ];
 
 /**
@@ -133,6 +146,11 @@ export class PrometheusMetrics implements Metrics {
         this.set(Number(discovery.isCurrent));
       },
     });
+  }
+
+  /** Adds what ended turns hold at decode instances, which is read at each scrape. */
+  addPinned(read: () => readonly PinnedStatus[]): void {
+    addPinnedGauges(this.#registry, read);
   }
 
   /** Adds the signals for autoscalers, which are read at each scrape. */
@@ -258,6 +276,39 @@ export function addSignalGauges(registry: Registry, read: () => SignalsStatus): 
     "kv_proxy_recommended_prefill_instances",
     "Prefill instances that the prompts of the last five minutes need",
     (signals) => signals.recommended?.prefill,
+  );
+}
+
+/** Adds what ended turns hold at decode instances to a registry; `read` is called at each scrape. */
+export function addPinnedGauges(registry: Registry, read: () => readonly PinnedStatus[]): void {
+  const gauge = (name: string, help: string, value: (pinned: PinnedStatus) => number) =>
+    new Gauge({
+      name,
+      help,
+      labelNames: ["server"],
+      registers: [registry],
+      // All workers have one store.
+      aggregator: "omit",
+      collect() {
+        this.reset();
+        for (const pinned of read()) this.set({ server: pinned.server }, value(pinned));
+      },
+    });
+  gauge("kv_proxy_readback_objects", "Ended turns that further turns can use", ({ objects }) => objects);
+  gauge(
+    "kv_proxy_readback_pinned_blocks",
+    "Blocks that a decode instance holds for them",
+    ({ blocks }) => blocks,
+  );
+  gauge(
+    "kv_proxy_readback_pinned_bytes",
+    "Bytes of these, where lengths of blocks are known",
+    ({ bytes }) => bytes,
+  );
+  gauge(
+    "kv_proxy_readback_budget_blocks",
+    "The most blocks that they may hold there",
+    ({ budget_blocks }) => budget_blocks,
   );
 }
 

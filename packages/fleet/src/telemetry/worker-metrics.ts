@@ -1,6 +1,7 @@
 import { AggregatorRegistry, Registry } from "prom-client";
+import type { PinnedStatus } from "../readback/kept-objects.js";
 import type { SignalsStatus } from "./autoscaling-signals.js";
-import { addSignalGauges, type MetricAsJson } from "./prometheus.js";
+import { addPinnedGauges, addSignalGauges, type MetricAsJson } from "./prometheus.js";
 
 const COUNTED: ReadonlySet<string> = new Set(["counter", "histogram"]);
 
@@ -25,10 +26,11 @@ export class WorkerMetrics {
     this.#ended.splice(0, parts.length, sum);
   }
 
-  /** All workers' metrics in Prometheus' text format, with the signals of all workers. */
-  text(signals: SignalsStatus): Promise<string> {
+  /** All workers' metrics in Prometheus' text format, with the signals of all workers. `pinned`: what ended turns hold, where they are kept. */
+  text(signals: SignalsStatus, pinned?: readonly PinnedStatus[]): Promise<string> {
     const registry = aggregate([...this.#last.values(), ...this.#ended]);
     addSignalGauges(registry, () => signals);
+    if (pinned !== undefined) addPinnedGauges(registry, () => pinned);
     return registry.metrics();
   }
 

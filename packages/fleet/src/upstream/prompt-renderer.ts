@@ -9,8 +9,8 @@ import { legHeaders, type Upstream } from "./upstream.js";
 
 /** What `PromptRenderer` gets from its user. */
 export interface PromptRendererOptions {
-  /** Prefill instances have the model's tokenizer and chat template, and their HTTP servers stream nothing. */
-  readonly prefillers: InstancePool;
+  /** Have the model's tokenizer and chat template. The HTTP servers of prefill instances stream nothing. */
+  readonly renderers: InstancePool;
   /** Sends the requests. */
   readonly upstream: Upstream;
   /** The names of the clients' headers that instances get. */
@@ -96,9 +96,9 @@ export class PromptRenderer {
 
   /** Each instance that may have the route in turn. */
   #instance(): Instance | undefined {
-    const { prefillers, ambient } = this.#options;
+    const { renderers, ambient } = this.#options;
     const nowMs = ambient.clock.now();
-    const able = prefillers
+    const able = renderers
       .list()
       .filter(
         (instance) =>

@@ -63,7 +63,7 @@ export class Upstream {
       const { origin, prefix } = this.#target(request.url);
       const { method, path, headers, body } = request;
       call.listenForAbort();
-      this.#connections.dispatch(
+      call.isKept = this.#connections.dispatch(
         origin,
         { path: prefix + path, method, ...headersAndBody(headers, body) },
         call,
@@ -105,6 +105,8 @@ class Call implements Dispatcher.DispatchHandler {
   readonly #resolve: (answer: UpstreamAnswer) => void;
   readonly #reject: (error: KvError) => void;
   readonly #queue = new BodyQueue();
+  /** Whether its connection was kept from an earlier request. */
+  isKept = false;
   #controller: Dispatcher.DispatchController | undefined = undefined;
   #stage: BrokenStage = "connect";
   #ended = false;
@@ -174,7 +176,7 @@ class Call implements Dispatcher.DispatchHandler {
   #fail(cause: unknown): void {
     if (this.#ended) return;
     this.#finish();
-    const error = failure(this.#request, this.#stage, cause);
+    const error = failure(this.#request, this.#stage, cause, this.isKept);
     if (this.#stage === "body") this.#queue.fail(error);
     else this.#reject(error);
   }
@@ -193,12 +195,18 @@ const PROBLEMS = {
   body: "closed the connection in the middle of its answer",
 } as const satisfies Record<BrokenStage, string>;
 
-function failure({ role, url, path }: UpstreamRequest, stage: BrokenStage, cause: unknown): KvError {
+function failure(
+  { role, url, path }: UpstreamRequest,
+  stage: BrokenStage,
+  cause: unknown,
+  isKept: boolean,
+): KvError {
   const { code, message } = cause as { code?: unknown; message?: unknown };
   const why = typeof code === "string" ? code : String(message);
   return new KvError("KV_PROXY_UPSTREAM_FAILED", `the ${role} instance ${url} ${PROBLEMS[stage]} (${why})`, {
     hint: stage === "connect" ? `is it running, and is ${url} right?` : `see the log of ${url}`,
-    details: { role, instance: url, path, stage },
+    // A server may close a kept connection just as a request comes.
+    details: { role, instance: url, path, stage, keptConnection: isKept && stage === "answer" },
     cause,
   });
 }
@@ -237,12 +245,18 @@ export class ConnectionPool {
     this.#onClosed = onClosed;
   }
 
-  /** Sends a request to `origin`, on a new connection if all others are busy. */
-  dispatch(origin: string, request: Dispatcher.DispatchOptions, handler: Dispatcher.DispatchHandler): void {
-    const client = this.#idle.get(origin)?.shift() ?? this.#open(origin);
+  /** Sends a request to `origin`, on a new connection if all others are busy. Returns whether the connection was kept. */
+  dispatch(
+    origin: string,
+    request: Dispatcher.DispatchOptions,
+    handler: Dispatcher.DispatchHandler,
+  ): boolean {
+    const kept = this.#idle.get(origin)?.shift();
+    const client = kept ?? this.#open(origin);
     client.dispatch(request, handler);
     // A request that undici refuses has failed already, and no "drain" follows.
     if (client.stats.size === 0) this.#release(origin, client);
+    return kept !== undefined;
   }
 
   /** Closes all connections. Their requests fail, and so do later ones. */
@@ -305,8 +319,28 @@ const SET_BY_PROXY = new Set([
   "x-request-id",
 ]);
 
-/** A client's headers that instances get. All others end at the proxy, credentials first of all. */
-const FORWARDED_HEADERS = ["accept", "traceparent", "tracestate", "baggage", "x-data-parallel-rank"] as const;
+/**
+ * What becomes of a client's header. `both`: P and D get it. `decode`: D alone, as it concerns the answer or names a rank of one server. `proxy`: the proxy sets it in each
+ * leg. `none`: it ends at the proxy, unless a setting forwards it.
+ */
+export type HeaderUse = "both" | "decode" | "proxy" | "none";
+
+/** The headers that vLLM reads (0.31 to 0.33; a test compares), and those of traces. All others end at the proxy, credentials first of all. */
+export const CLIENT_HEADERS: Readonly<Record<string, HeaderUse>> = {
+  traceparent: "both",
+  tracestate: "both",
+  baggage: "both",
+  "x-session-id": "both",
+  "x-vllm-priority": "both",
+  accept: "decode",
+  "x-data-parallel-rank": "decode",
+  "endpoint-load-metrics-format": "decode",
+  "content-type": "proxy",
+  "x-request-id": "proxy",
+  authorization: "none",
+  // Anthropic's clients send it; a front end of vLLM may read it.
+  "x-api-key": "none",
+};
 
 /** Whether a header can be forwarded: it is neither of one connection nor set by the proxy. */
 export function mayForward(name: string): boolean {
@@ -314,9 +348,16 @@ export function mayForward(name: string): boolean {
   return !HOP_BY_HOP.has(lower) && !SET_BY_PROXY.has(lower);
 }
 
-/** The names of the headers that instances get, `more` included, in lower case. */
-export function forwardedHeaders(more: readonly string[]): ReadonlySet<string> {
-  return new Set([...FORWARDED_HEADERS, ...more.map((name) => name.toLowerCase())]);
+/** The names of the clients' headers that instances of each role get, in lower case. */
+export type ForwardedHeaders = Readonly<Record<Role, ReadonlySet<string>>>;
+
+/** The headers of `CLIENT_HEADERS`, and `more`, which both legs get. */
+export function forwardedHeaders(more: readonly string[]): ForwardedHeaders {
+  const names = Object.keys(CLIENT_HEADERS);
+  const added = more.map((name) => name.toLowerCase());
+  const both = [...names.filter((name) => CLIENT_HEADERS[name] === "both"), ...added];
+  const decode = names.filter((name) => CLIENT_HEADERS[name] === "decode");
+  return { prefill: new Set(both), decode: new Set([...both, ...decode]) };
 }
 
 /** What the headers of a leg are made of. */
@@ -367,8 +408,17 @@ export function answerHeaders(instanceHeaders: AnswerHeaders, requestId: string)
   return headers;
 }
 
+/** Names the members of an answer that the proxy has left out, as no instance has them whole. */
+export const LEFT_OUT_HEADER = "x-kv-left-out";
+
 /** Headers that hold for any body of an answer. Others may describe the bytes of one: its length, its coding, its digest, or what it has cost. */
-const OF_ANY_BODY = ["content-type", "cache-control", "retry-after", "x-accel-buffering"] as const;
+const OF_ANY_BODY = [
+  "content-type",
+  "cache-control",
+  "retry-after",
+  "x-accel-buffering",
+  LEFT_OUT_HEADER,
+] as const;
 
 /** The headers of an instance's answer that stay when its body is merged with others, or changed. */
 export function changedBodyHeaders(headers: AnswerHeaders): AnswerHeaders {

@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from "node:timers/promises";
-import { encode } from "@msgpack/msgpack";
+import { encodeMsgpack } from "@kv/protocol";
 import { Publisher, Router } from "zeromq";
 
 /** A publisher of KV events like vLLM's, with its replay socket. */
@@ -52,7 +52,7 @@ export async function startEventPublisher({
     endpoint: live.lastEndpoint ?? "",
     replayEndpoint: replays ? (replay.lastEndpoint ?? "") : undefined,
     async publish(events, { lost = false, sequence = next } = {}) {
-      const payload = encode([Number(next) + Math.random(), events, 0]);
+      const payload = encodeMsgpack([Number(next) + Math.random(), events, 0]);
       next = sequence + 1n;
       buffer.push([sequence, payload]);
       if (buffer.length > bufferSteps) buffer.shift();

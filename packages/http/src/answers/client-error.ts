@@ -23,6 +23,7 @@ const TYPES: Readonly<Record<number, string>> = {
   401: "invalid_request_error",
   404: "invalid_request_error",
   405: "invalid_request_error",
+  409: "invalid_request_error",
   413: "invalid_request_error",
   403: "invalid_request_error",
   415: "invalid_request_error",

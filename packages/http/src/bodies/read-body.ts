@@ -99,7 +99,14 @@ export function readJsonBody(
 ): Promise<ReceivedBody> {
   const type = request.headers["content-type"];
   return new Promise((resolve, reject) => {
-    if (anyContentType !== true && !/^application\/json\s*(;|$)/i.test(type ?? "")) throw wrongType(type);
+    if (anyContentType !== true && !/^application\/json\s*(;|$)/i.test(type ?? ""))
+      throw wrongType(
+        type === undefined ? "of no content type" : `of the content type ${shortened(type)}`,
+        "send content-type: application/json",
+      );
+    const coding = request.headers["content-encoding"];
+    if (coding !== undefined && coding.toLowerCase() !== "identity")
+      throw wrongType(`in the content-encoding ${shortened(coding)}`, "send the body as it is");
     checkContentLength(request.headers["content-length"], limits);
     onAccepted?.();
     let complete = false;
@@ -141,11 +148,9 @@ export function readJsonBody(
   });
 }
 
-function wrongType(type: string | undefined): KvError {
-  const what = type === undefined ? "missing" : shortened(type);
-  return new KvError("KV_REQUEST_INVALID", `the content type of the body is ${what}, not JSON`, {
-    hint: "send content-type: application/json",
-    details: { httpStatus: 415 },
+function wrongType(what: string, hint: string): KvError {
+  return new KvError("KV_REQUEST_INVALID", `the body is ${what}, not JSON`, {
+    ...{ hint, details: { httpStatus: 415 } },
   });
 }
 

@@ -64,3 +64,26 @@ it("yields three times as long as a step took, with the callbacks of the promise
   await turn();
   expect(ran).toEqual([1, 2, 3]);
 });
+
+it("goes on with work for sliceMs in one step", async () => {
+  const clock = manualClock();
+  const queue = new YieldingQueue({ clock, sliceMs: 10 });
+  let steps = 0;
+  function* work() {
+    for (; steps < 8; steps += 1) {
+      clock.advance(4);
+      yield;
+    }
+    return "done";
+  }
+  const ended = queue.run(work());
+  await turn();
+  await turn();
+  expect(steps).toBe(2);
+  for (let at = 0; at < 6; at += 1) {
+    clock.advance(36);
+    await turn();
+    await turn();
+  }
+  expect([await ended, steps]).toEqual(["done", 8]);
+});

@@ -14,6 +14,11 @@ export interface YieldingQueueOptions {
    * @default 1
    */
   readonly stepsPerTurn?: number | undefined;
+  /**
+   * For how many ms a step of `run` calls `next()` again: for work whose `next()` takes microseconds. 0: once.
+   * @default 0
+   */
+  readonly sliceMs?: number | undefined;
 }
 
 /**
@@ -23,12 +28,14 @@ export interface YieldingQueueOptions {
 export class YieldingQueue {
   readonly #clock: Clock;
   readonly #stepsPerTurn: number;
+  readonly #sliceMs: number;
   readonly #waiting: (() => void)[] = [];
   #isBusy = false;
 
-  constructor({ clock, stepsPerTurn = 1 }: YieldingQueueOptions) {
+  constructor({ clock, stepsPerTurn = 1, sliceMs = 0 }: YieldingQueueOptions) {
     this.#clock = clock;
     this.#stepsPerTurn = stepsPerTurn;
+    this.#sliceMs = sliceMs;
   }
 
   /** Runs `step` in a later turn of the event loop. */
@@ -37,13 +44,15 @@ export class YieldingQueue {
     if (!this.#isBusy) this.#runTurn();
   }
 
-  /** Runs `work` up to its end, each `next()` as a step of its own. Resolves with what it returns, and rejects with what it throws. */
+  /** Runs `work` up to its end, each `next()` as a step of its own, or as many as `sliceMs` allows. Resolves with what it returns, and rejects with what it throws. */
   run<T>(work: Iterator<unknown, T>): Promise<T> {
     return new Promise((resolve, reject) => {
       const step = () => {
         try {
-          const { done, value } = work.next();
-          if (done === true) resolve(value);
+          const startedMs = this.#clock.now();
+          let next = work.next();
+          while (next.done !== true && this.#clock.now() - startedMs < this.#sliceMs) next = work.next();
+          if (next.done === true) resolve(next.value);
           else this.push(step);
         } catch (error) {
           reject(error);

@@ -12,11 +12,14 @@ export interface EngineFlags {
 }
 
 /** The older names of two layouts, as vLLM's flag has them. */
-const LAYOUT_NAMES: Readonly<Record<string, KvCacheLayout>> = { HND: "LBHNC", NHD: "LBNHC" };
+const LAYOUT_NAMES: ReadonlyMap<string, KvCacheLayout> = new Map([
+  ["HND", "LBHNC"],
+  ["NHD", "LBNHC"],
+]);
 
 /** The layout with this name; undefined for an unknown name. */
 export function layoutOf(name: string): KvCacheLayout | undefined {
-  return LAYOUT_NAMES[name] ?? KV_CACHE_LAYOUTS.find((known) => known === name);
+  return LAYOUT_NAMES.get(name) ?? KV_CACHE_LAYOUTS.find((known) => known === name);
 }
 
 /** The value for prefill and the one for decode. Errors: `KV_CONFIG_INVALID` when more than two are given. */

@@ -77,7 +77,7 @@ function notesOf(spec: CacheSpec | undefined): readonly string[] {
 }
 
 /** How the connector treats a group: only sliding windows are clipped. */
-function kindOf({ layers }: CacheGroup): KvCacheKind {
+export function kindOf({ layers }: CacheGroup): KvCacheKind {
   const classes = new Set(layers.map(({ spec }) => spec.class));
   if (classes.has("MambaSpec")) return "mamba";
   if (classes.has("SlidingWindowMLASpec")) return "swa-mla";

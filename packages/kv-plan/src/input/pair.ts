@@ -1,6 +1,7 @@
 import type { KvCacheKind } from "@kv/interface";
 import type { RankGeometry, RegionGeometry } from "@kv/plan";
 import type { ModelCaches } from "../model/model-caches.js";
+import type { EngineFlags } from "./engine-flags.js";
 
 /** Two engines, rank by rank. Every input of the command becomes a pair. */
 export interface Pair {
@@ -26,8 +27,8 @@ export interface Pair {
   readonly caches?: readonly [ModelCaches, ModelCaches] | undefined;
   /** Assumptions that no input states; the report prints them. */
   readonly assumed: readonly string[];
-  /** The pair with another TP size on one side, where the input gives the layout for it. Errors: `KV_PLAN_INVALID`, `KV_PLAN_UNSUPPORTED`. */
-  readonly withTp?: ((side: "prefill" | "decode", tpSize: number) => Pair) | undefined;
+  /** The pair with other settings of the engines, where the input gives the geometry for them. Errors: `KV_CONFIG_INVALID`, `KV_PLAN_*`. */
+  readonly changed?: ((flags: Partial<EngineFlags>) => Pair) | undefined;
 }
 
 /** The most ranks of one engine over all stages: more than any engine has, and few enough to plan and prove in minutes. */

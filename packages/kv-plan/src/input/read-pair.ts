@@ -3,13 +3,12 @@ import { basename, dirname } from "node:path";
 import { KvError } from "@kv/interface";
 import { parsePythonJson } from "../model/config-fields.js";
 import type { CliOptions } from "../options.js";
-import { type RefusalReport, refusalReport } from "../report/report.js";
-import { suggestSizes } from "../report/suggestions.js";
+import type { RefusalReport } from "../report/report.js";
 import { both } from "./engine-flags.js";
 import { type ModelSource, modelByHand, modelOfConfig } from "./model-source.js";
 import type { Pair } from "./pair.js";
 import { pairFromFile } from "./pair-file.js";
-import { pairOfModels } from "./pair-of-models.js";
+import { pairOrRefusal } from "./pair-of-models.js";
 import { type PairInput, refuseUnused } from "./unused-flags.js";
 
 /** A config.json has some kilobytes, and a described pair of hundreds of regions less than a megabyte. */
@@ -39,37 +38,42 @@ export async function readPair(options: CliOptions): Promise<Pair | RefusalRepor
     return pairFromFile(options.file, await readJson(options.file));
   }
   const title = options.config.map(nameOf).join(" / ") || "model";
-  let models: readonly [ModelSource, ModelSource] | undefined;
-  try {
-    models = options.config.length === 0 ? flagged(options) : await configs(options);
-    refuseUnusedStateDtype(options, models);
-    return pairOfModels(models, options);
-  } catch (error) {
-    if (!KvError.is(error) || error.code !== "KV_PLAN_UNSUPPORTED") throw error;
-    const known = models;
-    // A model that is not understood has no TP size that would work.
-    const wouldWork =
-      known === undefined ? [] : suggestSizes(options.tp, (tp) => pairOfModels(known, { ...options, tp }));
-    return refusalReport(title, error, { wouldWork, assumed: [] });
-  }
+  const read = options.config.length === 0 ? [] : await configsOf(options);
+  return pairOrRefusal(
+    title,
+    () => {
+      const models = read.length === 0 ? flagged(options) : modelsOf(read, options);
+      refuseUnusedStateDtype(options, models);
+      return models;
+    },
+    options,
+  );
 }
 
-async function configs(options: CliOptions): Promise<readonly [ModelSource, ModelSource]> {
+/** The configs of both engines, or the one for both. */
+async function configsOf(options: CliOptions): Promise<{ name: string; config: unknown }[]> {
   if (options.config.length > 2) both("--config", options.config, "");
+  const read: { name: string; config: unknown }[] = [];
+  for (const file of options.config) read.push({ name: nameOf(file), config: await readJson(file) });
+  return read;
+}
+
+function modelsOf(
+  read: readonly { readonly name: string; readonly config: unknown }[],
+  options: CliOptions,
+): readonly [ModelSource, ModelSource] {
   const types = {
     cacheDtype: options.kvCacheDtype,
     stateDtype: options.ssmDtype,
     prefixCaching: options.prefixCaching,
   };
-  const models: ModelSource[] = [];
-  for (const file of options.config) models.push(modelOfConfig(nameOf(file), await readJson(file), types));
-  const [prefill, decode = prefill] = models;
+  const [prefill, decode = prefill] = read.map(({ name, config }) => modelOfConfig(name, config, types));
   if (prefill === undefined || decode === undefined) throw new KvError("KV_INTERNAL", "no config was read");
   return [prefill, decode];
 }
 
 /** The name of a model: that of the folder for a file named config.json. */
-function nameOf(file: string): string {
+export function nameOf(file: string): string {
   const name = basename(file);
   return name === "config.json" ? basename(dirname(file)) || name : name.replace(/\.json$/, "");
 }
@@ -99,7 +103,8 @@ function refuseUnusedStateDtype({ ssmDtype }: CliOptions, models: readonly Model
   );
 }
 
-async function readJson(file: string): Promise<unknown> {
+/** Errors: `KV_CONFIG_INVALID`. */
+export async function readJson(file: string): Promise<unknown> {
   let text: Buffer;
   try {
     text = await readFile(file);

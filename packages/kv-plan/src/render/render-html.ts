@@ -1,5 +1,6 @@
 import type { PairReport } from "../report/report.js";
 import { escapeXml, showBytes } from "./format.js";
+import { postingLines } from "./posting-lines.js";
 import { renderSvg } from "./render-svg.js";
 import { renderText } from "./render-text.js";
 
@@ -42,6 +43,9 @@ export function reportBody(report: PairReport): string {
     : `NOT PROVEN: ${proof.fault.message}`;
   return (
     `<p id="bytes">${showBytes(request.lengthBytes)} for ${request.numTokens} tokens. The rank with most takes ${Number(request.transferMs.toPrecision(3))} ms at ${request.bandwidthGBps} GB/s.</p>` +
+    `<ul id="posting">${postingLines(report.posting)
+      .map((line) => `<li>${escapeXml(line)}</li>`)
+      .join("")}</ul>` +
     `<p id="verdict"><strong>${escapeXml(verdict)}</strong></p>` +
     report.refusedByVllm
       .map((reason) => `<p class="advice">Not for a vLLM decode worker: ${escapeXml(reason)}</p>`)

@@ -10,6 +10,7 @@ type Shape = (typeof SHAPES)[keyof typeof SHAPES] & { readonly isNarrow: boolean
 
 const EDGE = 8;
 const BOX_HEIGHT = 44;
+const KIND_HEIGHT = 34;
 /** The most ranks that are drawn on a side; a picture of more cannot be read. */
 const MAX_DRAWN = 64;
 const COLOURS = 24;
@@ -128,8 +129,9 @@ function planned(report: PlanReport, shape: Shape, titled: boolean): string {
     leftOut(report.notifications.length, "prefill"),
     leftOut(report.ranks.length, "decode"),
   ].filter((line) => line !== undefined);
-  const legend = legendOf(report, left);
-  const legendTop = top + rows * row + 18;
+  const legend = legendOf(report, left, isNarrow ? 46 : 150);
+  const kinds = kindsOf(report, shape, top + rows * row + 18);
+  const legendTop = top + rows * row + 18 + kinds.height;
   const caption = `${showBytes(request.lengthBytes)} for ${request.numTokens} tokens, in ${counted(request.merged, "run")} of bytes`;
   return page(width, legendTop + legend.length * 20 + 4, [
     ...(titled
@@ -138,6 +140,7 @@ function planned(report: PlanReport, shape: Shape, titled: boolean): string {
     ...sides,
     ...curves,
     ...boxes,
+    ...kinds.parts,
     ...legend.map(({ dash, says }, index) => {
       const at = legendTop + index * 20;
       const sample =
@@ -149,9 +152,37 @@ function planned(report: PlanReport, shape: Shape, titled: boolean): string {
   ]);
 }
 
-function legendOf(report: PlanReport, left: readonly string[]): { dash?: string; says: string }[] {
+/** A bar for each kind of cache, as long as its share of the request; nothing for a model with one kind. */
+function kindsOf(
+  { kinds, request }: PlanReport,
+  { width }: Shape,
+  top: number,
+): { readonly parts: readonly string[]; readonly height: number } {
+  if (kinds.length < 2) return { parts: [], height: 0 };
+  const title = `The KV of ${request.numTokens} tokens on a decode rank:`;
+  const most = Math.max(1, ...kinds.map(({ requestBytes }) => requestBytes));
+  const parts = kinds.flatMap(({ name, layers, requestBytes }, index) => {
+    const y = top + 24 + index * KIND_HEIGHT;
+    const length = Math.max(2, ((width - 2 * EDGE) * requestBytes) / most);
+    return [
+      text(EDGE, y, `${name}: ${showBytes(requestBytes)} in ${counted(layers, "layer")}`, 12),
+      `<rect class="kind c${index % COLOURS}" x="${EDGE}" y="${y + 5}" width="${length.toFixed(1)}" height="7" fill="none" stroke="${colourOf(index)}" stroke-width="3"/>`,
+    ];
+  });
+  return {
+    parts: [text(EDGE, top, title, 12, { weight: "bold" }), ...parts],
+    height: 36 + kinds.length * KIND_HEIGHT,
+  };
+}
+
+/** Lines of at most so many characters: a telephone is narrow. */
+function legendOf(
+  report: PlanReport,
+  left: readonly string[],
+  most: number,
+): { dash?: string; says: string }[] {
   const notifies = report.ranks.some(({ notifyOnly }) => notifyOnly.length > 0);
-  return [
+  const entries = [
     { dash: "", says: "a read: these KV bytes go from P to D" },
     ...(notifies
       ? [{ dash: ' stroke-dasharray="5 4"', says: "a notice only: D reads a copy elsewhere" }]
@@ -160,6 +191,9 @@ function legendOf(report: PlanReport, left: readonly string[]): { dash?: string;
     { says: `frees after N: P keeps the blocks until N notices have come` },
     ...left.map((says) => ({ says })),
   ];
+  return entries.flatMap(({ says, ...entry }) =>
+    wrapped(says, most).map((line, index) => (index === 0 ? { ...entry, says: line } : { says: line })),
+  );
 }
 
 function leftOut(count: number, side: string): string | undefined {

@@ -1,5 +1,6 @@
 import type { EngineReport, PairReport, PlanReport, RefusalReport } from "../report/report.js";
 import { counted, holdsLatents, showBytes, showCaches, showHeads, showPrefillRank } from "./format.js";
+import { postingLines } from "./posting-lines.js";
 
 /** The report for a terminal: plain lines, no colour. */
 export function renderText(report: PairReport): string {
@@ -54,6 +55,8 @@ function planned(report: PlanReport): string[] {
     `  ${showBytes(request.lengthBytes)} in ${counted(request.descriptors, "descriptor")}, ${request.merged} after merging; ` +
       `${Number(request.transferMs.toPrecision(3))} ms for the largest rank at ${request.bandwidthGBps} GB/s`,
     `  receive pass per rank and region: ${pass.length === 0 ? "none" : pass.join(", ")}`,
+    ...kindLines(report),
+    ...postingLines(report.posting).map((line) => `  ${line}`),
     "",
     ...table(["rank", "its heads", "reads", "the heads", "regions", "bytes", "descriptors", "merged"], rows),
     "",
@@ -116,6 +119,15 @@ function groupLines(groups: readonly string[], prefill: EngineReport, decode: En
     return differ ? `${kind} (${one === other ? one : `${one} and ${other}`} tokens a block)` : kind;
   });
   return [`groups     ${named.join(", ")}`];
+}
+
+/** The kinds of caches apart, where there are several. */
+function kindLines({ kinds }: PlanReport): string[] {
+  if (kinds.length < 2) return [];
+  const shown = kinds.map(
+    ({ name, layers, requestBytes }) => `${showBytes(requestBytes)} ${name} (${counted(layers, "layer")})`,
+  );
+  return [`  on a decode rank: ${shown.join(", ")}`];
 }
 
 /** Which layers are read on which stage, where there are several. */

@@ -1,22 +1,23 @@
 import { KvError } from "@kv/interface";
 import {
-  buildEngineTransferPlan,
   type EngineTransferPlan,
   planRequest,
   type RankGeometry,
-  type ReceiveConversion,
   type RemoteRankId,
   type RequestPlan,
 } from "@kv/plan";
 import { headsInRegion, mergedDescriptorCount, proveEnginePlans } from "@kv/plan/prove";
-import { handshakeTargetRanks } from "@kv/topology";
 import { hashPlan } from "../data/plan-hash.js";
 import type { Pair } from "../input/pair.js";
-import { byStage, placeOf, refuseStagesOfDecode } from "../input/pipeline-stages.js";
+import { byStage, placeOf } from "../input/pipeline-stages.js";
 import type { ModelCaches } from "../model/model-caches.js";
 import { blockReports } from "./block-reports.js";
 import { cacheReports } from "./cache-reports.js";
+import { kindReports } from "./kind-reports.js";
+import { type AnalyseOptions, plansOf } from "./plans-of-pair.js";
+import { postingReport } from "./posting.js";
 import {
+  type DescriptorCount,
   type EngineReport,
   type PairReport,
   type RankReport,
@@ -24,51 +25,12 @@ import {
   type ReadReport,
   refusalReport,
 } from "./report.js";
-import { type RequestSettings, sampleRequest } from "./sample-request.js";
+import { sampleRequest } from "./sample-request.js";
 import { prefillRank, refusedByVllm, stageReports } from "./stage-reports.js";
 import { suggestChanges } from "./suggestions.js";
 
-/** Options of `analysePair`. */
-export interface AnalyseOptions extends RequestSettings {
-  readonly bandwidthGBps: number;
-  readonly conversions: readonly ReceiveConversion[];
-  readonly masksUncovered: boolean;
-  readonly form: "permute" | "direct" | undefined;
-}
-
 /** A sample request with more descriptors is planned, and smaller samples are proven in its place. */
 const MAX_PROVEN_DESCRIPTORS = 250_000;
-
-/** The plans of all decode ranks of a pair. Errors: those of `buildEngineTransferPlan`. */
-export function plansOf(
-  pair: Pair,
-  options: Pick<AnalyseOptions, "conversions" | "masksUncovered" | "form" | "computedBlocks">,
-): EngineTransferPlan[] {
-  refuseStagesOfDecode(pair.decode);
-  const stages = byStage(pair.prefill);
-  return pair.decode.map((local) => {
-    const [remote] = pair.prefill;
-    const asked = handshakeTargetRanks({
-      tpRank: local.tpRank,
-      tpSize: local.tpSize,
-      remoteTpSize: remote?.tpSize ?? 1,
-      dcpSize: local.dcpSize ?? 1,
-      remoteDcpSize: remote?.dcpSize ?? 1,
-    });
-    return buildEngineTransferPlan({
-      local,
-      remotes: stages.flatMap((ranks) => asked.flatMap((rank) => ranks[rank] ?? [])),
-      numKvHeads: pair.numKvHeads,
-      groups: pair.groups,
-      groupKvHeads: pair.groupKvHeads,
-      cacheDtype: pair.cacheDtype,
-      conversions: options.conversions,
-      masksUncovered: options.masksUncovered,
-      prefixCaching: options.computedBlocks > 0,
-      form: options.form,
-    });
-  });
-}
 
 /** Plans and proves a pair with a sample request. A refusal of the planner is a report too. Errors: `KV_INTERNAL`. */
 export function analysePair(pair: Pair, options: AnalyseOptions): PairReport {
@@ -113,6 +75,7 @@ function planned(pair: Pair, options: AnalyseOptions): PairReport {
     numKvHeads: pair.numKvHeads,
     prefill: engineReport(pair.prefill, pair.caches?.[0]),
     decode: engineReport(pair.decode, pair.caches?.[1]),
+    kinds: pair.caches === undefined ? [] : kindReports(cacheReports(pair.caches[1]), blocks),
     form: first.form,
     formReason: first.formReason,
     blockSizeRatio: first.local.kernelBlockSize / first.remote.kernelBlockSize,
@@ -129,6 +92,7 @@ function planned(pair: Pair, options: AnalyseOptions): PairReport {
       transferMs: largest / (options.bandwidthGBps * 1e6),
       bandwidthGBps: options.bandwidthGBps,
     },
+    posting: postingReport(pair, options, plans, ranks.map(countOf)),
     stages: stageReports(pair, plans, ranks),
     ranks,
     notifications: pair.prefill.map((rank) => {
@@ -167,6 +131,13 @@ function notified(request: RequestPlan): readonly RemoteRankId[] {
     ppRank: remotePpRank,
   }));
   return [...read, ...request.notify];
+}
+
+function countOf({ reads }: RankReport): DescriptorCount {
+  return {
+    descriptors: reads.reduce((sum, read) => sum + read.descriptors, 0),
+    merged: reads.reduce((sum, read) => sum + read.merged, 0),
+  };
 }
 
 function rankReport(pair: Pair, plan: EngineTransferPlan, request: RequestPlan): RankReport {

@@ -143,6 +143,44 @@ export interface CacheReport {
   readonly dtypes: readonly string[];
 }
 
+/** The layers of a model that keep the same kind of cache, on one decode rank. */
+export interface KindReport {
+  /** Such as "full attention", "windows of 1024 tokens", "states". */
+  readonly name: string;
+  /** Layers with such a cache. */
+  readonly layers: number;
+  /** Bytes of one block in all these layers, without padding. */
+  readonly blockBytes: number;
+  /** Bytes of the sample request's blocks in all these layers. */
+  readonly requestBytes: number;
+}
+
+/** Descriptors of a read. */
+export interface DescriptorCount {
+  /** One for each piece of a block that is read. */
+  readonly descriptors: number;
+  /** What remains when neighbours that are adjacent in memory on both sides are merged, as NIXL does before it posts them. */
+  readonly merged: number;
+}
+
+/** What it costs to post the sample request's descriptors, at the decode rank that has most of them. Each rank posts its own. */
+export interface PostingReport extends DescriptorCount {
+  /** Tensor-parallel rank. */
+  readonly decodeRank: number;
+  /** What remains after merging in pools of each state; null where a pool is too small. In a scattered pool nothing merges. */
+  readonly mergedByPool: Readonly<Record<PoolState, number | null>>;
+  /** Milliseconds of the posting thread by measured costs: of the merged descriptors, and of all of them. */
+  readonly estimates: readonly {
+    readonly transport: string;
+    readonly source: string;
+    readonly microsecondsEach: number;
+    readonly mergedMs: number;
+    readonly scatteredMs: number;
+  }[];
+  /** Changes with which there are fewer, each on its own: the fewest first. */
+  readonly fewer: readonly (DescriptorCount & { readonly change: string })[];
+}
+
 /** The report of a pair that has a plan. */
 export interface PlanReport {
   /** `REPORT_VERSION`. */
@@ -161,6 +199,8 @@ export interface PlanReport {
   readonly prefill: EngineReport;
   /** The decode engine. */
   readonly decode: EngineReport;
+  /** Kinds of the caches; none where the input does not describe a model. */
+  readonly kinds: readonly KindReport[];
   /** `EngineTransferPlan.form`. */
   readonly form: TransferForm;
   /** `EngineTransferPlan.formReason`. */
@@ -185,6 +225,8 @@ export interface PlanReport {
     readonly transferMs: number;
     readonly bandwidthGBps: number;
   };
+  /** The cost of posting the request's descriptors, and what would make them fewer. */
+  readonly posting: PostingReport;
   /** The pipeline stages of prefill, in order. An engine without stages has one. */
   readonly stages: readonly StageReport[];
   /** The decode ranks. */

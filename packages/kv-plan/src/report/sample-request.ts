@@ -55,7 +55,7 @@ function tables(
   // All pipeline stages share one block table.
   const fewest = Math.min(...ranks.flatMap(({ regions }) => regions.map(({ numBlocks }) => numBlocks)));
   const pool = Math.floor(fewest / rank.physicalBlocksPerLogical);
-  let next = 1;
+  let [next, last] = [1, 0];
   const taken = pair.groups.map((kind, group) => {
     const each = blockTokens(rank, group);
     const whole = kind === "mamba" ? 1 : Math.ceil(settings.numTokens / each);
@@ -64,9 +64,10 @@ function tables(
     const count = window === undefined ? whole : Math.min(whole, Math.ceil(window / each) + 1);
     return Array.from({ length: count }, (_, index) => {
       const id = next;
+      last = id;
       next += settings.pool === "fragmented" && index % STRETCH === STRETCH - 1 ? 3 : 1;
       return id;
     });
   });
-  return next > pool + 1 ? undefined : taken;
+  return last < pool ? taken : undefined;
 }

@@ -1,5 +1,6 @@
 import { KvError } from "@kv/interface";
 import type { EngineTransferPlan, RankGeometry } from "@kv/plan";
+import { checkedSide, vllmLimitOf } from "@kv/plan/vllm";
 import type { Pair } from "../input/pair.js";
 import { byStage, placeOf } from "../input/pipeline-stages.js";
 import type { RankReport, StageReport } from "./report.js";
@@ -53,11 +54,23 @@ export function stageReports(
   });
 }
 
-/** Known reasons for which only vLLM's decode worker refuses a pair (0.33, `_validate_remote_agent_handshake` counts the regions of each rank). */
+/** Why vLLM's decode worker (0.33) refuses a pair that has a plan, by the table of vLLM's checks; its handshake counts the regions of each rank. */
 export function refusedByVllm(pair: Pair): readonly string[] {
   const stages = byStage(pair.prefill).length;
-  if (stages === 1) return [];
-  return [
-    `prefill has ${stages} pipeline stages: the handshake ends with "Number of KV layers must match between prefill and decode" (0.33); a decode worker of @kv/pull reads them`,
-  ];
+  if (stages > 1)
+    return [
+      `prefill has ${stages} pipeline stages: the handshake ends with "Number of KV layers must match between prefill and decode" (0.33); a decode worker of @kv/pull reads them`,
+    ];
+  const [prefill, decode] = [pair.prefill[0], pair.decode[0]];
+  if (prefill === undefined || decode === undefined) return [];
+  const limit = vllmLimitOf(
+    {
+      ...{ local: checkedSide(decode), remote: checkedSide(prefill), model: pair },
+      hasStates: decode.stateSpace !== undefined,
+      mode: "pull",
+      checking: "decode",
+    },
+    "0.33.0",
+  );
+  return limit === undefined ? [] : [`${limit.text} (0.33): ${limit.fix}`];
 }

@@ -2,7 +2,8 @@ import type { RankGeometry } from "@kv/plan";
 import type { Pair } from "../input/pair.js";
 import { byStage, inStagesOf, placeOf, withoutStages } from "../input/pipeline-stages.js";
 
-interface Change {
+/** A change of a pair. `apply` returns undefined where the pair cannot have it. */
+export interface Change {
   readonly what: string;
   readonly apply: (pair: Pair) => Pair | undefined;
 }
@@ -99,7 +100,8 @@ function sizesOfBoth(): readonly Change[] {
   }));
 }
 
-function both(what: string, sizes: { readonly prefill?: number; readonly decode?: number }): Change {
+/** The same caches in kernel blocks of other sizes. */
+export function both(what: string, sizes: { readonly prefill?: number; readonly decode?: number }): Change {
   const resized = (ranks: readonly RankGeometry[], size: number | undefined) =>
     size === undefined ? ranks : ranks.map((rank) => withBlockSize(rank, size));
   return {
@@ -127,17 +129,24 @@ function withBlockSize(rank: RankGeometry, kernelBlockSize: number): RankGeometr
   };
 }
 
-function withFacts(pair: Pair, facts: Partial<Pick<RankGeometry, "layout" | "attentionBackend">>): Pair {
+/** Both engines with another layout or backend. */
+export function withFacts(
+  pair: Pair,
+  facts: Partial<Pick<RankGeometry, "layout" | "attentionBackend">>,
+): Pair {
   const change = (rank: RankGeometry): RankGeometry => ({ ...rank, ...facts });
   return { ...pair, prefill: pair.prefill.map(change), decode: pair.decode.map(change) };
 }
 
 /** The same cache over another number of ranks; undefined where a block does not divide. */
 function withTp(pair: Pair, side: "prefill" | "decode", tpSize: number): Pair | undefined {
-  if (pair.withTp !== undefined) return pair.withTp(side, tpSize);
   const stages = byStage(pair[side]);
   const [rank] = pair[side];
   if (rank === undefined) return undefined;
+  if (pair.changed !== undefined) {
+    const tp = { prefill: pair.prefill[0]?.tpSize ?? 1, decode: pair.decode[0]?.tpSize ?? 1, [side]: tpSize };
+    return pair.changed({ tp: [tp.prefill, tp.decode] });
+  }
   // Groups with shapes of their own, and states, have another layout for each TP size. Only that of the other engine is known.
   if (isShapedByTp(rank)) {
     const from = side === "prefill" ? "decode" : "prefill";

@@ -63,7 +63,7 @@ export function loadAddon(): NativeAddon {
       "KV_ADDON_NOT_FOUND",
       `Node refuses to load the addon of @kv/nixl (${refused}); tried ${attempts.join("; ")}`,
       {
-        hint: "start Node without --no-addons; with --permission, add --allow-addons, --allow-fs-read=* and --allow-child-process",
+        hint: "start Node without --no-addons; with --permission, add --allow-addons and --allow-fs-read=*",
         details: { attempts },
       },
     );

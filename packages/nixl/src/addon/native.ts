@@ -20,6 +20,14 @@ export interface NativeAddon {
     populate: boolean,
   ) => NativeMemory;
   /**
+   * Allocates zeroed memory of an NVIDIA GPU with the CUDA driver. Throws `KV_TRANSPORT_UNSUPPORTED` without a driver or such a GPU, and `KV_MEMORY_INVALID`
+   * where the driver refuses.
+   */
+  readonly DeviceMemory: new (
+    lengthBytes: number,
+    deviceId: number,
+  ) => NativeDeviceMemory;
+  /**
    * Sets variables in the environment of the process (`setenv`), then NIXL's defaults where they are not set; returns the defaults it set. Returns
    * undefined, and sets nothing, while an agent of the process is being created and may read the environment: call it again later.
    */
@@ -119,6 +127,8 @@ export interface NativeExternalMemory {
   readonly key: string;
   /** Ask the CUDA driver whether the address is memory of the device. */
   readonly checkWithCuda: boolean;
+  /** The memory where the addon allocated it: it stays allocated until it is deregistered. */
+  readonly kept: NativeDeviceMemory | undefined;
   /** The chosen backends; none for all that support the memory. */
   readonly backends: readonly string[];
 }
@@ -230,12 +240,10 @@ export interface NativeCounters {
   polls: number;
 }
 
-/** Host memory that the addon owns. */
-export interface NativeMemory {
-  /** Where it begins in this process. */
+/** Memory that the addon allocated. */
+export interface NativeDeviceMemory {
+  /** Where it begins: on the device for memory of a GPU, in this process otherwise. */
   readonly address: number;
-  /** A part of the memory as a new buffer, which is kept until `close`. Throws `KV_MEMORY_INVALID`, also for a part that is too long for Node. */
-  buffer(offsetBytes: number, lengthBytes: number): ArrayBuffer;
   /** Copies runs `[offsetBytes, lengthBytes]` into one buffer, on another thread. */
   gather(runs: Float64Array): Promise<ArrayBuffer>;
   /**
@@ -247,6 +255,14 @@ export interface NativeMemory {
     source: ArrayBuffer,
     take: (source: ArrayBuffer) => ArrayBuffer,
   ): Promise<ArrayBuffer>;
+  /** Frees the memory. Throws `KV_MEMORY_IN_USE` while a registration or a copy uses it. */
+  close(): void;
+}
+
+/** Host memory that the addon owns. */
+export interface NativeMemory extends Omit<NativeDeviceMemory, "close"> {
+  /** A part of the memory as a new buffer, which is kept until `close`. Throws `KV_MEMORY_INVALID`, also for a part that is too long for Node. */
+  buffer(offsetBytes: number, lengthBytes: number): ArrayBuffer;
   /** Frees the memory. With `detach` its views become empty; without it they read zeros until the buffers are collected. */
   close(detach: boolean): void;
 }

@@ -65,8 +65,8 @@ export class Registrations {
       release();
     };
     const { memoryType, address, lengthBytes, deviceId } = memory;
-    const { checkWithCuda, key } = external;
-    const options = { memoryType, address, lengthBytes, deviceId, key, checkWithCuda, backends };
+    const { checkWithCuda, key, kept } = external;
+    const options = { memoryType, address, lengthBytes, deviceId, key, checkWithCuda, kept, backends };
     const { id } = await this.#calls
       .call((callId) => this.#native.registerExternal(callId, options))
       .catch((error: unknown) => {

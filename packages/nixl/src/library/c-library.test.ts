@@ -1,5 +1,7 @@
-import { describe, expect, test } from "vitest";
+import { afterEach, describe, expect, test, vi } from "vitest";
 import { cLibraryProblem, glibcVersion } from "./c-library.js";
+
+afterEach(() => vi.restoreAllMocks());
 
 describe("the C library", () => {
   test.each(["2.28", "2.36", "3.0"])("glibc %s is enough", (version) => {
@@ -26,5 +28,17 @@ describe("the C library", () => {
 
   test.runIf(process.platform === "linux")("this machine's version is read from Node's report", () => {
     expect(glibcVersion()).toMatch(/^2\.\d+$/);
+  });
+
+  test.runIf(process.platform === "linux")("Node's report is made without the names of connections", () => {
+    const report: typeof process.report & { excludeNetwork?: boolean } = process.report;
+    const excluded: unknown[] = [];
+    vi.spyOn(report, "getReport").mockImplementation(() => {
+      excluded.push(report.excludeNetwork);
+      throw new Error("no report");
+    });
+    expect(() => glibcVersion()).toThrow("no report");
+    expect(excluded).toEqual([true]);
+    expect(report.excludeNetwork).toBe(false);
   });
 });

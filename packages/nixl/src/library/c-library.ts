@@ -9,10 +9,27 @@ export interface CLibraryProblem {
   readonly fix: string;
 }
 
+/** What Node's diagnostic report says of the C library and of the loaded libraries. */
+interface ProcessReport {
+  readonly header?: { readonly glibcVersionRuntime?: string };
+  readonly sharedObjects?: string[];
+}
+
+/** The report of this process without its connections: Node would ask DNS for the name of each peer, and wait for the answers. */
+export function processReport(): ProcessReport {
+  const report: typeof process.report & { excludeNetwork?: boolean } = process.report;
+  const { excludeNetwork } = report;
+  report.excludeNetwork = true;
+  try {
+    return report.getReport();
+  } finally {
+    report.excludeNetwork = excludeNetwork ?? false;
+  }
+}
+
 /** The version of glibc that this process runs on, such as "2.36"; undefined with another C library, such as musl. */
 export function glibcVersion(): string | undefined {
-  const report = process.platform === "linux" ? process.report.getReport() : undefined;
-  return (report as { header?: { glibcVersionRuntime?: string } } | undefined)?.header?.glibcVersionRuntime;
+  return process.platform === "linux" ? processReport().header?.glibcVersionRuntime : undefined;
 }
 
 /** Why NIXL and the addon cannot run with this C library; undefined when they can. `glibc` is the result of `glibcVersion`. */

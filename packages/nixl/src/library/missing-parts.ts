@@ -2,6 +2,7 @@ import { access } from "node:fs/promises";
 import { basename } from "node:path";
 import { runCommand } from "@kv/program";
 import type { Environment } from "../environment.js";
+import { processReport } from "./c-library.js";
 
 /** What keeps a shared library from loading. */
 export type MissingPart =
@@ -90,8 +91,7 @@ export function parseLoader(output: string): MissingPart[] {
 }
 
 function loaderPath(): string {
-  const report = process.report.getReport() as { sharedObjects?: string[] };
-  const own = report.sharedObjects?.find((path) => /^ld-(linux|2)/.test(basename(path)));
+  const own = processReport().sharedObjects?.find((path) => /^ld-(linux|2)/.test(basename(path)));
   return own ?? LOADERS[process.arch] ?? "/lib/ld.so";
 }
 

@@ -1,6 +1,9 @@
 import { KvError, type Memory } from "@kv/interface";
+import type { NativeAddon } from "../addon/native.js";
+import { callNative } from "../addon/native-errors.js";
 import { formatValue, requireObject } from "../validate.js";
 import { externalMemory } from "./external-memory.js";
+import { copiesOf } from "./host-memory.js";
 
 /** Where memory of a device lies. */
 export interface DeviceMemoryOptions {
@@ -16,12 +19,17 @@ export interface DeviceMemoryOptions {
    * device. @default "cuda"
    */
   readonly check?: "cuda" | "none" | undefined;
+  /**
+   * How the device's runtime copies between this memory and buffers. A connector whose D has its cache here zeroes with `scatter` what a transfer has not
+   * covered. @default `gather` and `scatter` reject with `KV_TRANSPORT_UNSUPPORTED`
+   */
+  readonly copies?: Pick<Memory, "gather" | "scatter"> | undefined;
 }
 
 /**
  * Describes memory of a device (`VRAM`) that another library allocated, so that an agent can register it by address, length and device. Its
- * allocator keeps it and frees it after the registration and this handle are closed. It has no `bytes`; `gather` and `scatter` reject with
- * `KV_TRANSPORT_UNSUPPORTED`. Throws `KV_MEMORY_INVALID`; `close` throws `KV_MEMORY_IN_USE` while it is registered.
+ * allocator keeps it and frees it after the registration and this handle are closed. It has no `bytes`; `gather` and `scatter` are those of `copies`.
+ * Throws `KV_MEMORY_INVALID`; `close` throws `KV_MEMORY_IN_USE` while it is registered.
  */
 export function deviceMemory(options: DeviceMemoryOptions): Memory & Disposable {
   requireObject(options, "KV_MEMORY_INVALID", "the description of device memory");
@@ -47,6 +55,7 @@ export function deviceMemory(options: DeviceMemoryOptions): Memory & Disposable 
     deviceId,
     subject: `${lengthBytes} bytes at 0x${address.toString(16)} of device ${deviceId}`,
     checkWithCuda: check === "cuda",
+    copies: options.copies,
   });
 }
 
@@ -56,6 +65,44 @@ function exactAddress(value: bigint | number): number {
     throw invalid(`address is ${formatValue(value)}, not an integer from 0 to 2^53 - 1`);
   }
   return number;
+}
+
+/** CUDA's ordinals are of 32 bits. */
+const MAX_ORDINAL = 2 ** 31 - 1;
+
+/**
+ * Allocates zeroed memory of an NVIDIA GPU. `gather` and `scatter` copy between it and host memory; it has no `bytes`. Throws `KV_TRANSPORT_UNSUPPORTED`
+ * without a CUDA driver or such a GPU, and `KV_MEMORY_INVALID` where the driver refuses.
+ */
+export function allocateDeviceMemory(
+  addon: NativeAddon,
+  lengthBytes: number,
+  deviceId: number,
+): Memory & Disposable {
+  if (
+    !Number.isSafeInteger(lengthBytes) ||
+    lengthBytes < 1 ||
+    !Number.isInteger(deviceId) ||
+    deviceId < 0 ||
+    deviceId > MAX_ORDINAL
+  ) {
+    throw new KvError(
+      "KV_MEMORY_INVALID",
+      `cannot allocate ${formatValue(lengthBytes)} bytes of device ${formatValue(deviceId)}: the length is a positive integer, and devices count from 0`,
+    );
+  }
+  const native = callNative(() => new addon.DeviceMemory(lengthBytes, deviceId));
+  return externalMemory({
+    memoryType: "VRAM",
+    address: callNative(() => native.address),
+    lengthBytes,
+    deviceId,
+    subject: `${lengthBytes} bytes of device ${deviceId}`,
+    checkWithCuda: true,
+    kept: native,
+    copies: copiesOf(native),
+    onClose: () => callNative(() => native.close()),
+  });
 }
 
 const invalid = (why: string): KvError =>

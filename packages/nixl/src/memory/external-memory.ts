@@ -1,13 +1,16 @@
 import { KvError, type Memory } from "@kv/interface";
+import type { NativeDeviceMemory } from "../addon/native.js";
 import { RefCount } from "../ref-count.js";
 import { formatValue } from "../validate.js";
 
-/** Registration details of memory that the addon does not own: a file, an object, or memory of a device or of the caller. */
+/** Registration details of memory that is registered by its address: a file, an object, or memory of a device or of the caller. */
 export interface ExternalMemory {
   /** Whether `register` asks the CUDA driver if the address belongs to the device. */
   readonly checkWithCuda: boolean;
   /** The name of an object in its store; empty for every other kind. */
   readonly key: string;
+  /** Memory of a GPU that the addon allocated: its registration keeps it, also when the agent's thread is given up. */
+  readonly kept: NativeDeviceMemory | undefined;
   /** Marks the memory as registered until the returned function is called. Throws `KV_MEMORY_INVALID` once the memory is closed. */
   hold(): () => void;
 }
@@ -22,11 +25,15 @@ export interface ExternalMemoryOptions extends Pick<Memory, "address" | "lengthB
   readonly checkWithCuda?: boolean | undefined;
   /** As in `ExternalMemory`. */
   readonly key?: string | undefined;
+  /** As in `ExternalMemory`. */
+  readonly kept?: NativeDeviceMemory | undefined;
   /** The bytes, where JavaScript can access them. */
   readonly bytes?: Uint8Array | undefined;
   /** Stays referenced until the memory is closed. */
   readonly owner?: object | undefined;
-  /** Called once when the memory is closed. */
+  /** Copies between the memory and buffers, where this process can make them. */
+  readonly copies?: Pick<Memory, "gather" | "scatter"> | undefined;
+  /** Called once when the memory is closed; when it throws, the memory stays open. */
   readonly onClose?: (() => void) | undefined;
 }
 
@@ -36,8 +43,8 @@ const externals = new WeakMap<Memory, ExternalMemory>();
 export const externalMemoryOf = (memory: Memory): ExternalMemory | undefined => externals.get(memory);
 
 /**
- * A `Memory` that the addon does not own. `gather` and `scatter` reject with `KV_TRANSPORT_UNSUPPORTED`. Without `options.bytes` JavaScript cannot access
- * it: `bytes` is empty and `view` throws `KV_MEMORY_INVALID`. `close` throws `KV_MEMORY_IN_USE` while it is registered.
+ * A `Memory` that is registered by its address. Without `options.copies`, `gather` and `scatter` reject with `KV_TRANSPORT_UNSUPPORTED`. Without
+ * `options.bytes` JavaScript cannot access it: `bytes` is empty and `view` throws `KV_MEMORY_INVALID`. `close` throws `KV_MEMORY_IN_USE` while it is registered.
  */
 export function externalMemory(options: ExternalMemoryOptions): Memory & Disposable {
   const { memoryType, address, lengthBytes, deviceId, subject } = options;
@@ -55,10 +62,10 @@ export function externalMemory(options: ExternalMemoryOptions): Memory & Disposa
         hint: "close them before the memory",
       });
     }
+    onClose?.();
     closed = true;
     held.bytes = undefined;
     held.owner = undefined;
-    onClose?.();
   };
   const memory: Memory & Disposable = Object.freeze({
     address,
@@ -77,14 +84,14 @@ export function externalMemory(options: ExternalMemoryOptions): Memory & Disposa
       }
       return partOf(held.bytes, offsetBytes, viewBytes);
     },
-    gather: unsupported,
-    scatter: unsupported,
+    ...(options.copies ?? { gather: unsupported, scatter: unsupported }),
     close,
     [Symbol.dispose]: close,
   });
   externals.set(memory, {
     checkWithCuda,
     key,
+    kept: options.kept,
     hold() {
       if (closed) throw new KvError("KV_MEMORY_INVALID", `${subject} is closed`);
       return registrations.hold();

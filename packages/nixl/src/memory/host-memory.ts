@@ -46,14 +46,7 @@ export function allocateHostMemory(
       return views.all();
     },
     view: (offsetBytes, viewBytes) => views.part(offsetBytes, viewBytes),
-    gather: (runs) => withKvErrors(() => native.gather(runs)),
-    scatter: (runs, source) =>
-      withKvErrors(() => {
-        if ((source as { resizable?: boolean } | undefined)?.resizable === true) {
-          throw new KvError("KV_MEMORY_INVALID", "the source of scatter is a resizable ArrayBuffer");
-        }
-        return native.scatter(runs, source, takeBuffer);
-      }),
+    ...copiesOf(native),
     close,
     [Symbol.dispose]: close,
   };
@@ -139,6 +132,22 @@ class MemoryViews {
 function canDetach(buffer: ArrayBuffer): boolean {
   const { isMarkedAsUntransferable } = threads as { isMarkedAsUntransferable?: (object: object) => boolean };
   return NODE_MAJOR < 24 || isMarkedAsUntransferable?.(buffer) !== true;
+}
+
+/** Copies between memory of the addon and buffers. */
+export function copiesOf(
+  native: Pick<NativeMemory, "gather" | "scatter">,
+): Pick<Memory, "gather" | "scatter"> {
+  return {
+    gather: (runs) => withKvErrors(() => native.gather(runs)),
+    scatter: (runs, source) =>
+      withKvErrors(() => {
+        if ((source as { resizable?: boolean } | undefined)?.resizable === true) {
+          throw new KvError("KV_MEMORY_INVALID", "the source of scatter is a resizable ArrayBuffer");
+        }
+        return native.scatter(runs, source, takeBuffer);
+      }),
+  };
 }
 
 async function withKvErrors<T>(call: () => Promise<T>): Promise<T> {

@@ -9,7 +9,11 @@ const inherited = async (): Promise<string[]> => {
   // Until the child is another program: descriptors close then.
   while (readlinkSync(`/proc/${child.pid}/exe`) === process.execPath)
     await new Promise((done) => setTimeout(done, 2));
-  const names = readdirSync(`/proc/${child.pid}/fd`).map((fd) => readlinkSync(`/proc/${child.pid}/fd/${fd}`));
+  const folder = `/proc/${child.pid}/fd`;
+  // A program that starts opens its libraries for a moment: only what stays was inherited.
+  for (let [now, last] = ["", "?"]; now !== last; [now, last] = [readdirSync(folder).join(), now])
+    await new Promise((done) => setTimeout(done, 20));
+  const names = readdirSync(folder).map((fd) => readlinkSync(`${folder}/${fd}`));
   child.kill("SIGKILL");
   return names;
 };

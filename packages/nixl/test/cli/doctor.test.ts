@@ -117,7 +117,7 @@ describe("doctor without NIXL", () => {
     expect(stdout).toContain(`kv-nixl install: ${empty}`);
     expect(stdout).toContain(`optional package: @kv/nixl-libs-linux-${process.arch}-gnu`);
     expect(stdout).toMatch(/the loader: .* and \d+ other places/);
-    expect(stdout).toContain("fix: npx --no-install kv-nixl install");
+    expect(stdout).toContain("fix: npm run kv-nixl -- install");
     expect(stdout).toMatch(/fail {2}selected backend +"no backend!" is not the name of a NIXL backend/);
     expect(stdout.trimEnd().split("\n").at(-1)).toMatch(/^fail: 2 of \d+ checks failed; first: \S/);
   });

@@ -114,12 +114,35 @@ describe("restricted processes", () => {
     }
   });
 
-  test.skipIf(nixlMissing)("N10: bytes of another realm are bytes", async () => {
+  test.skipIf(nixlMissing)("N10: bytes and tables of another realm are taken", async () => {
     const transport = nixlTransport();
     const [reader, owner] = [await transport.createAgent(), await transport.createAgent()];
-    const foreign = runInNewContext("(bytes) => new Uint8Array(bytes)");
-    expect(await reader.addRemote(foreign([...(await owner.localMetadata())]))).toBe(owner.name);
-    await reader.notify(owner.name, foreign([1, 2]));
+    const foreign = <T>(type: string, values: readonly number[]) =>
+      runInNewContext(`(values) => ${type}.from(values)`)(values) as T;
+    const [target, source] = [transport.allocate(8192), transport.allocate(8192)];
+    source.bytes.fill(7);
+    await reader.register(target);
+    await owner.register(source);
+    await reader.addRemote(foreign("Uint8Array", [...(await owner.localMetadata())]));
+    const rows = (address: number) => ({
+      memoryType: "DRAM" as const,
+      rows: foreign<Float64Array>("Float64Array", [address, 4096, 0, 4096, 2]),
+    });
+    const local = await reader.prepareLocal(rows(target.address));
+    const remote = await reader.prepareRemote(owner.name, rows(source.address));
+    const ids = foreign<Int32Array>("Int32Array", [0]);
+    const notification = foreign<Uint8Array>("Uint8Array", [1, 2]);
+    await reader.transfer({ operation: "READ", local, localIds: ids, remote, remoteIds: ids, notification })
+      .done;
+    const runs = foreign<Int32Array>("Int32Array", [1, 1, 1]);
+    await reader.transfer({ operation: "READ", local, runs, remote }).done;
+    expect(target.bytes.every((byte) => byte === 7)).toBe(true);
+    await target.scatter(
+      Float64Array.of(0, 4),
+      foreign<Uint8Array>("Uint8Array", [1, 2, 3, 4]).buffer as ArrayBuffer,
+    );
+    await reader.notify(owner.name, notification);
     await transport.close();
+    for (const memory of [target, source]) memory.close();
   });
 });

@@ -32,6 +32,10 @@ test.each([
     units: ["test/peer_liveness_test.cc", "src/libfabric/peer_liveness.cc"],
   },
   {
+    name: "accept_or_refuse: no error of one connection or one moment ends a listener of UCX",
+    units: ["test/descriptors_test.cc", "src/library/descriptors.cc"],
+  },
+  {
     name: "MonotonicCondition: a clock that is set back does not prolong a wait",
     units: ["test/monotonic_condition_test.cc"],
   },

@@ -1,18 +1,14 @@
-import { type KvCacheKind, KvError } from "@kv/interface";
+import { KvError } from "@kv/interface";
 import { count, duration, hostAndPort, listOf, oneOf, printDoctorReport, refuseValue } from "@kv/program";
 import { type Command, Option } from "commander";
 import { pairDoctor } from "../doctor/pair-doctor.js";
 import { type PairReport, reportText } from "../doctor/pair-report.js";
 import { readTarget } from "../doctor/target.js";
 import type { SideChannelAddress } from "../protocol/handshake.js";
-import {
-  groupsOption,
-  handshakeKeyOption,
-  openSideChannel,
-  type SideChannelOptions,
-} from "./side-channel-option.js";
+import { addGroupsOptions, type GroupsOptions, givenGroups } from "./groups-option.js";
+import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
 
-interface Options extends SideChannelOptions {
+interface Options extends SideChannelOptions, GroupsOptions {
   prefill: string;
   decode?: string;
   tp?: number;
@@ -33,18 +29,19 @@ interface Options extends SideChannelOptions {
   attentionBackend?: string;
   kvCacheDtype?: string;
   disableHybridKvCacheManager?: true;
+  revision?: readonly string[];
+  codeRevision?: readonly string[];
   speculativeConfig?: Readonly<Record<string, unknown>>;
   transferMode?: "pull" | "push";
   vllmVersion?: string;
   connectorVersion?: number;
-  groups?: KvCacheKind[];
   lease: number;
   timeout: number;
   json?: true;
 }
 
 export function addDoctor(program: Command): void {
-  program
+  const command = program
     .command("doctor")
     .description("report why two servers can or cannot transfer KV; exit code 1 when a check fails")
     .optionsGroup("Servers:")
@@ -71,6 +68,12 @@ export function addDoctor(program: Command): void {
     .option("--timeout <ms>", "limit of one handshake", count, 5000)
     .optionsGroup("Model, where a check needs it:")
     .option("--model <name>", "the servers' --model, a factor of the compatibility hash")
+    .option(
+      "--revision <commits>",
+      "commits of the model's repository that the servers may have loaded, where vLLM hashes them",
+      listOf(String),
+    )
+    .option("--code-revision <names>", "their --code-revision, likewise", listOf(String))
     .option("--dtype <name>", 'dtype of the model, such as "bfloat16"')
     .option("--kv-heads <n>", "KV heads of the model", count)
     .option("--head-size <n>", "head size of the model", count)
@@ -85,8 +88,8 @@ export function addDoctor(program: Command): void {
     )
     .option("--transfer-mode <mode>", "pull or push", oneOf("pull", "push"))
     .option("--vllm-version <version>", "version of the servers, where they do not announce it")
-    .option("--connector-version <n>", "NIXL_CONNECTOR_VERSION of the servers", count)
-    .addOption(groupsOption())
+    .option("--connector-version <n>", "NIXL_CONNECTOR_VERSION of the servers", count);
+  addGroupsOptions(command)
     .optionsGroup("Options:")
     .option("--json", "print a JSON report")
     .action(async (options: Options) => {
@@ -95,6 +98,7 @@ export function addDoctor(program: Command): void {
 }
 
 async function runDoctor(options: Options): Promise<PairReport> {
+  const groups = await givenGroups(options);
   const sideChannel = openSideChannel(options);
   try {
     return await pairDoctor({
@@ -105,7 +109,7 @@ async function runDoctor(options: Options): Promise<PairReport> {
       decodeTp: options.decodeTp ?? options.tp,
       sideChannels: { prefill: options.prefillSideChannel, decode: options.decodeSideChannel },
       ask: options.ask,
-      groups: options.groups,
+      groups,
       factors: factorsOf(options),
       leaseMs: options.lease,
       timeoutMs: options.timeout,
@@ -145,6 +149,8 @@ function factorsOf(options: Options): Record<string, unknown> {
   }
   const factors = {
     model: options.model,
+    revision: options.revision,
+    code_revision: options.codeRevision,
     dtype: dtype === undefined || dtype.startsWith("torch.") ? dtype : `torch.${dtype}`,
     num_kv_heads: options.kvHeads,
     head_size: options.headSize,

@@ -1,19 +1,14 @@
 import { memoryMetrics } from "@kv/connector";
-import type { KvCacheKind } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { count, duration, onInterrupt, port, print } from "@kv/program";
 import { type Command, Option } from "commander";
 import { openHeadlessPrefill } from "../headless/headless-prefill.js";
 import { PrefillServer } from "../headless/prefill-server.js";
 import { openRecording } from "../recording/recording.js";
-import {
-  groupsOption,
-  handshakeKeyOption,
-  openSideChannel,
-  type SideChannelOptions,
-} from "./side-channel-option.js";
+import { addGroupsOptions, type GroupsOptions, givenGroups } from "./groups-option.js";
+import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
 
-interface Options extends SideChannelOptions {
+interface Options extends SideChannelOptions, GroupsOptions {
   from: string;
   host: string;
   port: number;
@@ -21,12 +16,11 @@ interface Options extends SideChannelOptions {
   sideChannelPort: number;
   lease: number;
   blocks: number;
-  groups?: KvCacheKind[];
   anyPrompt?: true;
 }
 
 export function addPrefill(program: Command): void {
-  program
+  const command = program
     .command("prefill")
     .description("a prefill worker without a model: serve the KV of a recording to decode workers")
     .requiredOption("--from <folder>", "the recording's folder")
@@ -39,8 +33,8 @@ export function addPrefill(program: Command): void {
       new Option("--lease <time>", "how long blocks are kept for a decode worker")
         .argParser(duration)
         .default(30_000, "30s"),
-    )
-    .addOption(groupsOption())
+    );
+  addGroupsOptions(command)
     .option("--blocks <n>", "blocks of the cache", count, 256)
     .option(
       "--any-prompt",
@@ -53,6 +47,7 @@ export function addPrefill(program: Command): void {
 async function serve(options: Options): Promise<void> {
   const recording = await openRecording(options.from);
   const { manifest } = recording;
+  const groups = await givenGroups(options);
   const transport = nixlTransport();
   const sideChannel = openSideChannel(options);
   const metrics = memoryMetrics();
@@ -65,7 +60,7 @@ async function serve(options: Options): Promise<void> {
     sideChannelPort: options.sideChannelPort,
     leaseMs: options.lease,
     numBlocks: options.blocks,
-    groups: options.groups,
+    groups,
     anyPrompt: options.anyPrompt,
   });
   const { model = "recorded", vllmVersion = "0.0.0" } = manifest.prefill;

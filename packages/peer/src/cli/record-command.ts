@@ -1,4 +1,3 @@
-import type { KV_CACHE_KINDS } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { count, listOf, number, port, print, printJson } from "@kv/program";
 import { type Command, Option } from "commander";
@@ -7,26 +6,21 @@ import { EngineServer } from "../http/engine-server.js";
 import { type DiffOptions, diffRecordings } from "../recording/diff.js";
 import { record } from "../recording/record.js";
 import { openRecording } from "../recording/recording.js";
-import {
-  groupsOption,
-  handshakeKeyOption,
-  openSideChannel,
-  type SideChannelOptions,
-} from "./side-channel-option.js";
+import { addGroupsOptions, type GroupsOptions, givenGroups } from "./groups-option.js";
+import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
 
-interface RecordFlags extends SideChannelOptions {
+interface RecordFlags extends SideChannelOptions, GroupsOptions {
   prefill: string;
   decode?: string;
   to: string;
   promptTokens: number[];
   outputTokens: number;
-  groups?: (typeof KV_CACHE_KINDS)[number][];
   sideChannelHost: string;
   sideChannelPort: number;
 }
 
 export function addRecord(program: Command): void {
-  program
+  const command = program
     .command("record")
     .description("store the handshakes of a running pair and the KV of prompts")
     .requiredOption("--prefill <url>", "the prefill server's HTTP port", serverUrl)
@@ -42,8 +36,8 @@ export function addRecord(program: Command): void {
       listOf(count),
       [100],
     )
-    .option("--output-tokens <n>", "tokens that the decode server generates per prompt", count, 16)
-    .addOption(groupsOption())
+    .option("--output-tokens <n>", "tokens that the decode server generates per prompt", count, 16);
+  addGroupsOptions(command)
     .option("--side-channel-host <host>", "host at which a server that pushes reaches this one", "127.0.0.1")
     .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 0)
     .addOption(handshakeKeyOption())
@@ -52,6 +46,7 @@ export function addRecord(program: Command): void {
 
 async function runRecord(flags: RecordFlags): Promise<void> {
   const { prefill, decode, to, promptTokens, outputTokens } = flags;
+  const groups = await givenGroups(flags);
   const transport = nixlTransport();
   const sideChannel = openSideChannel(flags);
   try {
@@ -61,7 +56,7 @@ async function runRecord(flags: RecordFlags): Promise<void> {
       decode: decode === undefined ? undefined : new EngineServer(decode),
       transport,
       sideChannel,
-      groups: flags.groups,
+      groups,
       sideChannelHost: flags.sideChannelHost,
       sideChannelPort: flags.sideChannelPort,
       prompts: promptTokens.map(fixedPrompt),
@@ -82,15 +77,14 @@ function fixedPrompt(length: number, index: number): number[] {
   return Array.from({ length }, (_, at) => ((7 * at * at + 3 * at + 11 + 37 * index) % 900) + 10);
 }
 
-interface DiffFlags {
+interface DiffFlags extends GroupsOptions {
   type?: DiffOptions["valueType"];
   tolerance?: number;
-  groups?: (typeof KV_CACHE_KINDS)[number][];
   json?: true;
 }
 
 export function addDiff(program: Command): void {
-  program
+  const command = program
     .command("diff")
     .description(
       "compare two recordings; exit code 1 when KV, tokens or anything that matters for pairing differs",
@@ -104,21 +98,16 @@ export function addDiff(program: Command): void {
         "bfloat16",
       ]),
     )
-    .option("--tolerance <x>", "largest difference of two values that counts as equal", number)
-    .addOption(groupsOption())
-    .option("--json", "print JSON")
-    .action(runDiff);
+    .option("--tolerance <x>", "largest difference of two values that counts as equal", number);
+  addGroupsOptions(command).option("--json", "print JSON").action(runDiff);
 }
 
-async function runDiff(
-  one: string,
-  other: string,
-  { type, tolerance, groups, json }: DiffFlags,
-): Promise<void> {
+async function runDiff(one: string, other: string, flags: DiffFlags): Promise<void> {
+  const { type, tolerance, json } = flags;
   const differences = await diffRecordings(await openRecording(one), await openRecording(other), {
     valueType: type,
     tolerance,
-    groups,
+    groups: await givenGroups(flags),
   });
   const lines = differences.map(
     ({ kind, where, one, other }) => `${kind.padEnd(7)}  ${where}: ${one} | ${other}`,

@@ -1,5 +1,5 @@
 import { connectionLimits, HttpServer, send } from "@kv/http";
-import { type KvCacheKind, KvError, systemClock, systemRandom } from "@kv/interface";
+import { KvError, systemClock, systemRandom } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { count, duration, httpUrl, number, onInterrupt, port, print, printError } from "@kv/program";
 import { type Command, Option } from "commander";
@@ -7,19 +7,16 @@ import { serverUrl } from "../doctor/target.js";
 import { answerError } from "../headless/prefill-server.js";
 import { EngineServer } from "../http/engine-server.js";
 import { sendRequest } from "../http/http-request.js";
+import type { GivenGroups } from "../protocol/cache-groups.js";
 import type { DiffOptions } from "../recording/diff.js";
 import { openRecording } from "../recording/recording.js";
 import type { CanaryReference, WatchedPair } from "../watch/canary.js";
 import { FINDING_KINDS, type Finding, findingLine } from "../watch/findings.js";
 import { requireAnswers, Watch, type WatchRound } from "../watch/watch.js";
-import {
-  groupsOption,
-  handshakeKeyOption,
-  openSideChannel,
-  type SideChannelOptions,
-} from "./side-channel-option.js";
+import { addGroupsOptions, type GroupsOptions, givenGroups } from "./groups-option.js";
+import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
 
-interface WatchFlags extends SideChannelOptions {
+interface WatchFlags extends SideChannelOptions, GroupsOptions {
   pair: string[];
   against?: string;
   interval: number;
@@ -28,7 +25,6 @@ interface WatchFlags extends SideChannelOptions {
   outputTokens: number;
   type?: keyof typeof TOLERANCES;
   tolerance?: number;
-  groups?: KvCacheKind[];
   sideChannelHost: string;
   sideChannelPort: number;
   metricsHost: string;
@@ -51,7 +47,7 @@ export const WATCH_METRICS_LIMITS = {
 const WEBHOOK_TIMEOUT_MS = 10_000;
 
 export function addWatch(program: Command): void {
-  program
+  const command = program
     .command("watch")
     .description(
       "check serving pairs at an interval: KV and tokens of a canary prompt, counters of trouble, addresses; exit code 1 with --once when something was found",
@@ -84,8 +80,8 @@ export function addWatch(program: Command): void {
       "--tolerance <x>",
       "largest difference of two values that counts as equal (default: by --type)",
       number,
-    )
-    .addOption(groupsOption())
+    );
+  addGroupsOptions(command)
     .option("--side-channel-host <host>", "host at which a server that pushes reaches this one", "127.0.0.1")
     .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 0)
     .addOption(handshakeKeyOption())
@@ -153,11 +149,13 @@ function readPair(text: string): WatchedPair {
 }
 
 /** The canary prompt, and what it must give where a recording says so. */
-async function readReference({ against, promptTokens, groups }: WatchFlags): Promise<{
+async function readReference(flags: WatchFlags): Promise<{
   readonly prompt: readonly number[];
   readonly reference: CanaryReference | undefined;
-  readonly groups: readonly KvCacheKind[] | undefined;
+  readonly groups: GivenGroups | undefined;
 }> {
+  const { against, promptTokens } = flags;
+  const groups = await givenGroups(flags);
   if (against === undefined) {
     const prompt = Array.from({ length: promptTokens }, (_, at) => ((7 * at * at + 3 * at + 11) % 900) + 10);
     return { prompt, reference: undefined, groups };

@@ -130,6 +130,20 @@ describe.each(VLLM_VERSIONS)("field.md P4: vLLM $version", (version) => {
 const [newest] = VLLM_VERSIONS.slice(-1);
 if (newest === undefined) throw new Error("no version is described");
 
+test("vllm#55776: two servers that have loaded different commits of one model: the check names the revision", () => {
+  const [a, b] = ["a".repeat(40), "b".repeat(40)];
+  const next = { version: "0.34.0", connectorVersion: 16, support: "handshake" } as const;
+  const ours = {
+    ...factorsOf(newest),
+    vllm_version: "0.34.0",
+    nixl_connector_version: 16,
+    code_revision: null,
+  };
+  const factors = { prefill: { ...ours, revision: b }, decode: { ...ours, revision: a } };
+  const text = found(next, "decode", factors, { revision: [a, b] });
+  expect(text).toContain(`revision is "${a}" here and "${b}" there`);
+});
+
 test.each([
   ["method", "eagle"],
   ["revision", "main"],

@@ -55,7 +55,7 @@ export function compatibilityChecks(
 function candidatesOf(server: ServerFacts, { knownFactors }: CompatibilityOptions): FactorCandidates {
   const { speculative_config, ...others } = knownFactors;
   const models = [server.model?.root, server.model?.id].filter((name) => name !== undefined);
-  const known = Object.entries(others).map(([name, value]) => [name, [value]] as const);
+  const known = Object.entries(others).map(([name, value]) => [name, [value].flat()] as const);
   const given = isRecord(speculative_config)
     ? speculativeForms(speculative_config, String(others["cache_dtype"] ?? "auto"))
     : [];
@@ -178,6 +178,9 @@ const FIXES: Readonly<Record<string, string>> = {
   vllm_version: "run one version of vLLM on both sides",
   nixl_connector_version: "run one version of vLLM on both sides",
   cross_layers_blocks: "run one version of vLLM on both sides",
+  revision:
+    "start both servers with one --revision: they have loaded different weights, and D would go on from KV of others",
+  code_revision: "start both servers with one --code-revision",
   model: "start both servers with the same --model string: the hash contains the string, not the weights",
   dtype: "give both the same --dtype",
   attn_backend_name: "give both the same attention backend (--attention-backend)",

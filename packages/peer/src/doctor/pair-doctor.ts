@@ -1,7 +1,8 @@
-import type { KvCacheKind, SideChannel } from "@kv/interface";
+import type { SideChannel } from "@kv/interface";
 import { reportOfChecks } from "@kv/program";
 import type { AgentMetadata } from "@kv/protocol";
 import { EngineServer } from "../http/engine-server.js";
+import type { GivenGroups } from "../protocol/cache-groups.js";
 import { HANDSHAKE_TIMEOUT_MS, readRankMetadata, type SideChannelAddress } from "../protocol/handshake.js";
 import { compatibilityChecks } from "./compatibility-checks.js";
 import { checkHttp, NO_HTTP_FACTS } from "./http-checks.js";
@@ -33,7 +34,7 @@ export interface PairDoctorOptions {
   /** Whether each server gets a prompt of two tokens; without one it does not announce its side channel. @default true */
   readonly ask?: boolean | undefined;
   /** The kind of each KV cache group, where the handshake of the prefill server does not say it. @default undefined */
-  readonly groups?: readonly KvCacheKind[] | undefined;
+  readonly groups?: GivenGroups | undefined;
   /** Known factors of the compatibility hash, by vLLM's names. @default undefined */
   readonly factors?: Readonly<Record<string, unknown>> | undefined;
   /** `kv_lease_duration` of the prefill server, in ms, which it does not announce. @default 30_000 */
@@ -134,9 +135,9 @@ function chooseAddress(
 }
 
 /** The metadata of all ranks that the server announced over HTTP: each keeps blocks for the doctor's prompt and must be notified. */
-async function readAllRanks(
-  { metadata, remotePrefill, address }: ServerFacts,
-  { sideChannel, timeoutMs }: PairDoctorOptions,
+export async function readAllRanks(
+  { metadata, remotePrefill, address }: Pick<ServerFacts, "metadata" | "remotePrefill" | "address">,
+  { sideChannel, timeoutMs }: Pick<PairDoctorOptions, "sideChannel" | "timeoutMs">,
 ): Promise<AgentMetadata[]> {
   if (metadata === undefined || remotePrefill === undefined || address === undefined) return [];
   if (remotePrefill.remoteEngineId !== metadata.engineId) return [];

@@ -19,7 +19,7 @@ const server = (
   remotePrefill: undefined,
   address: undefined,
   payload: undefined,
-  metadata: { ...METADATA, ...changes },
+  metadata: { ...METADATA, engineId: role, ...changes },
   metadataFields: undefined,
   clockSamples: [],
   ...more,
@@ -37,6 +37,24 @@ test("TP 1 to 2: each decode rank reads half of the heads, and prefill waits for
   expect(check).toMatchObject({ status: "ok" });
   expect(check?.found).toContain("each of 2 decode ranks reads one prefill rank");
   expect(check?.found).toContain("waits for 2 notifications");
+});
+
+test("vllm#55434: the plan's check counts the descriptors of a request and what posting them takes", () => {
+  const pools = {
+    numBlocks: 500,
+    regionNumBlocks: METADATA.blockLengthsBytes.map(() => 500),
+    baseAddresses: METADATA.baseAddresses.map((_, region) => 2 ** 40 * (region + 1)),
+  };
+  const [check] = plan(server("prefill", pools), server("decode", pools));
+  // 2,048 tokens in blocks of 32, in four regions.
+  expect(check?.found).toContain("a request of 2048 tokens:\nD0 posts 256 descriptors.");
+  expect(check?.found).toMatch(/posting over UCX: .* ms \(1\.4 µs each/);
+  expect(check?.found).toContain(
+    "fewer with kernel blocks of 64 tokens on both sides: 128 descriptors, 4 after merging",
+  );
+  // 64 blocks: block 0 is never a request's, so 63 are left.
+  const [small] = plan(server("prefill"), server("decode", pools));
+  expect(small?.found).toContain("descriptors are not counted: the pools are too small for 2048 tokens");
 });
 
 test("different layouts are refused with both names", () => {
@@ -107,6 +125,19 @@ test("field.md P3: an engine with states is planned with given kinds only", () =
   ]);
 });
 
+test("field.md P3: several groups of attention are not planned on a guess", () => {
+  const windows = { regionGroupIds: [0, 0, 1, 1] };
+  const pair = [server("prefill", windows), server("decode", windows)] as const;
+  expect(plan(...pair)).toMatchObject([
+    {
+      status: "note",
+      found: expect.stringMatching(/no plan was tried: the engine has attention .* and 2 KV cache groups/),
+      fix: expect.stringMatching(/--config .*--groups full,swa/),
+    },
+  ]);
+  expect(plan(...pair, { groups: ["full", "swa"] })).toMatchObject([{ id: "plan.built", status: "ok" }]);
+});
+
 test("field.md P5: a plan in the direct form is not said to need a pass", () => {
   const attentionBackend = "FLASH_ATTN";
   const larger = server("prefill", { blockSize: 64, ...sized(2), attentionBackend });
@@ -131,6 +162,32 @@ test.each<[string, Partial<AgentMetadata>, Partial<AgentMetadata>, number]>([
       id: "plan.vllm",
       status: "fail",
       found: expect.stringMatching(/^a vLLM .* refuses a peer /),
+    });
+  },
+);
+
+const regions = METADATA.baseAddresses.map((_, region) => region);
+test.each<[string, Partial<AgentMetadata>, RegExp]>([
+  ["read-groups", { regionGroupIds: regions.map((region) => region % 2) }, /belong to other KV cache groups/],
+  [
+    "mixed-memory",
+    { regionMemoryTypes: regions.map((region) => (region === 0 ? "DRAM" : "VRAM")) },
+    /regions in host and in device memory/,
+  ],
+  ["pcp-spans-dcp", { pcpSize: 4, dcpSize: 2 }, /refuses a peer with PCP 4 and DCP 2/],
+  ["own-engine-id", { engineId: "decode" }, /both servers are engine decode/],
+])(
+  "field.md P2: %s, outside of the handshake's validation: the check fails for vLLM's reason",
+  (_, p, found) => {
+    const attentionBackend = "FLASH_ATTN";
+    const checks = plan(
+      server("prefill", { ...p, attentionBackend }),
+      server("decode", { attentionBackend }),
+    );
+    expect(checks.at(-1)).toMatchObject({
+      id: "plan.vllm",
+      status: "fail",
+      found: expect.stringMatching(found),
     });
   },
 );

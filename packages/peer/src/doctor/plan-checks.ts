@@ -1,7 +1,9 @@
 import { assumedGroups, CONVERSIONS, hasMla, type PairToPlan, planRanks, vllmLimit } from "@kv/fleet";
 import { type KvCacheKind, KvError } from "@kv/interface";
+import { postingLines, postingOf } from "@kv/kv-plan";
 import type { EngineTransferPlan } from "@kv/plan";
-import { groupKinds } from "../protocol/cache-groups.js";
+import { ranksLike } from "../live-plan/live-pair.js";
+import { type GivenGroups, groupKinds } from "../protocol/cache-groups.js";
 import type { Check } from "./pair-report.js";
 import type { ServerFacts } from "./server-facts.js";
 
@@ -14,7 +16,7 @@ export interface PlanOptions {
   /** Type of the cache, by vLLM's name; undefined where no server says it. */
   readonly cacheDtype?: string | undefined;
   /** The kind of each KV cache group, where the user has given them. */
-  readonly groups?: readonly KvCacheKind[] | undefined;
+  readonly groups?: GivenGroups | undefined;
 }
 
 /** Builds the transfer plan of every decode rank from the metadata of rank (0, 0) of both servers, and reports why a plan is refused. */
@@ -23,38 +25,26 @@ export function planChecks(prefill: ServerFacts, decode: ServerFacts, options: P
   const { metadata: local } = decode;
   if (remote === undefined || local === undefined) return [];
   const { prefillTp, decodeTp, cacheDtype } = options;
-  const isMla = hasMla(remote);
   const numKvHeads = options.numKvHeads ?? Math.max(prefillTp, decodeTp);
   const numGroups = prefill.remotePrefill?.remoteBlockIds.length ?? assumedGroups(remote).length;
   const about = { id: "plan.built", area: "plan" as const, title: `TP ${prefillTp} to TP ${decodeTp}` };
-  let groups: readonly KvCacheKind[];
+  const sizes = { prefillTp, decodeTp, numKvHeads };
+  const planned = (groups: readonly KvCacheKind[]): PairToPlan => ({
+    ...{ prefill: remote, decode: local, ...sizes, groups, cacheDtype },
+  });
+  const checks: Check[] = [];
+  // vLLM's own checks need the number of the groups, MLA and states, which handshakes tell.
+  let groups = assumedGroups(remote, numGroups);
   try {
     groups = groupKinds(remote, numGroups, options.groups);
+    checks.push({ ...about, ...tryPlan(planned(groups), options) });
   } catch (thrown) {
     const { message, hint = "", code } = KvError.from(thrown, "KV_INTERNAL", "no kinds");
-    return [
-      { ...about, status: "note", found: `no plan was tried: ${message}`, fix: hint, details: { code } },
-    ];
+    checks.push({
+      ...{ ...about, status: "note", found: `no plan was tried: ${message}`, fix: hint, details: { code } },
+    });
   }
-  const assumed: string[] = [];
-  if (groups.length > 1 && options.groups === undefined)
-    assumed.push("full attention in every KV cache group (--groups)");
-  if (options.tpIsAssumed) assumed.push("a TP size (--prefill-tp, --decode-tp)");
-  if (options.numKvHeads === undefined && prefillTp !== decodeTp && !isMla)
-    assumed.push("the number of KV heads (--kv-heads)");
-  if (cacheDtype === undefined && prefillTp !== decodeTp && !isMla)
-    assumed.push("a cache whose blocks are split by head, as they are not with nvfp4 (--kv-cache-dtype)");
-
-  const sizes = { prefillTp, decodeTp, numKvHeads };
-  const pair: PairToPlan = { prefill: remote, decode: local, ...sizes, groups, cacheDtype };
-  const checks: Check[] = [];
-  const tail = assumed.length === 0 ? "" : `\nassumed: ${assumed.join(", ")}`;
-  try {
-    checks.push({ ...about, status: "ok", found: describe(planRanks(pair)) + tail });
-  } catch (refused) {
-    checks.push({ ...about, ...refusal(refused, () => planRanks(pair, CONVERSIONS), tail) });
-  }
-  const limit = vllmLimit(pair, {
+  const limit = vllmLimit(planned(groups), {
     isPush: [prefill, decode].some(({ remotePrefill }) => remotePrefill?.transferMode === "push"),
     hasVllm: prefill.vllmVersion !== undefined || decode.vllmVersion !== undefined,
     decodeIsVllm: decode.vllmVersion !== undefined,
@@ -73,6 +63,57 @@ export function planChecks(prefill: ServerFacts, decode: ServerFacts, options: P
     });
   }
   return checks;
+}
+
+/** What a plan of the pair is like, or why it is refused. */
+function tryPlan(
+  pair: PairToPlan,
+  { tpIsAssumed, numKvHeads, cacheDtype }: PlanOptions,
+): Pick<Check, "status" | "found" | "fix" | "details"> {
+  const { prefill, prefillTp, decodeTp } = pair;
+  const splitsHeads = prefillTp !== decodeTp && !hasMla(prefill);
+  const assumed: string[] = [];
+  if (tpIsAssumed) assumed.push("a TP size (--prefill-tp, --decode-tp)");
+  if (numKvHeads === undefined && splitsHeads) assumed.push("the number of KV heads (--kv-heads)");
+  if (cacheDtype === undefined && splitsHeads)
+    assumed.push("a cache whose blocks are split by head, as they are not with nvfp4 (--kv-cache-dtype)");
+  const tail = assumed.length === 0 ? "" : `\nassumed: ${assumed.join(", ")}`;
+  try {
+    const found = [describe(planRanks(pair)), ...postings(pair)].join("\n");
+    return { status: "ok", found: found + tail };
+  } catch (refused) {
+    return refusal(refused, () => planRanks(pair, CONVERSIONS), tail);
+  }
+}
+
+/** Tokens of the request whose descriptors are counted, as in kv-plan. */
+const SAMPLE_TOKENS = 2048;
+
+/** What posting the descriptors of a request costs, or why it is not counted. */
+function postings({
+  prefill,
+  decode,
+  prefillTp,
+  decodeTp,
+  numKvHeads,
+  groups,
+  cacheDtype,
+}: PairToPlan): readonly string[] {
+  try {
+    const posting = postingOf(
+      {
+        ...{ title: "pair", numKvHeads, groups, cacheDtype, assumed: [] },
+        windowTokens: groups.map(() => undefined),
+        prefill: ranksLike(prefill, prefillTp),
+        decode: ranksLike(decode, decodeTp),
+      },
+      SAMPLE_TOKENS,
+    );
+    return [`a request of ${SAMPLE_TOKENS} tokens:`, ...postingLines(posting)];
+  } catch (error) {
+    if (KvError.is(error)) return [`descriptors are not counted: ${error.message}`];
+    throw error;
+  }
 }
 
 const FORMS: Readonly<Record<EngineTransferPlan["form"], string>> = {

@@ -13,7 +13,7 @@ import {
   type WorkerOutput,
 } from "@kv/interface";
 import type { AgentMetadata, RemotePrefillParams } from "@kv/protocol";
-import { groupKinds } from "../protocol/cache-groups.js";
+import { type GivenGroups, groupKinds } from "../protocol/cache-groups.js";
 import { kernelBlocksOfRegion } from "../protocol/region-blocks.js";
 import { readRemotePrefill } from "../protocol/remote-prefill.js";
 import type { RecordedHandshake, RecordedPrompt, Recording } from "../recording/recording.js";
@@ -40,7 +40,7 @@ export interface HeadlessPrefillOptions extends AmbientOptions {
   /** Serve a prompt that was not recorded with the KV of a recorded one of at least its length. For load tests; answers are meaningless. @default undefined */
   readonly anyPrompt?: boolean | undefined;
   /** The kind of each KV cache group, for a server that pushes. @default those of the recording, or of its handshake where that says them */
-  readonly groups?: readonly KvCacheKind[] | undefined;
+  readonly groups?: GivenGroups | undefined;
   /** Sends the KV. @default the connector of the recorded server, pull or push */
   readonly connector?: ConnectorModule | undefined;
 }
@@ -198,14 +198,7 @@ function pushedGroups(
       { hint: "record a server that pulls (NixlConnector) and serve that recording" },
     );
   }
-  const given = groups ?? recording.manifest.groups;
-  const kinds = groupKinds(metadata, remoteBlockIds.length, given);
-  if (kinds.length === 1 || given !== undefined) return kinds;
-  throw new KvError(
-    "KV_CONFIG_INVALID",
-    `the recorded server pushes ${kinds.length} KV cache groups, and its handshake does not say which of them have a sliding window`,
-    { hint: "give the kind of each group in the order of remote_block_ids, such as --groups full,swa" },
-  );
+  return groupKinds(metadata, remoteBlockIds.length, groups ?? recording.manifest.groups);
 }
 
 /**

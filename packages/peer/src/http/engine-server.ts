@@ -40,11 +40,19 @@ export interface ServedModel {
   readonly root: string | undefined;
 }
 
+/** What a client gets. */
+export interface Answer {
+  /** The token ids that were generated; empty where the server does not answer them. */
+  readonly tokens: readonly number[];
+  /** Their text. */
+  readonly text: string;
+}
+
 const modelsSchema = z.looseObject({
   data: z.array(z.looseObject({ id: z.string(), root: z.string().nullish() })).min(1),
 });
 const completionSchema = z.looseObject({
-  choices: z.array(z.looseObject({ token_ids: z.array(z.int()).nullish() })),
+  choices: z.array(z.looseObject({ token_ids: z.array(z.int()).nullish(), text: z.string().nullish() })),
   kv_transfer_params: z.record(z.string(), z.unknown()).nullish(),
 });
 
@@ -138,6 +146,16 @@ export class EngineServer {
       options,
     );
     return choices[0]?.token_ids ?? [];
+  }
+
+  /** Sends a prompt as a client does. */
+  async complete(prompt: Prompt, maxTokens: number, options?: CallOptions): Promise<Answer> {
+    const { choices } = await this.#complete(
+      prompt,
+      { max_tokens: maxTokens, return_token_ids: true },
+      options,
+    );
+    return { tokens: choices[0]?.token_ids ?? [], text: choices[0]?.text ?? "" };
   }
 
   /** Sends a prompt of two tokens: vLLM processes notifications and leases only in engine steps. */

@@ -16,6 +16,8 @@ test("sum adds the samples of a metric, labels are those of its first sample", (
   expect(samples.labels("vllm:kv_cache_usage_perc")).toEqual({ engine: "0", model_name: 'a"}b' });
   expect(samples.labels("vllm:cache_config_info")?.num_gpu_blocks).toBe("64");
   expect(samples.sum("plain_total")).toBe(1000);
+  expect(samples.sum("vllm:kv_cache_usage_perc", { engine: "1" })).toBe(0.5);
+  expect(samples.sum("vllm:kv_cache_usage_perc", { engine: "2" })).toBeUndefined();
 });
 
 test("a missing metric and a value that is not a number are undefined", () => {

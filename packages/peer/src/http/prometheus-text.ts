@@ -1,7 +1,7 @@
 /** Samples of a page in Prometheus' text format. */
 export interface MetricSamples {
-  /** The sum of a metric over all label sets; undefined when the page has no such sample. */
-  sum(name: string): number | undefined;
+  /** The sum of a metric over all label sets, or those that have these labels; undefined when the page has no such sample. */
+  sum(name: string, labels?: Readonly<Record<string, string>>): number | undefined;
   /** The labels of the first sample of a metric. vLLM publishes settings in the labels of `vllm:cache_config_info`. */
   labels(name: string): Readonly<Record<string, string>> | undefined;
   /**
@@ -16,22 +16,21 @@ const LABEL = /([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"/g;
 
 /** Reads a page and skips lines that are not samples. */
 export function parsePrometheusText(text: string): MetricSamples {
-  const sums = new Map<string, number>();
-  const labels = new Map<string, Readonly<Record<string, string>>>();
+  const samples = new Map<string, { readonly labels: Readonly<Record<string, string>>; value: number }[]>();
   /** Per histogram, the observations up to each bound. */
   const buckets = new Map<string, Map<number, number>>();
   for (const line of text.split("\n")) {
     if (line.startsWith("#")) continue;
     const [, name, labelText = "", value] = SAMPLE.exec(line) ?? [];
     if (name === undefined || !Number.isFinite(Number(value))) continue;
-    sums.set(name, (sums.get(name) ?? 0) + Number(value));
-    if (labels.has(name) && !name.endsWith("_bucket")) continue;
     const entries = Array.from(labelText.matchAll(LABEL), ([, key = "", text = ""]) => [
       key,
       text.replace(/\\(.)/g, (_, character: string) => (character === "n" ? "\n" : character)),
     ]);
     const named = Object.fromEntries(entries) as Record<string, string>;
-    if (!labels.has(name)) labels.set(name, named);
+    const known = samples.get(name) ?? [];
+    known.push({ labels: named, value: Number(value) });
+    samples.set(name, known);
     if (name.endsWith("_bucket") && named["le"] !== undefined) {
       const histogram = name.slice(0, -"_bucket".length);
       const counts = buckets.get(histogram) ?? new Map<number, number>();
@@ -40,8 +39,13 @@ export function parsePrometheusText(text: string): MetricSamples {
     }
   }
   return {
-    sum: (name) => sums.get(name),
-    labels: (name) => labels.get(name),
+    sum(name, wanted = {}) {
+      const chosen = samples
+        .get(name)
+        ?.filter(({ labels }) => Object.entries(wanted).every(([key, text]) => labels[key] === text));
+      return chosen?.length ? chosen.reduce((sum, { value }) => sum + value, 0) : undefined;
+    },
+    labels: (name) => samples.get(name)?.[0]?.labels,
     quantile: (name, quantile) => quantileOf(buckets.get(name), quantile),
   };
 }

@@ -1,24 +1,16 @@
-import { KV_CACHE_KINDS, type KvCacheKind, KvError } from "@kv/interface";
+import { KvError } from "@kv/interface";
 import { addReportOptions, MAX_RANKS, printReport, type ReportOptions } from "@kv/kv-plan";
-import {
-  count,
-  each,
-  type HostAndPort,
-  hostAndPort,
-  listOf,
-  oneOf,
-  print,
-  wholeNumberFrom,
-} from "@kv/program";
-import { type Command, Option } from "commander";
+import { count, each, type HostAndPort, hostAndPort, listOf, print, wholeNumberFrom } from "@kv/program";
+import type { Command } from "commander";
+import { addGroupsOptions, type GroupsOptions, givenGroups } from "../cli/groups-option.js";
 import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "../cli/side-channel-option.js";
+import { kindsOf } from "../protocol/cache-groups.js";
 import { livePair } from "./live-pair.js";
 
-interface Options extends ReportOptions, SideChannelOptions {
+interface Options extends ReportOptions, SideChannelOptions, GroupsOptions {
   readonly from: readonly HostAndPort[];
   readonly tp: readonly number[];
   readonly kvHeads?: number | undefined;
-  readonly groups: readonly KvCacheKind[];
   readonly kvCacheDtype?: string | undefined;
   readonly timeout: number;
 }
@@ -36,12 +28,8 @@ export function addPlan(program: Command): void {
       each(hostAndPort),
     )
     .requiredOption("--tp <size>", "tensor parallel size; once for both engines, or twice", collectSizes)
-    .option("--kv-heads <count>", "KV heads of the model", count)
-    .addOption(
-      new Option("--groups <kinds>", "kinds of the KV cache groups, such as full,swa")
-        .argParser(listOf(oneOf(...KV_CACHE_KINDS)))
-        .default([], "not told"),
-    )
+    .option("--kv-heads <count>", "KV heads of the model", count);
+  addGroupsOptions(command)
     .option("--kv-cache-dtype <name>", "type of the cache, as vLLM names it")
     .addOption(handshakeKeyOption())
     .option("--timeout <ms>", "for the handshake of each engine", count, 5000);
@@ -65,8 +53,9 @@ async function run(options: Options): Promise<void> {
       },
     );
   }
-  const { groups } = options;
-  if (options.kvHeads === undefined && !groups.includes("mla")) {
+  const groups = await givenGroups(options);
+  const isMla = groups !== undefined && kindsOf(groups).includes("mla");
+  if (options.kvHeads === undefined && !isMla) {
     throw new KvError(
       "KV_CONFIG_INVALID",
       "--kv-heads is missing: a handshake does not carry the KV heads of the model",
@@ -82,19 +71,14 @@ async function run(options: Options): Promise<void> {
       prefill: { ...prefill, tpSize: prefillTp },
       decode: { ...decode, tpSize: decodeTp },
       numKvHeads: options.kvHeads ?? 1,
-      groups: groups.length > 0 ? groups : ["full"],
+      groups,
       cacheDtype: options.kvCacheDtype,
       timeoutMs: options.timeout,
     });
-    const assumed = groups.length > 0 ? [] : ["one group of full attention (--groups)"];
     const plannedFrom = "the engines' handshakes";
-    process.exitCode = await printReport(
-      { ...pair, plannedFrom, assumed: [...pair.assumed, ...assumed] },
-      options,
-      {
-        stdout: print,
-      },
-    );
+    process.exitCode = await printReport({ ...pair, plannedFrom }, options, {
+      stdout: print,
+    });
   } finally {
     await sideChannel.close();
   }

@@ -1,5 +1,5 @@
 import { rankGeometry } from "@kv/fleet";
-import type { KvCacheKind, SideChannel } from "@kv/interface";
+import type { SideChannel } from "@kv/interface";
 import type { Pair } from "@kv/kv-plan";
 import type { RankGeometry } from "@kv/plan";
 import {
@@ -8,6 +8,7 @@ import {
   decodeHandshakeReply,
   encodeHandshakeRequest,
 } from "@kv/protocol";
+import { type GivenGroups, groupKinds, kindsOf } from "../protocol/cache-groups.js";
 
 /** The side channel of a running engine. */
 export interface LiveEngine {
@@ -24,8 +25,8 @@ export interface LivePairOptions {
   readonly decode: LiveEngine;
   /** KV heads of the model; 1 for MLA. */
   readonly numKvHeads: number;
-  /** Kind of each KV cache group. */
-  readonly groups: readonly KvCacheKind[];
+  /** The KV cache groups, where handshakes do not say them. */
+  readonly groups: GivenGroups | undefined;
   /** Type of the cache, as vLLM names it. Default: one whose blocks can be cut by head and token. */
   readonly cacheDtype?: string | undefined;
   /** For the handshake of each engine. */
@@ -34,19 +35,22 @@ export interface LivePairOptions {
 
 /**
  * The geometry of two running engines. Asks rank (0, 0) of each, and takes the other ranks to be like it: a vLLM 0.33 listener that is asked for
- * a rank it does not have stops for good. Errors: those of the side channel (`KV_SIDE_CHANNEL_UNREACHABLE` and others), `KV_WIRE_MALFORMED`.
+ * a rank it does not have stops for good. Errors: those of the side channel (`KV_SIDE_CHANNEL_UNREACHABLE` and others), `KV_WIRE_MALFORMED`; those of `groupKinds`.
  */
 export async function livePair(options: LivePairOptions): Promise<Pair> {
   const { sideChannel, timeoutMs } = options;
   const prefill = await handshake(sideChannel, options.prefill, timeoutMs);
   const decode = await handshake(sideChannel, options.decode, timeoutMs);
+  const told = 1 + Math.max(0, ...(prefill.metadata.regionGroupIds ?? []));
+  const count = options.groups === undefined ? told : kindsOf(options.groups).length;
+  const groups = groupKinds(prefill.metadata, count, options.groups);
   const hashes = [prefill.compatibilityHash, decode.compatibilityHash];
   return {
     title: `${nameOf(options.prefill)} → ${nameOf(options.decode)}`,
     numKvHeads: options.numKvHeads,
-    groups: options.groups,
+    groups,
     cacheDtype: options.cacheDtype,
-    windowTokens: options.groups.map(() => undefined),
+    windowTokens: groups.map(() => undefined),
     prefill: ranksLike(prefill.metadata, options.prefill.tpSize),
     decode: ranksLike(decode.metadata, options.decode.tpSize),
     assumed: [
@@ -54,6 +58,9 @@ export async function livePair(options: LivePairOptions): Promise<Pair> {
       hashes[0] === hashes[1]
         ? "both engines run one model: their compatibility hashes are equal"
         : `both engines run one model, although their compatibility hashes differ (${hashes.map((hash) => hash?.slice(0, 12)).join(", ")}): as they are, D refuses the handshake`,
+      ...(options.groups === undefined
+        ? [`${groups.join(", ")} as the kinds of the groups (--config, --groups)`]
+        : []),
       ...(options.cacheDtype === undefined
         ? ["a cache whose blocks can be cut by head and token, as they cannot with nvfp4 (--kv-cache-dtype)"]
         : []),
@@ -84,7 +91,8 @@ async function handshake(
   };
 }
 
-function ranksLike(metadata: AgentMetadata, tpSize: number): RankGeometry[] {
+/** Ranks like the one that was asked, each on a device of its own. */
+export function ranksLike(metadata: AgentMetadata, tpSize: number): RankGeometry[] {
   return Array.from({ length: tpSize }, (_, tpRank) => ({
     ...rankGeometry(metadata, { tpRank, tpSize }),
     deviceId: tpRank,

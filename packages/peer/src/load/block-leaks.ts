@@ -1,5 +1,6 @@
 import type { Clock } from "@kv/interface";
 import type { EngineServer } from "../http/engine-server.js";
+import type { MetricSamples } from "../http/prometheus-text.js";
 
 /** The blocks of a server, from its `/metrics`. */
 export interface UsedBlocks {
@@ -43,6 +44,11 @@ export async function readUsedBlocks(server: EngineServer): Promise<UsedBlocks |
   // vLLM does not count the null block, which is always in use.
   const used = Math.round(share * (total - 1));
   return { used, total, expired: samples?.sum("vllm:nixl_num_kv_expired_reqs_total") ?? 0 };
+}
+
+/** Requests that run or wait: the blocks in use may be theirs. */
+export function unfinishedRequests(samples: MetricSamples): number {
+  return (samples.sum("vllm:num_requests_running") ?? 0) + (samples.sum("vllm:num_requests_waiting") ?? 0);
 }
 
 export interface LeakCheckOptions {

@@ -166,7 +166,7 @@ function chooseFault(chance: number, { abortShare = 0, noNotifyShare = 0 }: Load
 }
 
 /** Random ids that every vocabulary has. No two prompts are equal, so the prefix cache has none of them. */
-function randomPrompt(tokens: number, random: Ambient["random"]): readonly number[] {
+export function randomPrompt(tokens: number, random: Ambient["random"]): readonly number[] {
   return Array.from({ length: tokens }, () => 10 + Math.floor(random.next() * 900));
 }
 

@@ -1,7 +1,17 @@
 import { assumedGroups, hasMla, hasStates } from "@kv/fleet";
 import { KV_CACHE_KINDS, type KvCacheKind, KvError } from "@kv/interface";
+import type { ConfiguredGroups } from "@kv/kv-plan";
 import { cacheKind } from "@kv/plan";
 import type { AgentMetadata } from "@kv/protocol";
+
+/** The KV cache groups of an engine as its user gives them: the kind of each, or what follows from a model's config.json. */
+export type GivenGroups = readonly KvCacheKind[] | ConfiguredGroups;
+
+const isConfigured = (given: GivenGroups): given is ConfiguredGroups => "kinds" in given;
+
+/** The kind of each group. */
+export const kindsOf = (given: GivenGroups): readonly KvCacheKind[] =>
+  isConfigured(given) ? given.kinds : given;
 
 /**
  * The kinds of an engine's KV cache groups, where its handshake leaves no choice or the user has given them: a handshake carries the sizes of states, but not the
@@ -10,41 +20,67 @@ import type { AgentMetadata } from "@kv/protocol";
 export function groupKinds(
   metadata: AgentMetadata,
   numGroups: number,
-  given: readonly KvCacheKind[] | undefined,
+  given: GivenGroups | undefined,
 ): readonly KvCacheKind[] {
   if (given !== undefined) return checkGiven(metadata, numGroups, given);
-  if (!hasStates(metadata) && (numGroups === 1 || !hasMla(metadata)))
-    return assumedGroups(metadata, numGroups);
-  const what = hasStates(metadata)
-    ? `states of ${metadata.ssmSizes.join(" + ")} bytes`
-    : `MLA (${metadata.attentionBackend})`;
+  if (numGroups === 1 && !hasStates(metadata)) return assumedGroups(metadata, numGroups);
+  const [what, example] = hasStates(metadata)
+    ? [`states of ${metadata.ssmSizes.join(" + ")} bytes`, "full,mamba"]
+    : hasMla(metadata)
+      ? [`MLA (${metadata.attentionBackend})`, "mla,swa-mla"]
+      : [`attention (${metadata.attentionBackend})`, "full,swa"];
   throw new KvError(
     "KV_CONFIG_INVALID",
     `the engine has ${what} and ${numGroups} KV cache groups, and its handshake does not say which group holds what`,
     {
-      hint: `give the kind of each group in the order of remote_block_ids, such as --groups ${hasStates(metadata) ? "full,mamba" : "mla,swa-mla"}; kinds: ${KV_CACHE_KINDS.join(", ")}`,
+      hint: `give --config with the config.json of the model, or the kind of each group in the order of remote_block_ids, such as --groups ${example}; kinds: ${KV_CACHE_KINDS.join(", ")}`,
       details: { ssmSizes: metadata.ssmSizes, groups: numGroups },
     },
   );
 }
 
-function checkGiven(
-  metadata: AgentMetadata,
-  numGroups: number,
-  given: readonly KvCacheKind[],
-): readonly KvCacheKind[] {
+function checkGiven(metadata: AgentMetadata, numGroups: number, groups: GivenGroups): readonly KvCacheKind[] {
+  const given = kindsOf(groups);
+  const from = isConfigured(groups) ? groups.from : "--groups";
   if (given.length !== numGroups) {
     throw new KvError(
       "KV_CONFIG_INVALID",
-      `--groups names ${given.length} kinds (${given.join(", ")}), and the engine has ${numGroups} KV cache groups`,
+      `${from} names ${given.length} kinds (${given.join(", ")}), and the engine has ${numGroups} KV cache groups`,
       { details: { given: given.length, groups: numGroups } },
     );
   }
   const namesStates = given.some((kind) => cacheKind(kind).sharding === "state");
-  if (namesStates === hasStates(metadata)) return given;
+  if (namesStates === hasStates(metadata)) {
+    if (isConfigured(groups)) checkLayers(metadata, groups);
+    return given;
+  }
   throw new KvError(
     "KV_CONFIG_INVALID",
-    `--groups ${given.join(",")} names ${namesStates ? "a" : "no"} group of states, and the engine announces states of ${metadata.ssmSizes.join(" + ")} bytes (ssm_sizes)`,
+    `${from} (${given.join(",")}) names ${namesStates ? "a" : "no"} group of states, and the engine announces states of ${metadata.ssmSizes.join(" + ")} bytes (ssm_sizes)`,
     { details: { ssmSizes: metadata.ssmSizes } },
   );
+}
+
+/** Refuses the config.json of another model, and groups in another order than the engine's, as far as its regions name their layers. */
+function checkLayers(
+  { regionNames = [], regionGroupIds = [] }: AgentMetadata,
+  configured: ConfiguredGroups,
+): void {
+  const isTold = new Set(regionGroupIds).size > 1;
+  for (const [region, name] of regionNames.entries()) {
+    const told = isTold ? (regionGroupIds[region] ?? -1) : -1;
+    const group = configured.layers.findIndex((names) => names.includes(name));
+    if (group >= 0 && (told < 0 || told === group)) continue;
+    const layers = configured.layers.flat();
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      group < 0
+        ? `${configured.from} has no layer ${name}, which the engine has a region of: its layers are ${layers[0]} to ${layers.at(-1)}`
+        : `${name} is in KV cache group ${told} of the engine, and in group ${group} by ${configured.from}`,
+      {
+        hint: "give the config.json of the model that the engine serves, or --groups",
+        details: { region: name, group: told },
+      },
+    );
+  }
 }

@@ -1,7 +1,6 @@
-import type { KvCacheKind } from "@kv/interface";
 import { cacheKind } from "@kv/plan";
 import type { AgentMetadata } from "@kv/protocol";
-import { groupKinds } from "../protocol/cache-groups.js";
+import { type GivenGroups, groupKinds } from "../protocol/cache-groups.js";
 import { groupsOfRegion } from "../protocol/region-blocks.js";
 import { readRemotePrefill } from "../protocol/remote-prefill.js";
 import type { RecordedHandshake, RecordedPrompt, Recording } from "./recording.js";
@@ -26,7 +25,7 @@ export interface DiffOptions {
   /** The largest difference between two values of KV that counts as equal. @default 0 */
   readonly tolerance?: number | undefined;
   /** The kind of each KV cache group. @default those of the recordings, or of the handshakes where these say them */
-  readonly groups?: readonly KvCacheKind[] | undefined;
+  readonly groups?: GivenGroups | undefined;
   /** The type of the values in KV. @default bytes are compared */
   readonly valueType?: "float32" | "float16" | "bfloat16" | undefined;
 }
@@ -164,7 +163,7 @@ export interface FilledPart {
 export function filledParts(
   handshakes: readonly Pick<RecordedHandshake, "tpRank" | "metadata">[],
   { params, tokens }: Pick<RecordedPrompt, "params" | "tokens">,
-  given?: readonly KvCacheKind[] | undefined,
+  given?: GivenGroups | undefined,
 ): FilledPart[] {
   const parts: FilledPart[] = [];
   const blockIds = readRemotePrefill(params).remoteBlockIds;

@@ -1,5 +1,4 @@
 import {
-  type KV_CACHE_KINDS,
   KvError,
   type KvTransferParams,
   type Random,
@@ -10,7 +9,8 @@ import {
 import type { RemotePrefillParams } from "@kv/protocol";
 import { filterNotifications, type NotificationFilter } from "../headless/notification-filter.js";
 import type { EngineServer } from "../http/engine-server.js";
-import { exchangeHandshake } from "../protocol/handshake.js";
+import { type GivenGroups, groupKinds, kindsOf } from "../protocol/cache-groups.js";
+import { exchangeHandshake, readRankMetadata } from "../protocol/handshake.js";
 import { readDoneText, readRemotePrefill } from "../protocol/remote-prefill.js";
 import { receiveKv } from "./receive-kv.js";
 import {
@@ -36,7 +36,7 @@ export interface RecordOptions {
   /** The prompts, as token ids. */
   readonly prompts: readonly (readonly number[])[];
   /** The kind of each KV cache group, where handshakes do not say them; kept in the recording for `diffRecordings`. @default undefined */
-  readonly groups?: readonly (typeof KV_CACHE_KINDS)[number][] | undefined;
+  readonly groups?: GivenGroups | undefined;
   /** Tokens that the decode server generates per prompt. @default 16 */
   readonly outputTokens?: number | undefined;
   /** Where a P that pushes reaches this side. @default "127.0.0.1" */
@@ -83,6 +83,7 @@ class Recorder {
     // The decode server reads the same blocks and notifies P. A second notification would free them too early.
     if (decode !== undefined && !isPush) this.#filter.drop(remote.remoteRequestId);
     this.#tpSize = remote.tpSize;
+    if (this.#prefillSide === undefined) await this.#checkGroups(remote);
     this.#prefillSide ??= await this.#recordSide("p", prefill, remote);
     const kv = await this.#receiveKv(tokens, params, remote);
     this.#prompts.push({
@@ -95,6 +96,18 @@ class Recorder {
     });
   }
 
+  /** Refuses groups that the server does not have before anything is written. */
+  async #checkGroups({
+    remoteHost: host,
+    remotePort: port,
+    remoteBlockIds,
+  }: RemotePrefillParams): Promise<void> {
+    const { groups, sideChannel } = this.#options;
+    if (groups === undefined) return;
+    const { metadata } = await readRankMetadata(sideChannel, { host, port });
+    groupKinds(metadata, remoteBlockIds.length, groups);
+  }
+
   async finish(): Promise<Manifest> {
     const { decode } = this.#options;
     if (this.#prefillSide === undefined)
@@ -104,7 +117,9 @@ class Recorder {
       tpSize: this.#tpSize,
       prefill: this.#prefillSide,
       decode: decode === undefined ? undefined : await this.#recordDecodeSide(decode),
-      ...(this.#options.groups === undefined ? {} : { groups: [...this.#options.groups] }),
+      ...(this.#options.groups === undefined
+        ? {}
+        : { groups: kindsOf(this.#options.groups) as Manifest["groups"] }),
       prompts: this.#prompts,
     };
     await this.#writer.finish(manifest);

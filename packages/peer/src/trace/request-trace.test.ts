@@ -68,9 +68,9 @@ test("text and SVG name each span with what it moved, and what a trace says is e
   expect(text).toMatch(/kv\.lease +x+ .*extended 1 times, failed: <too> late/);
   expect(text).toMatch(/60\.0 ms +60\.0 % +d\n/);
   const svg = traceSvg(trace as NonNullable<typeof trace>);
-  expect(svg).toContain("&lt;too&gt; late");
+  expect(svg).toContain("&#60;too&#62; late");
   expect(svg).not.toContain("<too>");
-  for (const { name } of spans) expect(svg).toContain(`>${name}</text>`);
+  for (const { name } of spans) expect(svg).toContain(`>${name}<tspan`);
 });
 
 test("several requests of one client's trace: the slowest comes first; an id or its beginning chooses", () => {

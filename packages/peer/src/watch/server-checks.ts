@@ -6,6 +6,7 @@ import { z } from "zod";
 import type { EngineServer } from "../http/engine-server.js";
 import { requestJson } from "../http/http-request.js";
 import type { MetricSamples } from "../http/prometheus-text.js";
+import { unfinishedRequests } from "../load/block-leaks.js";
 import type { Finding, FindingKind } from "./findings.js";
 
 const COUNTERS: readonly (readonly [FindingKind, string])[] = [
@@ -38,9 +39,7 @@ export class ServerCounters {
       findings.push({ kind, server: this.#url, found: `${name} grew by ${value - before} to ${value}` });
     }
     const used = samples.sum("vllm:kv_cache_usage_perc") ?? 0;
-    const requests =
-      (samples.sum("vllm:num_requests_running") ?? 0) + (samples.sum("vllm:num_requests_waiting") ?? 0);
-    if (used === 0 || requests > 0) this.#heldSinceMs = undefined;
+    if (used === 0 || unfinishedRequests(samples) > 0) this.#heldSinceMs = undefined;
     else this.#heldSinceMs ??= nowMs;
     const heldMs = nowMs - (this.#heldSinceMs ?? nowMs);
     if (heldMs >= HELD_TOO_LONG_MS) {

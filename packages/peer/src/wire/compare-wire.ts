@@ -1,5 +1,7 @@
+import { createHash } from "node:crypto";
 import { describedVersion, VLLM_VERSIONS, type VllmVersion, vllmRequests, vllmWire } from "@kv/protocol";
 import type { WireReading } from "./read-wire.js";
+import CHECKS from "./vllm-checks.json" with { type: "json" };
 
 /** One entry of the wire that is not as in the described version. */
 export interface WireDifference {
@@ -48,8 +50,27 @@ export function compareWire(reading: WireReading): WireReport {
     best,
   );
   const requests = requestDifferences(same, reading);
-  const differences = [...closest.differences, ...(requests ?? [])];
+  const differences = [...closest.differences, ...(requests ?? []), ...newChecks(same, reading)];
   return { vllm, connectorVersion, ...closest, differences, requestsCompared: requests !== undefined };
+}
+
+/** A check as `vllm-checks.json` has it. Python versions differ in where they put quotes and parentheses. */
+export function checkDigest(check: string): string {
+  return createHash("sha256")
+    .update(check.replaceAll(/[\s'"()\\]/g, ""))
+    .digest("hex")
+    .slice(0, 8);
+}
+
+/** The checks that the same release does not have; of another release, those that no release has whose checks are known. `tools/vllm/request-members.ts` writes them down. */
+function newChecks(same: VllmVersion | undefined, { checks }: WireReading): WireDifference[] {
+  const releases: Readonly<Record<string, string>> = CHECKS;
+  const known = same === undefined ? Object.values(releases).join(" ") : releases[same.version];
+  if (known === undefined) return [];
+  const digests = new Set(known.split(" "));
+  return checks
+    .filter((check) => !digests.has(checkDigest(check)))
+    .map((name) => ({ section: "check", name, change: "added" as const, after: "" }));
 }
 
 /** Undefined where there is nothing to compare. */

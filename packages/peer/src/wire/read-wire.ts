@@ -8,12 +8,13 @@ const wireSchema = z.object({
   vllm: z.string().max(200).nullable(),
   connectorVersion: z.int().nullable(),
   wire: z.record(z.string(), z.record(z.string(), z.string())),
+  checks: z.array(z.string()),
   requests: z.record(z.string(), z.array(z.string())).nullable(),
 });
 const errorSchema = z.object({ error: z.object({ message: z.string(), hint: z.string() }) });
 
 /**
- * What the sources of a vLLM put on the wire, in the sections of `vllmWire`, and what clients' requests may contain, in the parts of `vllmRequests`; null where they have no API
+ * What the sources of a vLLM put on the wire, in the sections of `vllmWire`, the checks that stop its connector, and what clients' requests may contain, in the parts of `vllmRequests`; null where they have no API
  * server. A section that was not found is absent.
  */
 export type WireReading = z.infer<typeof wireSchema>;

@@ -62,6 +62,8 @@ const CONSEQUENCES: Readonly<Record<string, string>> = {
   "push answer": "D gets other keys of kv_transfer_params from P",
   "parameters read": "a proxy or a P may have to send it",
   "parameters written": "the engine itself changes kv_transfer_params",
+  check:
+    "this version may refuse a pair or stop a request that others serve: compare it with the table of refusals (@kv/plan/vllm)",
   "engine request": "the engine gets something else with a request: look for who may set it",
   "extra arguments read": "a client may set it in vllm_xargs: look for what the engine does with it",
   "extra arguments written":

@@ -32,6 +32,11 @@ const ENGINES: Readonly<
     blocks: [4, 3],
     groups: ["mla", "swa-mla"],
   },
+  "attention with windows": {
+    change: { regionGroupIds: [0, 0, 1, 1] },
+    blocks: [4, 3],
+    groups: ["full", "swa"],
+  },
 };
 
 let pair: (Pair & { readonly folder: string }) | undefined;

@@ -103,6 +103,8 @@ const fixtures = new URL("../../../protocol/fixtures/wire/", import.meta.url);
 /** Handshakes that a vLLM sent, one base name per rank, and the version that sent them. */
 export const RECORDED = {
   "0.31 pull": { version: "0.31.0", mode: "pull", ranks: ["versions/0.31.0"] },
+  // Its metadata are those of pull.
+  "0.31 push": { version: "0.31.0", mode: "push", ranks: ["versions/0.31.0"] },
   "0.32 pull": { version: "0.32.0", mode: "pull", ranks: ["handshake/pull_tp1_prefill.pp0tp0"] },
   "0.32 pull, TP 2": {
     version: "0.32.0",

@@ -97,9 +97,10 @@ function proveSide({ owner, rank, region, memory, steps, parts, segment }: Segme
         offset >= 0 &&
         offset + segment.lengthBytes <= bytes;
       if (right) continue;
+      const name = `"${own.name}" ${segment.piece}`.trim();
       fail(
         "descriptor-step",
-        `${owner}: part ${part} of block ${block} of "${own.name}" ${segment.piece} is ${place.lengthBytes} bytes at ${place.from} of region ` +
+        `${owner}: part ${part} of block ${block} of ${name} is ${place.lengthBytes} bytes at ${place.from} of region ` +
           `${place.region}; expected ${segment.lengthBytes} bytes at ${block * strideBytes + offset} of region ${region}, within a block of ${bytes}`,
         { region, block, part },
       );

@@ -6,7 +6,7 @@ import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js"
 import { planRequest } from "../request/request-plan.js";
 import type { ReceivePassGroup } from "../request/request-plan-types.js";
 import { samplePair, sampleRank } from "../sample-pair.test-support.js";
-import { applyReceivePass } from "./apply-receive-pass.js";
+import { applyReceivePass, uncoveredRuns } from "./apply-receive-pass.js";
 
 test("refuses short or missing views before it writes a byte", () => {
   const plan = buildEngineTransferPlan(samplePair());
@@ -33,6 +33,9 @@ test("leaves the padding between blocks unchanged", () => {
     Array.from({ length: 64 }, (_, at) => 600 + head * 128 + 64 + at),
   );
   expect(zeros).toEqual(expected);
+  if (receivePass === undefined) return;
+  const runs = [...(uncoveredRuns(plan, receivePass).get(0) ?? [])];
+  expect(runs).toEqual([0, 1, 2, 3].flatMap((head) => [600 + head * 128 + 64, 64]));
 });
 
 interface Small {

@@ -34,6 +34,41 @@ export function applyReceivePass(
   pass: ReceivePass,
   regionBytes: readonly Uint8Array[],
 ): void {
+  for (const { place, group } of placesOf(plan, pass)) {
+    const { index, region } = place;
+    const bytes = regionBytes[index];
+    if (bytes === undefined)
+      throw new KvError("KV_PLAN_INVALID", `region ${index} of the plan: no view of its bytes is given`);
+    requireLength(region, bytes);
+    if (group.permuteBlockIds.length > 0) permuteBlocks(place, group.permuteBlockIds, bytes);
+    forUncovered(place, group, (offset, length) => void bytes.fill(0, offset, offset + length));
+  }
+}
+
+/**
+ * The bytes that `applyReceivePass` zeroes: rows `[offsetBytes, lengthBytes]` from the base of a local region, by the region's index. For memory that this
+ * process cannot address. Errors: as `applyReceivePass`; `KV_PLAN_INVALID` for a pass that orders blocks, which only `applyReceivePass` does.
+ */
+export function uncoveredRuns(
+  plan: EngineTransferPlan,
+  pass: ReceivePass,
+): ReadonlyMap<number, Float64Array> {
+  const rows = new Map<number, number[]>();
+  for (const { place, group } of placesOf(plan, pass)) {
+    if (group.permuteBlockIds.length > 0)
+      throw new KvError(
+        "KV_PLAN_INVALID",
+        "the receive pass puts blocks in order: plan with `canPass: false`",
+      );
+    const ofRegion = rows.get(place.index) ?? [];
+    forUncovered(place, group, (offset, length) => void ofRegion.push(offset, length));
+    rows.set(place.index, ofRegion);
+  }
+  return new Map([...rows].map(([index, ofRegion]) => [index, Float64Array.from(ofRegion)]));
+}
+
+/** Each region of each group of a pass. */
+function* placesOf(plan: EngineTransferPlan, pass: ReceivePass) {
   for (const group of pass.groups) {
     const regions = plan.regionsOfGroup[group.group];
     const groupPlan = plan.groupPlans[group.group];
@@ -43,48 +78,48 @@ export function applyReceivePass(
     const tokens = groupPlan.partTokens * groupPlan.localParts;
     for (const index of regions) {
       const region = plan.local.regions[index];
-      const bytes = regionBytes[index];
-      if (region === undefined || bytes === undefined) {
-        throw new KvError("KV_PLAN_INVALID", `region ${index} of the plan: no view of its bytes is given`);
-      }
-      requireLength(region, bytes);
-      applyToRegion({ plan, index, region, tokens, sharedHeads }, group, bytes);
+      if (region === undefined)
+        throw new KvError("KV_PLAN_INVALID", `region ${index} of the plan is missing`);
+      const place: PassPlace = { plan, index, region, tokens, sharedHeads };
+      yield { place, group };
     }
   }
 }
 
-function applyToRegion(place: PassPlace, group: ReceivePassGroup, bytes: Uint8Array): void {
+function permuteBlocks(place: PassPlace, ids: Int32Array, bytes: Uint8Array): void {
   const { plan, region } = place;
-  const block = (id: number) => {
-    const start = id * region.blockStrideBytes;
-    return bytes.subarray(start, start + region.blockLengthBytes);
-  };
-  const { packedMembers } = plan.local;
-  if (packedMembers !== undefined && region.name in packedMembers) {
-    // Each page of a row is a block of one layer.
-    for (const { offsetBytes, lengthBytes } of Object.values(packedMembers)) {
-      const page = (id: number) => block(id).subarray(offsetBytes, offsetBytes + lengthBytes);
-      zeroUncovered(group, page, blockShape(place, lengthBytes));
-    }
-    return;
-  }
   const shape = blockShape(place, region.blockLengthBytes);
-  const landed = group.permuteBlockIds.length > 0 ? new Uint8Array(region.blockLengthBytes) : bytes;
-  if (shape !== undefined)
-    for (const id of group.permuteBlockIds) permuteBlock(block(id), landed, shape, plan.blockSizeRatio);
-  zeroUncovered(group, block, shape);
+  if (shape === undefined) return;
+  const landed = new Uint8Array(region.blockLengthBytes);
+  for (const id of ids) {
+    const start = id * region.blockStrideBytes;
+    permuteBlock(bytes.subarray(start, start + region.blockLengthBytes), landed, shape, plan.blockSizeRatio);
+  }
 }
 
-function zeroUncovered(
-  { leadingBlock, partialBlock, zeroBlockIds }: ReceivePassGroup,
-  block: (id: number) => Uint8Array,
-  shape: BlockShape | undefined,
-): void {
-  if (leadingBlock !== undefined && shape !== undefined)
-    zeroTokens(block(leadingBlock.blockId), shape, 0, leadingBlock.untilToken);
-  if (partialBlock !== undefined && shape !== undefined)
-    zeroTokens(block(partialBlock.blockId), shape, partialBlock.fromToken, shape.tokens);
-  for (const id of zeroBlockIds) block(id).fill(0);
+type AddRun = (offsetBytes: number, lengthBytes: number) => void;
+
+/** Calls `add` with each run of bytes of a region that no transfer covered. */
+function forUncovered(place: PassPlace, group: ReceivePassGroup, add: AddRun): void {
+  const { plan, region } = place;
+  const { leadingBlock, partialBlock, zeroBlockIds } = group;
+  const { packedMembers } = plan.local;
+  // Each page of a row is a block of one layer.
+  const pages =
+    packedMembers !== undefined && region.name in packedMembers
+      ? Object.values(packedMembers)
+      : [{ offsetBytes: 0, lengthBytes: region.blockLengthBytes }];
+  for (const { offsetBytes, lengthBytes } of pages) {
+    const start = (id: number) => id * region.blockStrideBytes + offsetBytes;
+    const shape = blockShape(place, lengthBytes);
+    if (leadingBlock !== undefined && shape !== undefined)
+      forTokens(start(leadingBlock.blockId), shape, { from: 0, until: leadingBlock.untilToken }, add);
+    if (partialBlock !== undefined && shape !== undefined) {
+      const { blockId, fromToken } = partialBlock;
+      forTokens(start(blockId), shape, { from: fromToken, until: shape.tokens }, add);
+    }
+    for (const id of zeroBlockIds) add(start(id), lengthBytes);
+  }
 }
 
 /** From `[parts][heads][tokens of a part]` to `[heads][tokens]`, or to `[tokens][heads]` for a token-major cache. */
@@ -109,19 +144,19 @@ function permuteBlock(block: Uint8Array, landed: Uint8Array, shape: BlockShape, 
   }
 }
 
-function zeroTokens(
-  block: Uint8Array,
+/** Calls `add` with the bytes of tokens in the block at an offset. */
+function forTokens(
+  offsetBytes: number,
   { heads, tokens, cellBytes, tokenMajor }: BlockShape,
-  fromToken: number,
-  untilToken: number,
+  { from, until }: { from: number; until: number },
+  add: AddRun,
 ): void {
   if (tokenMajor) {
-    block.fill(0, fromToken * heads * cellBytes, untilToken * heads * cellBytes);
+    add(offsetBytes + from * heads * cellBytes, (until - from) * heads * cellBytes);
     return;
   }
-  for (let head = 0; head < heads; head++) {
-    block.fill(0, (head * tokens + fromToken) * cellBytes, (head * tokens + untilToken) * cellBytes);
-  }
+  for (let head = 0; head < heads; head++)
+    add(offsetBytes + (head * tokens + from) * cellBytes, (until - from) * cellBytes);
 }
 
 /** The shape of a block; undefined for blocks whose cells hold several tokens each (compressed latents): the engine masks those. */

@@ -40,6 +40,36 @@ test("proves every plan for state, MLA, windows, packed rows, stages, DCP and me
   expect(counts.proven).toBeGreaterThan(counts.refused / 3);
 });
 
+test("a pair of such engines that has a plan has one for the way back, which is proven, or P cannot put D's blocks in its order", {
+  timeout: PROPERTY_TIMEOUT_MS,
+}, () => {
+  const [there, back] = [
+    { proven: 0, refused: 0 },
+    { proven: 0, refused: 0 },
+  ];
+  fc.assert(
+    fc.property(kindScene, (scene) => {
+      // These do not read: an engine of pipeline stages or of several DCP ranks, and rows of several layers from blocks of one layer.
+      const { stages, dcpSize, packed } = scene.prefill;
+      if (stages !== undefined || dcpSize !== undefined || packed === true) return;
+      const before = there.proven;
+      prove(scene, there);
+      if (there.proven === before) return;
+      const { prefill: reader, decode: remote, numTokens } = scene;
+      const blocks = Math.ceil(numTokens / (reader.kernelTokens * reader.perLogical));
+      const computedBlocks = Math.min(scene.computedBlocks, blocks - 1);
+      const turn = { ...scene, prefill: remote, decode: reader, computedBlocks, form: undefined };
+      const { refused } = back;
+      prove(turn, back);
+      // The conversions of D need not be those of P.
+      if (back.refused > refused)
+        expect(() => buildKinds(turn)).toThrow(/^blocks must be put in another order, and neither form can/);
+    }),
+    { numRuns: isLongRun ? 500 : 100 },
+  );
+  expect(back.proven).toBeGreaterThan(20 * back.refused);
+});
+
 test("proves a padded page of one head across layouts", () => {
   const engine = { tpSize: 1, kernelTokens: 8, perLogical: 3, logicalBlocks: 150, padding: 0 };
   const scene: KindScene = {

@@ -12,6 +12,8 @@ import { share } from "../share.js";
 /** One engine of a pair; it defines the geometry of all its ranks. */
 export interface EngineDraw {
   readonly tpSize: number;
+  /** Ranks that share a sequence by decode context parallelism. */
+  readonly dcpSize: number;
   readonly kernelBlockSize: number;
   readonly physicalBlocksPerLogical: number;
   readonly layout: KvCacheLayout;
@@ -34,14 +36,19 @@ export interface Scene {
   readonly masksUncovered: boolean;
   readonly conversions: readonly ("hnd-to-nhd" | "attention-order")[];
   readonly numTokens: number;
-  readonly computedBlocks: number;
+  /** A prefix hit, of each group: they may differ. */
+  readonly computedBlocks: readonly number[];
+  /** Pipeline stages of a P that pushes: each has a plan for its layers alone. */
+  readonly stages: number;
   readonly tellsComputed: boolean;
   /** The share of a window's blocks that the prefill side has freed. */
   readonly letGo: number;
   readonly seed: number;
 }
 
-export const logicalTokens = (engine: EngineDraw) => engine.kernelBlockSize * engine.physicalBlocksPerLogical;
+/** Tokens in a logical block of the engine's tables: on all ranks that share a sequence. */
+export const logicalTokens = (engine: EngineDraw) =>
+  engine.kernelBlockSize * engine.physicalBlocksPerLogical * engine.dcpSize;
 
 export function ranksOf(scene: Scene, engine: EngineDraw, firstAddress: number): RankGeometry[] {
   const heads = scene.groups.includes("mla") ? 1 : Math.max(1, scene.numKvHeads / engine.tpSize);
@@ -52,12 +59,17 @@ export function ranksOf(scene: Scene, engine: EngineDraw, firstAddress: number):
   return Array.from({ length: engine.tpSize }, (_, tpRank) => ({
     tpRank,
     tpSize: engine.tpSize,
+    dcpSize: engine.dcpSize,
     kernelBlockSize: engine.kernelBlockSize,
     physicalBlocksPerLogical: engine.physicalBlocksPerLogical,
     layout: engine.layout,
     attentionBackend: engine.attentionBackend,
     deviceId: tpRank,
-    ...(differ ? { groupBlockTokens: scene.blockTimes.map((times) => times * logicalTokens(engine)) } : {}),
+    ...(differ
+      ? {
+          groupBlockTokens: scene.blockTimes.map((times) => (times * logicalTokens(engine)) / engine.dcpSize),
+        }
+      : {}),
     regions: scene.regionGroups.map((groupId, index) => ({
       name: `layer.${index}`,
       baseAddress: firstAddress + (tpRank * 64 + index) * 2 ** 28,
@@ -96,7 +108,7 @@ export function tables(scene: Scene, engine: EngineDraw, seed: number): number[]
 export function sampleRequest(scene: Scene): RequestBlocks {
   const decode = tables(scene, scene.decode, scene.seed + 1);
   const computed = scene.groups.map((_, group) =>
-    Math.floor(scene.computedBlocks / (scene.blockTimes[group] ?? 1)),
+    Math.floor((scene.computedBlocks[group] ?? 0) / (scene.blockTimes[group] ?? 1)),
   );
   return {
     localBlockIds: decode.map((table, group) => table.slice(computed[group])),
@@ -124,6 +136,8 @@ export function build(scene: Scene): BuiltScene {
         tpRank: local.tpRank,
         tpSize: scene.decode.tpSize,
         remoteTpSize: scene.prefill.tpSize,
+        dcpSize: scene.decode.dcpSize,
+        remoteDcpSize: scene.prefill.dcpSize,
       }).map((rank) => prefill[rank] as RankGeometry),
       numKvHeads: scene.numKvHeads,
       groups: scene.groups,
@@ -191,7 +205,10 @@ export const anyScene: fc.Arbitrary<Scene> = fc
     masksUncovered: fc.boolean(),
     converts: fc.boolean(),
     tokenShare: share,
-    computedShare: share,
+    computedShares: fc.tuple(share, share),
+    differs: fc.boolean(),
+    dcp: fc.tuple(fc.constantFrom(1, 1, 2, 4), fc.constantFrom(1, 1, 2, 4)),
+    stages: fc.constantFrom(1, 1, 2, 3),
     tellsComputed: fc.boolean(),
     letGo: fc.oneof(
       fc.constant(0),
@@ -205,6 +222,7 @@ export const anyScene: fc.Arbitrary<Scene> = fc
     const [size, ratio] = draw.blocks;
     const engine = (side: 0 | 1): EngineDraw => ({
       tpSize: draw.tp[side],
+      dcpSize: groups.includes("mla") ? draw.dcp[side] : 1,
       kernelBlockSize: side === 0 ? size : size * ratio,
       physicalBlocksPerLogical: draw.physical[side],
       layout: draw.layouts[side],
@@ -232,7 +250,10 @@ export const anyScene: fc.Arbitrary<Scene> = fc
       masksUncovered: draw.masksUncovered,
       conversions: draw.converts ? ["hnd-to-nhd", "attention-order"] : [],
       numTokens,
-      computedBlocks: Math.floor(draw.computedShare * needed * 0.99),
+      computedBlocks: groups.map((_, group) =>
+        Math.floor((draw.computedShares[draw.differs ? group : 0] ?? 0) * needed * 0.99),
+      ),
+      stages: draw.stages,
       tellsComputed: draw.tellsComputed,
       letGo: draw.letGo,
       seed: draw.seed,
@@ -243,6 +264,29 @@ export const anyScene: fc.Arbitrary<Scene> = fc
 export const likelyScene = anyScene.filter(
   ({ prefill, decode, numKvHeads, groups }) =>
     divide(prefill.tpSize, decode.tpSize) &&
+    divide(prefill.dcpSize, decode.dcpSize) &&
+    prefill.tpSize % prefill.dcpSize === 0 &&
+    decode.tpSize % decode.dcpSize === 0 &&
     (groups.includes("mla") || (divide(prefill.tpSize, numKvHeads) && divide(decode.tpSize, numKvHeads))) &&
     decode.kernelBlockSize % prefill.kernelBlockSize === 0,
 );
+
+/**
+ * What each stage of a P that pushes plans and writes: the scene with the stage's layers alone. Groups without a layer there have no blocks; the stages'
+ * layers together are all of them.
+ */
+export function stagesOf(scene: Scene): readonly Scene[] {
+  const { regionGroups, groups } = scene;
+  const each = Math.ceil(regionGroups.length / scene.stages);
+  return Array.from({ length: Math.ceil(regionGroups.length / each) }, (_, stage) => {
+    const own = regionGroups.slice(stage * each, (stage + 1) * each);
+    const named = [...groups.keys()].filter((group) => own.includes(group) || own.includes(-1));
+    return {
+      ...scene,
+      groups: named.map((group) => groups[group] as KvCacheKind),
+      blockTimes: named.map((group) => scene.blockTimes[group] ?? 1),
+      computedBlocks: named.map((group) => scene.computedBlocks[group] ?? 0),
+      regionGroups: own.map((group) => (group === -1 ? -1 : named.indexOf(group))),
+    };
+  });
+}

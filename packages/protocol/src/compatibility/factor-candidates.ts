@@ -68,6 +68,12 @@ export const SINGLE_CANDIDATES: FactorCandidates = {
 };
 
 /**
+ * Factors that no described release has, and that a later one may add (vllm-project/vllm#55776): the commit of the model's repository, as vLLM has resolved it, and
+ * that of its code as it was given. A search tries them for releases that are not described.
+ */
+export const PROPOSED_FACTORS: readonly string[] = ["revision", "code_revision"];
+
+/**
  * The forms in which vLLM may hash a speculative config; `settings` has members of vLLM's `--speculative-config`. None for a method that does not enter the
  * hash: "ngram", "suffix", "draft_model" and others that do not use the target's hidden states.
  */

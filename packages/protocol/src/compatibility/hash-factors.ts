@@ -7,7 +7,7 @@ import {
   vllmWire,
 } from "../versions/vllm-wire.js";
 import { sha256Hex } from "./compatibility-hash.js";
-import { modelForms, speculativeForms } from "./factor-candidates.js";
+import { modelForms, PROPOSED_FACTORS, speculativeForms } from "./factor-candidates.js";
 import { pythonJson } from "./python-json.js";
 
 /** Candidate values of each factor of vLLM's compatibility hash, by the factor's name. */
@@ -32,7 +32,7 @@ export interface HashClues {
   readonly cacheDtype: string | undefined;
   /** "pull" or "push", where it is known. */
   readonly transferMode: string | undefined;
-  /** Factors that the user gave; no other value is tried for them, but null for `speculative_config`, which the other server of a pair may have. */
+  /** Factors that the user gave, a list where the two servers of a pair may differ; no other value is tried for them, but null for `speculative_config`, which the other server of a pair may have. */
   readonly knownFactors: Readonly<Record<string, unknown>>;
 }
 
@@ -70,7 +70,7 @@ export function* searchHashFactors(hash: string, clues: HashClues): Generator<vo
   const { knownFactors } = clues;
   const models = [...new Set([...clues.models, ...clues.models.flatMap((name) => [...modelForms(name)])])];
   const one = (name: string, others: readonly unknown[]) =>
-    name in knownFactors ? [knownFactors[name]] : others;
+    name in knownFactors ? [knownFactors[name]].flat() : others;
   const simple: Candidates = {
     model: one("model", models),
     is_hma_enabled: one("is_hma_enabled", [true, false]),
@@ -80,6 +80,7 @@ export function* searchHashFactors(hash: string, clues: HashClues): Generator<vo
     ),
     attn_backend_name: one("attn_backend_name", [clues.metadata.attentionBackend]),
     cross_layers_blocks: one("cross_layers_blocks", [false, true]),
+    ...Object.fromEntries(PROPOSED_FACTORS.map((name) => [name, one(name, [null])])),
   };
   const digest = digester();
   const speculation = speculationOf(knownFactors);
@@ -173,7 +174,8 @@ function releases({ vllmVersion, versions = VLLM_VERSIONS.slice(-2) }: HashClues
   if (vllmVersion !== undefined && described === undefined) {
     const { connectorVersion } = NEWEST_VLLM_VERSION;
     const connectorVersions = [1, 2, 0, 3].map((more) => connectorVersion + more);
-    return [release(NEWEST_VLLM_VERSION, versionForms(vllmVersion), connectorVersions)];
+    const newest = release(NEWEST_VLLM_VERSION, versionForms(vllmVersion), connectorVersions);
+    return [newest, { ...newest, names: [...newest.names, ...PROPOSED_FACTORS] }];
   }
   const fitting = versions.length > 0 ? [...versions].reverse() : [NEWEST_VLLM_VERSION];
   return (described === undefined ? fitting : [described]).map((each) =>

@@ -1,6 +1,6 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { decodeMsgpack, encodeMsgpack, Float64 } from "../index.js";
+import { decodeMsgpack, decodeMsgpackInSteps, encodeMsgpack, Float64, MSGPACK_LIMITS } from "../index.js";
 
 const hex = (data: Uint8Array) => Buffer.from(data).toString("hex");
 const decode = (data: string, limits?: Parameters<typeof decodeMsgpack>[2]) =>
@@ -96,4 +96,40 @@ test("plain data decodes to what was encoded", () => {
       },
     ),
   );
+});
+
+test("A5: a message is decoded in steps of less than a thousand values", () => {
+  const value = [
+    ...[null, true, false, -1, -32, -33, -129, -40_000, -5_000_000_000, 127, 128, 300, 70_000, 5_000_000_000],
+    ...[1.5, "", "é".repeat(40), "x".repeat(300), new Uint8Array(3), new Uint8Array(300), [], {}, [[]]],
+    { a: [{ b: 1 }, "c"], d: {} },
+    Array.from({ length: 3000 }, (_, at) => at),
+    Object.fromEntries(Array.from({ length: 20 }, (_, at) => [`k${at}`, at])),
+  ];
+  const limits = { maxBytes: 2 ** 20, maxItems: 20_000, maxValues: 10_000, maxDepth: 4, maxTextBytes: 1000 };
+  const steps = decodeMsgpackInSteps(encodeMsgpack(value), "a value", limits);
+  let count = 0;
+  let next = steps.next();
+  for (; next.done !== true; next = steps.next()) count += 1;
+  expect(next.value).toEqual(value);
+  expect(count).toBeGreaterThanOrEqual(3);
+  const whole = encodeMsgpack(value);
+  for (const end of [0, 1, 20, whole.length - 1])
+    expect(() => [...decodeMsgpackInSteps(whole.subarray(0, end), "a value", limits)]).toThrow("truncated");
+  for (const [wrong, code] of [
+    [Uint8Array.from([...encodeMsgpack(1), 0]), "KV_WIRE_MALFORMED"],
+    [Uint8Array.from([0xa1, 0xff]), "KV_WIRE_MALFORMED"],
+    [Uint8Array.from([0x81, 0x01, 0x01]), "KV_WIRE_MALFORMED"],
+    [encodeMsgpack([[[[[1]]]]]), "KV_WIRE_LIMIT_EXCEEDED"],
+    [encodeMsgpack("x".repeat(1001)), "KV_WIRE_LIMIT_EXCEEDED"],
+    [encodeMsgpack(Array(10_001).fill(0)), "KV_WIRE_LIMIT_EXCEEDED"],
+  ] as const)
+    expect(() => [...decodeMsgpackInSteps(wrong, "a value", limits)]).toThrow(
+      expect.objectContaining({ code }),
+    );
+});
+
+test("integers beyond 2^53 are bigints where they are asked for", () => {
+  const limits = { ...MSGPACK_LIMITS, bigIntegers: true };
+  expect(decode("92cfffffffffffffffffd38000000000000000", limits)).toEqual([2n ** 64n - 1n, -(2n ** 63n)]);
 });

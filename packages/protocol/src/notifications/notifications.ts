@@ -11,6 +11,7 @@ const MAP_LIMITS: MsgpackLimits = { maxBytes: MAX_NOTIFICATION_BYTES, maxDepth: 
 
 const HEARTBEAT = "HB:";
 const PUSH_REGISTRATION = "PUSH_REG:";
+const PUSH_FAILURE = "PUSH_FAIL:";
 /**
  * Prefix of notifications between `@kv` peers: a msgpack map follows, whose `type` names the message. They go only to a peer whose
  * handshake extension lists the message under `features`: vLLM splits unknown notifications at the colons and throws in its engine step.
@@ -43,6 +44,14 @@ export type KvNotification =
       /** The map as received. */
       readonly registration: Readonly<Record<string, unknown>>;
     }
+  /** Push: a rank of P does not write to this one (vllm#50754, in no release: `"PUSH_FAIL:{request_id}:{n}"`), in place of its `done`. */
+  | {
+      readonly kind: "push-failure";
+      /** The id that D knows the request by. */
+      readonly requestId: string;
+      /** As in `done`. */
+      readonly readers: number;
+    }
   /** A message between `@kv` peers. */
   | {
       readonly kind: "extension";
@@ -62,7 +71,7 @@ export function isWireSafeRequestId(requestId: string): boolean {
   return (
     requestId !== "" &&
     !requestId.includes(",") &&
-    ![HEARTBEAT, PUSH_REGISTRATION, EXTENSION].some((prefix) => requestId.startsWith(prefix))
+    ![HEARTBEAT, PUSH_REGISTRATION, PUSH_FAILURE, EXTENSION].some((prefix) => requestId.startsWith(prefix))
   );
 }
 
@@ -75,6 +84,8 @@ export function encodeNotification(notification: KvNotification): Uint8Array {
       return toBytes(HEARTBEAT + notification.requestIds.join(","));
     case "push-registration":
       return concat(PUSH_REGISTRATION, encodeMsgpack(notification.registration));
+    case "push-failure":
+      return toBytes(`${PUSH_FAILURE}${notification.requestId}:${notification.readers}`);
     case "extension":
       return concat(EXTENSION, encodeMsgpack(notification.message));
   }
@@ -106,7 +117,9 @@ export function decodeNotification(payload: Uint8Array): KvNotification {
   } catch {
     throw unknownForm(payload);
   }
-  return text.startsWith(HEARTBEAT) ? heartbeat(text, payload) : done(text, payload);
+  if (text.startsWith(HEARTBEAT)) return heartbeat(text, payload);
+  if (!text.startsWith(PUSH_FAILURE)) return { kind: "done", ...counted(text, payload) };
+  return { kind: "push-failure", ...counted(text.slice(PUSH_FAILURE.length), payload) };
 }
 
 function heartbeat(text: string, payload: Uint8Array): KvNotification {
@@ -124,12 +137,12 @@ function heartbeat(text: string, payload: Uint8Array): KvNotification {
   return { kind: "heartbeat", requestIds };
 }
 
-function done(text: string, payload: Uint8Array): KvNotification {
+function counted(text: string, payload: Uint8Array): { requestId: string; readers: number } {
   const colon = text.lastIndexOf(":");
   const requestId = text.slice(0, colon);
   const readers = text.slice(colon + 1);
   if (colon < 1 || !/^[1-9]\d{0,5}$/.test(readers) || isTooLong(requestId)) throw unknownForm(payload);
-  return { kind: "done", requestId, readers: Number(readers) };
+  return { requestId, readers: Number(readers) };
 }
 
 function isTooLong(requestId: string): boolean {

@@ -93,12 +93,13 @@ function registrationMap(
 
 function extensionMap(
   { remote, ...request }: RegistrationRequest,
-  { tpRank, incarnation }: Registrant,
+  { tpRank, dcpSize = 1, incarnation }: Registrant,
 ): Readonly<Record<string, unknown>> {
   const { lease } = remote;
   return {
     match_id: request.requestId,
     rank: tpRank,
+    ...(dcpSize === 1 ? {} : { dcp_size: dcpSize }),
     incarnation,
     secret: request.secret,
     generation: request.generation,
@@ -150,6 +151,7 @@ export function decodeRegistration(map: Readonly<Record<string, unknown>>, mayBe
     matchId: id(fields, "match_id"),
     own: {
       rank: fields.integer("rank"),
+      dcpSize: fields.optionalInteger("dcp_size", { min: 1 }),
       incarnation: id(fields, "incarnation"),
       secret: secret(fields),
       generation: fields.integer("generation"),

@@ -29,6 +29,8 @@ export interface Registration {
 export interface RegistrationExtension {
   /** D's tensor-parallel rank. */
   readonly rank: number;
+  /** D's decode-context-parallel size. @default 1 */
+  readonly dcpSize?: number | undefined;
   /** Identifies D's process. */
   readonly incarnation: string;
   /** D's secret for this P, in the form of a capability. Messages about the registration count only with it. */
@@ -81,6 +83,8 @@ export interface Registrant {
   readonly engineId: string;
   /** D's tensor-parallel size. */
   readonly tpSize: number;
+  /** D's decode-context-parallel size. @default 1 */
+  readonly dcpSize?: number | undefined;
   /** This rank. */
   readonly tpRank: number;
   /** Identifies D's process. */

@@ -203,6 +203,34 @@ function expiryTime(fields: MapFields): number | undefined {
   throw fields.malformed("remote_blocks_expiry_time", "a number of seconds", value);
 }
 
+/**
+ * Whether a prefill request names blocks of a decode engine, whose KV of the last turn P may read back. A request with both flags does not: `parseTransferParams`
+ * refuses it. Throws nothing.
+ */
+export function namesReadback(params: KvTransferParams | null | undefined): boolean {
+  const { do_remote_decode, do_remote_prefill, remote_block_ids: blockIds } = params ?? {};
+  const isPrefill = do_remote_decode === true && (do_remote_prefill ?? false) === false;
+  return isPrefill && Array.isArray(blockIds) && blockIds.length > 0;
+}
+
+/**
+ * The parameters of a prefill request that names blocks of a decode engine, with the roles exchanged: P reads them as a D reads those of a P. Errors:
+ * `KV_REQUEST_INVALID` without `remote_num_tokens`, and where a vLLM D's have no `remote_blocks_expiry_time`: nothing else says that it still holds the blocks.
+ */
+export function readbackParams(params: KvTransferParams): KvTransferParams {
+  const { remote_num_tokens: numTokens, remote_blocks_expiry_time: expiry, kv_peer: peer } = params;
+  const missing = (key: string, value: unknown) =>
+    new KvError(
+      "KV_REQUEST_INVALID",
+      `${WHAT}: ${key} is ${JSON.stringify(value ?? null)}, and KV of a decode worker cannot be read without it`,
+      { hint: "pass the kv_transfer_params of the decode answer on unchanged", details: { key } },
+    );
+  if (numTokens === undefined || numTokens === null) throw missing("remote_num_tokens", numTokens);
+  if ((expiry === undefined || expiry === null) && readLease(peer) === undefined)
+    throw missing("remote_blocks_expiry_time", expiry);
+  return { ...params, do_remote_prefill: true, do_remote_decode: false };
+}
+
 /** `traceparent` of P's request, from the parameters that an `@kv` P answered; undefined where they have none, or a malformed one. */
 export function peerTraceparent(params: KvTransferParams | null | undefined): string | undefined {
   const peer = params?.["kv_peer"];
@@ -240,14 +268,16 @@ export interface RemotePrefillAnswer
   readonly remoteRegistrationGeneration?: number | undefined;
   /** Undefined leaves the `@kv` extension out. */
   readonly lease?: RemoteLease | undefined;
+  /** A decode engine answers, for a prefill engine that reads its KV back. @default false */
+  readonly isDecoded?: boolean | undefined;
 }
 
-/** P's response as `kv_transfer_params`, with vLLM's keys in vLLM's order and the `@kv` extension last. Throws nothing. */
+/** P's or D's response as `kv_transfer_params`, with vLLM's keys in vLLM's order and the `@kv` extension last. Throws nothing. */
 export function encodeRemotePrefillParams(answer: RemotePrefillAnswer): KvTransferParams {
-  const { remoteBlocksExpiryTime, remoteRegistrationGeneration, lease } = answer;
+  const { remoteBlocksExpiryTime, remoteRegistrationGeneration, lease, isDecoded = false } = answer;
   return {
-    do_remote_prefill: true,
-    do_remote_decode: false,
+    do_remote_prefill: !isDecoded,
+    do_remote_decode: isDecoded,
     remote_block_ids: answer.remoteBlockIds,
     remote_engine_id: answer.remoteEngineId,
     remote_request_id: answer.remoteRequestId,

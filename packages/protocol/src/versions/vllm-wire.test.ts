@@ -63,6 +63,10 @@ test("the codecs write the fields that the newest version is described with, in 
     transferMode: "pull",
   };
   expect(Object.keys(encodeRemotePrefillParams(pull))).toEqual(namesIn("pull answer"));
+  // D's answer, which P reads back: the same dictionary in vLLM's source, with two flags exchanged.
+  expect(Object.keys(encodeRemotePrefillParams({ ...pull, isDecoded: true }))).toEqual(
+    namesIn("pull answer"),
+  );
   expect(Object.keys(encodeRemotePrefillParams({ ...answer, transferMode: "push" }))).toEqual(
     namesIn("push answer"),
   );

@@ -21,7 +21,7 @@ const VERSIONS = [
   { version: "0.28.0", connectorVersion: 7, support: "handshake" },
   { version: "0.29.0", connectorVersion: 9, support: "handshake" },
   { version: "0.30.0", connectorVersion: 11, support: "handshake" },
-  { version: "0.31.0", connectorVersion: 13, support: "handshake", mixesUpSmallerBlocks: true },
+  { version: "0.31.0", connectorVersion: 13, support: "transfers", mixesUpSmallerBlocks: true },
   { version: "0.32.0", connectorVersion: 14, support: "transfers" },
   { version: "0.33.0", connectorVersion: 15, support: "transfers" },
 ] as const satisfies readonly VllmVersion[];

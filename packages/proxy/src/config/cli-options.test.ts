@@ -36,6 +36,28 @@ test("URLs can be given together or one by one", () => {
   expect({ host, port }).toEqual({ host: "127.0.0.1", port: 8000 });
 });
 
+test("mission S3.8: accepts the flags of vLLM's demo proxies, for pull and for push", () => {
+  const { settings, port } = parse(
+    "--model m -p p:1 p:2 -d d:1 --port 8000 --prefill-engine-id e f --prefill-kv-host 10.0.0.1 " +
+      "--prefill-side-channel-port 5600 --prefill-tp-size 2 --prefill-pp-size 4 --push",
+  );
+  const kv = { host: "10.0.0.1", port: 5600, tpSize: 2, ppSize: 4 };
+  expect([port, readSettings(settings)]).toMatchObject([
+    8000,
+    {
+      ...{ mode: "push", model: "m", decoders: ["d:1"] },
+      prefillers: [
+        { url: "http://p:1", kv: { engineId: "e", ...kv } },
+        { url: "http://p:2", kv: { engineId: "f", ...kv } },
+      ],
+    },
+  ]);
+  expect(parse("-m m --prefill p:1 --decode d:1").settings).toMatchObject({
+    model: "m",
+    prefillers: ["p:1"],
+  });
+});
+
 test("accepts the toy proxy's flags, plural and singular", () => {
   const { settings, port } = parse(
     "--port 8192 --prefiller-hosts h1 h2 --prefiller-ports 8100 8101 --decoder-host ::1 --decoder-port 8200",

@@ -167,7 +167,11 @@ function settingsOf(flags: Flags, given: ProxyFileInput) {
   const { prefillerHosts, prefillerPorts, decoderHosts, decoderPorts } = flags;
   const sidecar = sidecarOf(flags, given);
   // Of a sidecar they hold for all prefill instances.
-  const ofAll = sidecar && { prefillSideChannelPort: undefined, prefillTpSize: undefined };
+  const ofAll = sidecar && {
+    prefillSideChannelPort: undefined,
+    prefillTpSize: undefined,
+    prefillPpSize: undefined,
+  };
   const urls = {
     prefill: instances("prefill", given.prefillers, prefillerHosts, prefillerPorts),
     decode: instances("decode", localDecode(flags, given), decoderHosts, decoderPorts),
@@ -218,6 +222,7 @@ function sidecarOf(flags: Flags, given: ProxyFileInput): ProxySettingsInput["sid
     throw invalid("--cert-path is given with --secure-proxy=false", "leave out one of them");
   const port = only("--prefill-side-channel-port", flags.prefillSideChannelPort);
   const tpSize = only("--prefill-tp-size", flags.prefillTpSize);
+  const ppSize = only("--prefill-pp-size", flags.prefillPpSize);
   const files = certPath !== undefined && {
     certFile: join(certPath, "tls.crt"),
     keyFile: join(certPath, "tls.key"),
@@ -225,7 +230,7 @@ function sidecarOf(flags: Flags, given: ProxyFileInput): ProxySettingsInput["sid
   return {
     prefillTls: enableTls.includes("prefiller") || undefined,
     tls: files || (secureProxy === undefined ? undefined : secureProxy === "true"),
-    kv: port === undefined && tpSize === undefined ? undefined : { port, tpSize },
+    kv: (port ?? tpSize ?? ppSize) === undefined ? undefined : { port, tpSize, ppSize },
   };
 }
 

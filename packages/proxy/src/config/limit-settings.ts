@@ -3,8 +3,8 @@ import { z } from "zod";
 
 /** Default of `limits.bodiesPerClientLengthBytes`. */
 export const BODIES_PER_CLIENT_BYTES = 64 * 1024 * 1024;
-/** Default of `limits.abandonedPrefills`. */
-export const ABANDONED_PREFILLS = 30;
+/** Default of `limits.abandonedPrefillMs`. */
+export const ABANDONED_PREFILL_MS = 15_000;
 
 const KIB = 1024;
 const MIB = 1024 * KIB;
@@ -29,8 +29,10 @@ export const limitsSchema = z.strictObject({
       counts (default: that of connections)`,
   requestsPerClient: setting(count.optional())`--max-requests-per-client <n>: requests in flight of one client
       (default: half of all; of a sidecar all)`,
-  abandonedPrefills: setting(count.optional())`requests that a client leaves before their answers begin,
-      within timeouts.abandonedWindowMs (default: ${ABANDONED_PREFILLS}; of a sidecar any number)`,
+  abandonedPrefillMs: setting(
+    count.optional(),
+  )`time that prefill instances spend on requests of a client which it
+      leaves before their answers begin, within timeouts.abandonedWindowMs (default: ${ABANDONED_PREFILL_MS / 1000} s; of a sidecar none)`,
   clientHeader: setting(
     z
       .string()
@@ -65,7 +67,7 @@ export const timeoutsSchema = z.strictObject({
   )`--request-timeout-ms <ms>: time limit of a whole request, with a client's time to read`,
   headersMs: ms(10_000)`time limit for a client to send the head of its request`,
   receiveMs: ms(60_000)`time limit for a client to send its request`,
-  abandonedWindowMs: ms(30_000)`how long a request counts that a client left before its answer began`,
+  abandonedWindowMs: ms(30_000)`how long the time of a prefill instance counts that a client has abandoned`,
   keepAliveMs: ms(75_000)`how long an idle connection is kept, longer than clients and balancers keep theirs`,
   leaseMs: ms(25_000)`--lease-ms <ms>: how long a prefill instance surely holds blocks: its kv_lease_duration
       (vLLM: 30 s) less a margin`,

@@ -1,4 +1,13 @@
-import { fleetSettings, group, listenerPort, mayForward, parseSettings, setting } from "@kv/fleet/front-end";
+import {
+  counted,
+  fleetSettings,
+  group,
+  listenerPort,
+  mayForward,
+  ms,
+  parseSettings,
+  setting,
+} from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import { z } from "zod";
 import { BODIES_PER_CLIENT_BYTES, limitsSchema, timeoutsSchema } from "./limit-settings.js";
@@ -60,9 +69,11 @@ const sidecarSchema = z.strictObject({
       .strictObject({
         port: z.number().int().min(1).max(65_535).optional(),
         tpSize: z.number().int().min(1).max(65_536).optional(),
+        ppSize: z.number().int().min(1).max(65_536).optional(),
       })
       .optional(),
-  )`side-channel port and TP size of all prefill instances (--prefill-side-channel-port, --prefill-tp-size)`,
+  )`side-channel port, TP and PP size of all prefill instances (--prefill-side-channel-port, --prefill-tp-size,
+      --prefill-pp-size)`,
 });
 
 const forwarded = z
@@ -78,6 +89,17 @@ export const listenSchema = z.strictObject({
       the port, one for each core; ${MAX_WORKERS} at most`,
 });
 
+const readbackSchema = z.strictObject({
+  cachePercent: setting(z.number().int().min(1).max(90).default(25))`--readback-cache-percent <n>: the most
+      of a decode instance's KV cache that ended turns may hold, in percent`,
+  ttlMs: ms(450_000)`--readback-ttl-ms <ms>: how long an ended turn may be read: decoder_kv_blocks_ttl of the
+      decode instances (vLLM: 480 s) less a margin`,
+  timeoutMs: ms(10_000)`--readback-timeout-ms <ms>: time limit of a prefill leg that reads an ended turn, with
+      the time in the queue; after it the prompt is computed`,
+  minTokens: counted(64)`an ended turn with fewer tokens is not kept: kv_recompute_threshold of the prefill
+      instances`,
+});
+
 /** The settings of the proxy, as a zod schema. */
 export const proxySettingsSchema = z.strictObject({
   ...fleetSettings,
@@ -87,6 +109,12 @@ export const proxySettingsSchema = z.strictObject({
     pushLegs: setting(z.enum(["at-once", "prefill-first"]).default("at-once"))`--push-legs <order>: push: send
         both legs at once, or decode after prefill`,
     policy: setting(policySchema.prefault({}))`whether a decode instance computes in place of an error`,
+  }),
+  ...group("Further turns", {
+    readback: setting(
+      readbackSchema.optional(),
+    )`--readback: a prefill instance reads the KV of a turn that has
+        ended from its decode instance, and computes only what is new (vLLM 0.33 with bidirectional_kv_xfer)`,
   }),
   ...group("Sidecar", {
     sidecar: setting(sidecarSchema.optional())`stands on the port of one decode instance; requests name their
@@ -100,6 +128,8 @@ export const proxySettingsSchema = z.strictObject({
     exposeInstances: setting(z.boolean().default(false))`--expose-instances: name instances and their
         addresses in errors to clients and in /status`,
     cors: setting(corsSchema.optional())`lets web pages of other origins use the routes for clients`,
+    model: setting(z.string().min(1).max(256).optional())`-m, --model <name>: a model that instances must
+        have to be added by /instances/add`,
     instanceRoutes: setting(instanceRoutesSchema.optional())`--instance-routes: serve /instances/add, /drain
         and /remove on the clients' port too, with the admin token where one is set`,
   }),
@@ -128,6 +158,7 @@ export function readSettings(input: unknown): ProxySettings {
     readme: "@kv/proxy",
   });
   requireSidecar(settings);
+  requirePull(settings);
   requireAdminToken(settings);
   requireRoomForBody(settings);
   return settings;
@@ -167,6 +198,13 @@ function requireSidecar({ sidecar, decoders, prefillers }: ProxySettings): void 
       "a sidecar takes no prefillers: requests name them in the header x-prefiller-host-port",
       "name the allowed ones in sidecar.allow (--allow-prefill)",
     );
+}
+
+/** vLLM's push connector refuses `bidirectional_kv_xfer`. */
+function requirePull({ readback, mode }: ProxySettings): void {
+  if (readback === undefined || mode === "pull") return;
+  const message = `readback is set and mode is ${mode}: only engines that pull can read the KV of an ended turn`;
+  throw new KvError("KV_CONFIG_INVALID", message, { hint: "leave readback out, or set mode to pull" });
 }
 
 function requireAdminToken({ admin }: ProxySettings): void {

@@ -3,6 +3,7 @@ import type { Instance, PooledInstance } from "@kv/fleet";
 import type { Deadline, GenerationRequest } from "@kv/fleet/front-end";
 import type { Random } from "@kv/interface";
 import { withIdSuffix } from "../request/leg-bodies.js";
+import type { LegAnswer } from "../response/leg-answer.js";
 import type { RequestRecord } from "../telemetry/request-record.js";
 
 /**
@@ -38,6 +39,10 @@ export interface Part {
   readonly preferredPrefill?: Instance | undefined;
   /** The decode instance to choose while it is available: the decision about the legs was made for it. */
   preferredDecode?: Instance | undefined;
+  /** One of several prompts or copies of a request. */
+  readonly isSplit?: boolean | undefined;
+  /** Reads an answer of its decode leg, of which `begin` has come, and returns what goes on to the client. */
+  readonly readAnswer?: ((answer: LegAnswer, begin: Buffer) => LegAnswer) | undefined;
   /** Called when the prompt is computed, with the instance that did it. */
   readonly onPrefilled?: ((instance: Instance) => void) | undefined;
 }

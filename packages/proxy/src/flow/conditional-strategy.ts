@@ -1,4 +1,5 @@
 import { decideDisaggregation, type Instance } from "@kv/fleet";
+import type { Readback } from "../readback/readback.js";
 import type { LegAnswer } from "../response/leg-answer.js";
 import type { Part } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
@@ -10,23 +11,31 @@ export class ConditionalStrategy implements DisaggregationStrategy {
   readonly #legs: Legs;
   readonly #twoLegs: DisaggregationStrategy;
   readonly #aboveTokens: number;
+  readonly #readback: Readback | undefined;
   readonly #decodePrompts = new DecodePrompts();
 
   /** `aboveTokens`: from how many uncached tokens of a prompt on `twoLegs` pays. */
-  constructor(legs: Legs, twoLegs: DisaggregationStrategy, aboveTokens: number) {
+  constructor(
+    legs: Legs,
+    twoLegs: DisaggregationStrategy,
+    aboveTokens: number,
+    readback: Readback | undefined,
+  ) {
     this.name = `${twoLegs.name}, above ${aboveTokens} tokens`;
     this.#legs = legs;
     this.#twoLegs = twoLegs;
     this.#aboveTokens = aboveTokens;
+    this.#readback = readback;
   }
 
-  run(part: Part): Promise<LegAnswer> {
+  async run(part: Part): Promise<LegAnswer> {
     const { decoders, prefillers, ambient, fleet } = this.#legs;
     const { prefillCosts } = fleet;
     // What an answer says about the prompt comes from the prefill instance.
     const decode =
       part.request.promptFields === "none" ? decoders.choose(part, part.attempts.failedDecode) : undefined;
     if (decode === undefined) return this.#twoLegs.run(part);
+    const readbackTokens = this.#readback === undefined ? 0 : await this.#readback.readable(part);
     const nowMs = ambient.clock.now();
     const { charactersPerToken, msPerToken } = prefillCosts;
     const promptTokens = prefillCosts.promptTokens(part.request);
@@ -35,9 +44,18 @@ export class ConditionalStrategy implements DisaggregationStrategy {
       msPerToken === undefined || promptTokens === undefined
         ? undefined
         : msPerToken * Math.max(0, promptTokens - decodeCachedTokens);
+    const prefillCachedTokens = this.#prefillCachedTokens(part);
     const inputs = {
       promptTokens,
       decodeCachedTokens,
+      prefillCachedTokens,
+      readbackTokens,
+      prefillComputeMs:
+        msPerToken === undefined || promptTokens === undefined
+          ? undefined
+          : readbackTokens > prefillCachedTokens
+            ? prefillCosts.readingMs(promptTokens, readbackTokens)
+            : msPerToken * Math.max(0, promptTokens - prefillCachedTokens),
       prefillWaitMs: prefillCosts.waitMs(prefillers),
       decodeComputeMs,
       decodeInFlight: decode.inFlight,
@@ -51,8 +69,21 @@ export class ConditionalStrategy implements DisaggregationStrategy {
     this.#decodePrompts.add(decode, decodeComputeMs ?? 0, nowMs);
     return this.#legs.single(part, "one-leg-pays");
   }
+
+  /** The most tokens of the prompt that a prefill instance has cached. */
+  #prefillCachedTokens(part: Part): number {
+    const { prefillers, fleet } = this.#legs;
+    if (!prefillers.readsTokenIds()) return 0;
+    const { charactersPerToken } = fleet.prefillCosts;
+    return prefillers
+      .list()
+      .slice(0, LOOKED_AT)
+      .reduce((most, one) => Math.max(most, prefillers.cachedTokens(one, part, charactersPerToken) ?? 0), 0);
+  }
 }
 
+/** The most prefill instances whose prefix caches are looked at. */
+const LOOKED_AT = 64;
 /** Prompts count for about this long. */
 const WINDOW_MS = 500;
 

@@ -44,7 +44,12 @@ class FanOut {
   }
 
   async run(parts: readonly RequestPart[]): Promise<readonly AnsweredPart[]> {
-    const results = await Promise.allSettled(parts.map((part, index) => this.#runPart(part, index)));
+    const { record } = this.#client;
+    const records = parts.map((_, index) => (index === 0 ? record : new RequestRecord()));
+    const results = await Promise.allSettled(
+      parts.map((part, index) => this.#runPart(part, index, records[index] ?? record)),
+    );
+    record.prefillWorkMs = records.reduce((sum, { prefillWorkMs }) => sum + prefillWorkMs, 0);
     const answered = results.flatMap((result) => (result.status === "fulfilled" ? [result.value] : []));
     const end = this.#earlyEnd;
     if (end === undefined) return answered;
@@ -59,8 +64,9 @@ class FanOut {
     throw end.error;
   }
 
-  async #runPart(requestPart: RequestPart, index: number): Promise<AnsweredPart> {
-    const { requestId, headers, record, prefillers } = this.#client;
+  /** `record`: of the first part, that of the request, whose log shows its legs. */
+  async #runPart(requestPart: RequestPart, index: number, record: RequestRecord): Promise<AnsweredPart> {
+    const { requestId, headers, prefillers } = this.#client;
     const deadline = this.#client.deadline.fork();
     this.#deadlines.push(deadline);
     const part: Part = {
@@ -68,10 +74,10 @@ class FanOut {
       request: requestPart.request,
       headers,
       deadline,
-      attempts: newAttempts(),
+      attempts: newAttempts(this.#client.attempts.failedPrefill),
       prefillers,
-      // The log shows the first part's legs.
-      record: index === 0 ? record : new RequestRecord(),
+      record,
+      isSplit: true,
     };
     try {
       const answer =

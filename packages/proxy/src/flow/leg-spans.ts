@@ -16,6 +16,9 @@ export function startLegSpan(
     attributes: { "kv.request_id": part.requestId, "server.address": url },
   });
   const { disaggregation } = part.record;
+  const { readback, readbackTokens } = part.record;
+  if (readback !== undefined)
+    span?.set({ "kv.readback": readback, "kv.readback_tokens": readbackTokens ?? 0 });
   if (disaggregation !== undefined) span?.set(disaggregationAttributes(disaggregation));
   return span;
 }
@@ -27,6 +30,9 @@ function disaggregationAttributes(decision: Disaggregation): Record<string, stri
   for (const [name, value] of [
     ["prompt_tokens", inputs.promptTokens],
     ["decode_cached_tokens", inputs.decodeCachedTokens],
+    ["prefill_cached_tokens", inputs.prefillCachedTokens],
+    ["readback_tokens", inputs.readbackTokens],
+    ["prefill_compute_ms", inputs.prefillComputeMs],
     ["prefill_wait_ms", inputs.prefillWaitMs],
     ["decode_compute_ms", inputs.decodeComputeMs],
     ["decode_in_flight", inputs.decodeInFlight],

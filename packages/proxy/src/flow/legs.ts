@@ -8,7 +8,7 @@ import {
   type RoutingContext,
   type Visit,
 } from "@kv/fleet";
-import type { Deadline, Fleet, RequestBody, UpstreamAnswer } from "@kv/fleet/front-end";
+import type { Deadline, Fleet, ForwardedHeaders, RequestBody, UpstreamAnswer } from "@kv/fleet/front-end";
 import { forwardedHeaders, legHeaders } from "@kv/fleet/front-end";
 import { type Ambient, KvError, type Log, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
@@ -25,12 +25,16 @@ import {
 import {
   badAnswer,
   badStatus,
+  hadKeptConnection,
+  isModelMissing,
   isServerFailure,
   leaseExpired,
+  MODEL_MISSING,
   noInstance,
 } from "../upstream/upstream-errors.js";
 import type { Attempts, Part } from "./client-request.js";
 import { startLegSpan, withSpan } from "./leg-spans.js";
+import { MissingModels } from "./missing-models.js";
 
 export interface DecodeLegOptions {
   /** The prefill instance whose KV the leg reads: only decode instances that fit it are chosen. */
@@ -44,9 +48,10 @@ export interface DecodeLegOptions {
 /** Why one instance serves a part. */
 export type SingleLeg = "no-kv" | "unsplittable" | "one-leg-pays" | "unnamed" | "prompt-only";
 
-/** An answer with a server failure, which the client gets where no other instance gives a better one. */
+/** An answer that the client gets where no other instance gives a better one, and the instances that lack the model. */
 interface ServerFailure<T> {
   answer: T | undefined;
+  readonly lacking: Instance[];
 }
 
 interface GenerationLeg extends DecodeLegOptions {
@@ -54,6 +59,8 @@ interface GenerationLeg extends DecodeLegOptions {
   readonly body: RequestBody;
   /** The request goes to one instance unsplit. It may have several choices, and a failure is tried on one more instance. */
   readonly whole?: boolean | undefined;
+  /** P computed the prompt. */
+  readonly kvFromPrefill?: boolean | undefined;
   /** No other instance holds anything for the leg, so a failure is tried on one more instance. */
   readonly alone?: boolean | undefined;
 }
@@ -64,10 +71,11 @@ export class Legs {
   readonly decoders: InstancePool;
   readonly settings: ProxySettings;
   readonly ambient: Ambient;
-  /** The names of the clients' headers that instances get. */
-  readonly forwarded: ReadonlySet<string>;
+  /** The clients' headers that instances of each role get. */
+  readonly forwarded: ForwardedHeaders;
   readonly fleet: Fleet;
   readonly #background = new Set<Promise<void>>();
+  #missing: MissingModels | undefined = undefined;
 
   constructor(fleet: Fleet, settings: ProxySettings) {
     this.fleet = fleet;
@@ -79,19 +87,31 @@ export class Legs {
   }
 
   /**
-   * Sends the prompt to a prefill instance. `kvRequest` (JSON text) makes it keep the KV. With `only`, that instance is visited and no other.
+   * Sends the prompt to a prefill instance. `kvRequest` (JSON text) makes it keep the KV. With `only`, that instance is visited and no other. `limitMs`: the leg's time limit.
    * Errors: `KV_PROXY_UPSTREAM_FAILED`, `KV_PROXY_NO_INSTANCE`, the deadline's reason.
    */
-  prefill(part: Part, kvRequest: string, only?: Visit): Promise<PrefillOutcome> {
+  async prefill(
+    part: Part,
+    kvRequest: string,
+    only?: Visit,
+    limitMs = this.settings.timeouts.prefillMs,
+  ): Promise<PrefillOutcome> {
     const { clock, log } = this.ambient;
-    const { limits, timeouts } = this.settings;
+    const { limits } = this.settings;
     const { deadline, record, attempts } = part;
+    const turn = this.#turn(part);
+    if (turn !== undefined) await turn;
     const body = prefillBody(part.request, kvRequest, part.requestId);
     const leg = async (visit: Visit, failed: ServerFailure<PrefillOutcome>): Promise<PrefillOutcome> => {
       const { instance } = visit;
       const { url } = instance;
       const startedAtMs = clock.now();
       const wasAlone = instance.inFlight === 1;
+      const { inFlight } = instance;
+      let sentAtMs: number | undefined;
+      const onSent = () => {
+        sentAtMs ??= clock.now();
+      };
       record.prefill = url;
       record.prefillStartedAtMs = startedAtMs;
       const span = startLegSpan(this.ambient.tracer, part, instance);
@@ -99,7 +119,7 @@ export class Legs {
       const expected = this.prefillers.cachedTokens(instance, part, charactersPerToken);
       record.expectedCachedTokens = expected;
       try {
-        const answer = await this.#send(part, instance, span, body);
+        const answer = await this.#send(part, instance, span, body, onSent);
         requireReadable(instance.role, instance.url, answer);
         const limitBytes = limits.prefillAnswerLengthBytes;
         const { bytes, complete } =
@@ -111,7 +131,8 @@ export class Legs {
         const nowMs = clock.now();
         record.prefillMs = nowMs - startedAtMs;
         const outcome = readPrefillAnswer(instance, answer, bytes, nowMs);
-        if (outcome.kind === "error" && isServerFailure(answer.status)) {
+        const lacksModel = only === undefined && this.#lacksModel(visit, answer.status, failed.lacking);
+        if (outcome.kind === "error" && (lacksModel || isServerFailure(answer.status))) {
           failed.answer = outcome;
           throw badStatus("prefill", url, answer.status);
         }
@@ -129,13 +150,17 @@ export class Legs {
       } catch (error) {
         span?.end(deadline.reasonOr(error));
         throw error;
+      } finally {
+        // An instance divides its time among the requests that it has.
+        const shared = Math.max(1, (inFlight + instance.inFlight) / 2);
+        if (sentAtMs !== undefined) record.prefillWorkMs += (clock.now() - sentAtMs) / shared;
       }
     };
 
     const { prefillRetries: retries, failedPrefill: avoid } = attempts;
     const partner = { avoiding: attempts.failedDecode };
     return this.#try(
-      { phase: "the prefill leg", limitMs: timeouts.prefillMs },
+      { phase: "the prefill leg", limitMs },
       { pool: this.prefillers, context: part, deadline, retries, avoid, partner, only, log },
       leg,
     );
@@ -145,10 +170,13 @@ export class Legs {
    * Sends a part to a decode instance, with the KV parameters (JSON text) that the prefill worker answered. The caller ends the visit of the
    * answer. Errors: `KV_PROXY_UPSTREAM_FAILED`, `KV_PROXY_NO_INSTANCE`, `KV_LEASE_EXPIRED`, the deadline's reason.
    */
-  decode(part: Part, kvTransferParams: string, options?: DecodeLegOptions): Promise<LegAnswer> {
+  async decode(part: Part, kvTransferParams: string, options?: DecodeLegOptions): Promise<LegAnswer> {
+    const turn = this.#turn(part);
+    if (turn !== undefined) await turn;
     return this.#generate(part, {
       role: "decode",
       body: decodeBody(part.request, kvTransferParams, part.requestId),
+      kvFromPrefill: true,
       ...options,
     });
   }
@@ -159,7 +187,9 @@ export class Legs {
    * `why`: `no-kv`: the prefill worker has kept none. `unsplittable`: the request goes there as it is. `one-leg-pays`: a prefill leg would not. `unnamed`: to a
    * sidecar, it names no prefill instance. `prompt-only`: it concerns the prompt, so a prefill instance's answer is the client's. `reason` is logged.
    */
-  single(part: Part, why: SingleLeg, reason?: string): Promise<LegAnswer> {
+  async single(part: Part, why: SingleLeg, reason?: string): Promise<LegAnswer> {
+    const turn = this.#turn(part);
+    if (turn !== undefined) await turn;
     const { log, metrics } = this.ambient;
     if (why === "no-kv" || why === "unsplittable") {
       log.warn("decode-computes", { requestId: part.requestId, reason });
@@ -196,6 +226,7 @@ export class Legs {
       onSent,
       prefill,
       whole = false,
+      kvFromPrefill = false,
       alone = whole,
     }: GenerationLeg,
   ): Promise<LegAnswer> {
@@ -216,15 +247,18 @@ export class Legs {
         answer = await this.#send(part, instance, span, body, onSent);
         requireReadable(instance.role, instance.url, answer);
         const begin = await readAnswerBegin(answer, limits.heldAnswerLengthBytes);
-        const expected = { onePart: !whole, streamed: request.fields.stream === true };
-        const legAnswer = readLegAnswer(request.endpoint, withSpan(visit, span), begin, expected);
+        const expected = { onePart: !whole, streamed: request.fields.stream === true, kvFromPrefill };
+        const read = readLegAnswer(request.endpoint, withSpan(visit, span), begin, expected);
+        const legAnswer = part.readAnswer?.(read, begin.bytes) ?? read;
         const firstByteMs = clock.now() - startedAtMs;
         if (decoding) {
           record.firstByteMs = firstByteMs;
           record.streamed = begin.eventStream;
         } else record.prefillMs = firstByteMs;
         span?.set({ "http.response.status_code": answer.status, "kv.first_byte_ms": firstByteMs });
-        if (!alone || !isServerFailure(legAnswer.status) || legAnswer.rest !== undefined) return legAnswer;
+        const lacksModel = this.#lacksModel(visit, legAnswer.status, failed.lacking);
+        const isFailure = lacksModel || (alone && isServerFailure(legAnswer.status));
+        if (!isFailure || legAnswer.rest !== undefined) return legAnswer;
         failed.answer = { ...legAnswer, visit: endedVisit(instance) };
         throw badStatus(role, instance.url, legAnswer.status);
       } catch (error) {
@@ -250,16 +284,43 @@ export class Legs {
     options: TryOptions,
     leg: (visit: Visit, failed: ServerFailure<T>) => Promise<T>,
   ): Promise<T> {
-    const failed: ServerFailure<T> = { answer: undefined };
+    const failed: ServerFailure<T> = { answer: undefined, lacking: [] };
     options.deadline.startPhase(phase, limitMs);
     try {
-      return await tryInstances(options, (visit) => leg(visit, failed));
+      const result = await tryInstances(options, (visit) => leg(visit, failed));
+      if (failed.lacking.length > 0) {
+        this.#missing ??= new MissingModels(this.ambient.clock);
+        this.#missing.add(options.context.request?.fields.model, failed.lacking);
+      }
+      return result;
     } catch (error) {
       if (failed.answer !== undefined && failureStage(error) === "status") return failed.answer;
       throw error;
     } finally {
       options.deadline.endPhase();
     }
+  }
+
+  /** Of a part for which nothing was tried yet. Instances that lack its model are avoided. */
+  newAttempts({ fields }: Part["request"]): Attempts {
+    return newAttempts(this.#missing?.lacking(fields.model));
+  }
+
+  /** Whether the instance does not have the model, and another one may. That is no failure of it. */
+  #lacksModel(visit: Visit, status: number, lacking: Instance[]): boolean {
+    if (status !== MODEL_MISSING || this.fleet.pools[visit.instance.role].list().length === 1) return false;
+    lacking.push(visit.instance);
+    visit.succeeded();
+    return true;
+  }
+
+  /**
+   * Resolves when it is the part's turn: of many parts, whose answers may all come at once, one after another chooses its instance and builds its body, in turns with other
+   * requests. Undefined for a request of one part.
+   */
+  #turn({ isSplit }: Part): Promise<void> | undefined {
+    if (isSplit !== true) return undefined;
+    return new Promise((resolve) => this.fleet.parses.push(resolve));
   }
 
   #send(
@@ -276,7 +337,7 @@ export class Legs {
       path: part.request.endpoint,
       headers: legHeaders({
         clientHeaders: part.headers,
-        forwarded: this.forwarded,
+        forwarded: this.forwarded[instance.role],
         requestId: part.requestId,
         instance,
         traceparent: span?.traceparent,
@@ -290,9 +351,9 @@ export class Legs {
 
 const NONE: ReadonlySet<Instance> = new Set();
 
-/** Of a part for which nothing was tried yet. */
-export function newAttempts(): Attempts {
-  return { failedDecode: new Set(), failedPrefill: NONE, prefillRetries: 1, restarts: 1 };
+/** Of a part for which nothing was tried yet, with instances to avoid. */
+export function newAttempts(avoid: ReadonlySet<Instance> = NONE): Attempts {
+  return { failedDecode: new Set(avoid), failedPrefill: avoid, prefillRetries: 1, restarts: 1 };
 }
 
 export interface TryOptions {
@@ -331,11 +392,14 @@ export async function tryInstances<T>(options: TryOptions, leg: (visit: Visit) =
         throw deadline.reason;
       }
       lastError = error;
-      tried = new Set([...tried, visit.instance]);
+      // With a kept connection, the instance itself may be well.
+      if (!hadKeptConnection(error)) tried = new Set([...tried, visit.instance]);
       visit.failed(KvError.from(error, "KV_INTERNAL", `the ${pool.role} leg failed`));
       const stage = failureStage(error);
-      if (stage !== "connect") failuresAfterSending += 1;
-      const again = stage === "connect" || (stage !== undefined && failuresAfterSending <= options.retries);
+      // Its engine has received nothing.
+      const isUntaken = stage === "connect" || isModelMissing(error);
+      if (!isUntaken) failuresAfterSending += 1;
+      const again = isUntaken || (stage !== undefined && failuresAfterSending <= options.retries);
       const { requestId } = options.context;
       options.log.warn("leg-failed", {
         requestId,
@@ -359,9 +423,4 @@ function nextVisit(
       ? undefined
       : pool.visit(context, new Set([...tried, ...avoid]), partner);
   return preferred ?? pool.visit(context, tried, partner);
-}
-
-/** Errors: `KV_PROXY_NO_INSTANCE` when all instances are draining. Checked before a prefill leg whose decode leg could go nowhere. */
-export function requireAnyInstance(pool: InstancePool): void {
-  if (pool.list().every(({ draining }) => draining)) throw noInstance(pool);
 }

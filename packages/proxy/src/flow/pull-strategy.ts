@@ -3,14 +3,16 @@ import { KvError } from "@kv/interface";
 import { KV_REQUEST_PULL } from "../request/leg-bodies.js";
 import {
   type LegAnswer,
+  type PrefillError,
   type PrefilledKv,
+  type PrefillOutcome,
   type PrefillWithoutKv,
   withPromptAnswer,
 } from "../response/leg-answer.js";
-import { badStatus, isServerFailure } from "../upstream/upstream-errors.js";
+import { badStatus, isServerFailure, requireAnyInstance } from "../upstream/upstream-errors.js";
 import type { Attempts, Part } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
-import { type Legs, requireAnyInstance } from "./legs.js";
+import type { Legs } from "./legs.js";
 import { releaseBlocks } from "./release-blocks.js";
 
 /**
@@ -28,12 +30,15 @@ export class PullStrategy implements DisaggregationStrategy {
     this.#engines = engines;
   }
 
-  /** `kvRequest` (JSON text) makes the prefill worker keep the KV. */
-  async run(part: Part, kvRequest = KV_REQUEST_PULL): Promise<LegAnswer> {
+  /** `kvRequest` (JSON text) makes the prefill worker keep the KV. `prefilled`: a prefill leg that has ended, for the first decode leg. */
+  async run(part: Part, kvRequest = KV_REQUEST_PULL, prefilled?: PrefillOutcome): Promise<LegAnswer> {
     for (let round = 1; ; round += 1) {
       requireAnyInstance(this.#legs.decoders);
-      const prefill = await this.#legs.prefill(part, kvRequest);
-      if (prefill.kind === "error") return prefill.answer;
+      const prefill = (round === 1 ? prefilled : undefined) ?? (await this.#legs.prefill(part, kvRequest));
+      if (prefill.kind === "error") {
+        if (!refusesOwnLimit(part, prefill)) return prefill.answer;
+        return this.#legs.single(part, "no-kv", `${prefill.instance.url} refused the limit of its leg`);
+      }
       if (prefill.kind === "kv") {
         this.#engines.learn(prefill);
         await this.#engines.confirm(prefill.instance);
@@ -131,6 +136,15 @@ export class PullStrategy implements DisaggregationStrategy {
   }
 }
 
+/** A refusal in words about a limit: that of the prefill leg is one token, or none with echo. */
+const LIMIT = /\bmax_(?:completion_|output_)?tokens\b|\b[01] output tokens?\b/;
+
+/** Whether a P refuses a request in words about the limit of its leg, which its client has not set. A D, with the client's own limit, says what is wrong. */
+export function refusesOwnLimit({ request: { fields } }: Part, { answer }: PrefillError): boolean {
+  const limit = fields.max_completion_tokens ?? fields.max_tokens ?? fields.max_output_tokens;
+  return answer.status === 400 && limit !== 1 && LIMIT.test(answer.held.toString("utf8"));
+}
+
 /** Whether the part may begin again after this failure of its decode leg. */
 export function mayRestart({ restarts }: Attempts, error: unknown): boolean {
   const stage = failureStage(error);
@@ -172,6 +186,10 @@ export interface EngineCoordinates {
   readonly port: number;
   /** Its tensor-parallel size. */
   readonly tpSize: number;
+  /** Its pipeline-parallel size: D waits for the notifications of so many stages. */
+  readonly ppSize: number;
+  /** Whether it is an engine of this project. */
+  readonly isKv: boolean;
 }
 
 interface Learned {
@@ -203,6 +221,8 @@ export class PrefillEngines {
       host: kv.host ?? new URL(url).hostname.replace(/^\[|\]$/g, ""),
       port: kv.port ?? DEFAULT_PORT,
       tpSize: kv.tpSize ?? 1,
+      ppSize: kv.ppSize ?? 1,
+      isKv: false,
     };
   }
 
@@ -234,7 +254,9 @@ export class PrefillEngines {
 }
 
 function coordinatesIn(params: Readonly<Record<string, unknown>>): EngineCoordinates | undefined {
-  const { remote_engine_id: engineId, remote_host: host, remote_port: port, tp_size: tpSize } = params;
+  const { remote_engine_id: engineId, remote_host: host, remote_port: port } = params;
   if (typeof engineId !== "string" || typeof host !== "string" || typeof port !== "number") return undefined;
-  return { engineId, host, port, tpSize: typeof tpSize === "number" ? tpSize : 1 };
+  const size = (value: unknown) => (typeof value === "number" ? value : 1);
+  const [tpSize, ppSize] = [size(params.tp_size), size(params.pp_size)];
+  return { engineId, host, port, tpSize, ppSize, isKv: params.kv_peer != null };
 }

@@ -1,15 +1,18 @@
 import { failureStage, type Instance, type Role, type Visit } from "@kv/fleet";
 import type { Deadline } from "@kv/fleet/front-end";
-import { KvError } from "@kv/interface";
+import { KvError, type Timer } from "@kv/interface";
 import { KV_REQUEST_PUSH } from "../request/leg-bodies.js";
+import { cachedTokensOf } from "../response/cached-tokens.js";
 import { type LegAnswer, type PrefillOutcome, withPromptAnswer } from "../response/leg-answer.js";
+import { MODEL_MISSING, requireAnyInstance } from "../upstream/upstream-errors.js";
 import { type Attempts, type Part, underUniqueId } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
-import { type Legs, requireAnyInstance } from "./legs.js";
+import type { Legs } from "./legs.js";
 import {
   type EngineCoordinates,
   mayRestart,
   type PrefillEngines,
+  refusesOwnLimit,
   requireDecodeAlone,
   serverFailureWithAlternative,
 } from "./pull-strategy.js";
@@ -75,6 +78,9 @@ interface Restart {
   /** The role whose only retry this restart is. */
   readonly usedRetryOf?: Role | undefined;
 }
+
+/** An answer waits no longer for P's number of cached tokens. */
+const CACHED_TOKENS_MS = 1000;
 
 /** How the prefill leg ended. */
 interface PrefillEnd {
@@ -147,7 +153,7 @@ class ConcurrentLegs {
     if (answer.status === 200 && this.#part.request.promptFields === "none") {
       // The prefill answer is not needed any more. Its leg ends by itself, or with the client.
       this.#legs.inBackground(this.#prefilling);
-      return answer;
+      return { ...answer, cachedTokens: () => this.#cachedTokens() };
     }
     return (await this.#afterServerFailure(answer)) ?? this.#afterPrefill(await this.#prefilling);
   }
@@ -185,7 +191,8 @@ class ConcurrentLegs {
     if (outcome?.kind === "kv") {
       const decode = await this.#decoding;
       if (decode.answer === undefined) throw decode.error;
-      return withPromptAnswer(decode.answer, request, outcome);
+      const answer = { ...decode.answer, cachedTokens: () => this.#cachedTokens() };
+      return withPromptAnswer(answer, request, outcome);
     }
     if (outcome === undefined) {
       const why = "the prefill leg failed";
@@ -200,10 +207,26 @@ class ConcurrentLegs {
       requireDecodeAlone(this.#legs, outcome);
       return { why: `${instance.url} answered without kv_transfer_params` };
     }
+    if (refusesOwnLimit(this.#part, outcome)) return { why: `${instance.url} refused the limit of its leg` };
+    const { status } = outcome.answer;
+    if (status === MODEL_MISSING && this.#legs.prefillers.list().length > 1)
+      return { why: `${instance.url} does not have the model`, failedPrefill: instance };
     const failure = serverFailureWithAlternative(this.#legs.prefillers, outcome.answer);
     if (failure === undefined || !mayRetryPrefill(attempts, failure) || deadline.aborted)
       return outcome.answer;
     return { why: "the prefill leg failed", failedPrefill: instance, usedRetryOf: "prefill" };
+  }
+
+  /** How many tokens of the prompt P had cached, once P has answered. D has its KV, so that takes no long time. */
+  async #cachedTokens(): Promise<number | undefined> {
+    const { clock } = this.#legs.ambient;
+    let timer: Timer | undefined;
+    const late = new Promise<PrefillEnd>((resolve) => {
+      timer = clock.setTimer(() => resolve({}), CACHED_TOKENS_MS);
+    });
+    const { outcome } = await Promise.race([this.#prefilling, late]);
+    timer?.cancel();
+    return outcome?.kind === "kv" ? cachedTokensOf(outcome.fields) : undefined;
   }
 
   async #abortPrefill(): Promise<void> {
@@ -225,7 +248,10 @@ class ConcurrentLegs {
 }
 
 /** JSON text of the `kv_transfer_params` for a decode leg that is sent together with the prefill leg (vLLM 0.33, push). It has no blocks yet. */
-function registrationParams({ engineId, host, port, tpSize }: EngineCoordinates, requestId: string): string {
+function registrationParams(
+  { engineId, host, port, tpSize, ppSize }: EngineCoordinates,
+  requestId: string,
+): string {
   return JSON.stringify({
     do_remote_prefill: true,
     do_remote_decode: false,
@@ -234,6 +260,7 @@ function registrationParams({ engineId, host, port, tpSize }: EngineCoordinates,
     remote_host: host,
     remote_port: port,
     tp_size: tpSize,
+    pp_size: ppSize > 1 ? ppSize : undefined,
     transfer_mode: "push",
   });
 }

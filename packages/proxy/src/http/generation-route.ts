@@ -27,7 +27,7 @@ import type { ProxySettings } from "../config/settings.js";
 import type { ClientRequest } from "../flow/client-request.js";
 import type { DisaggregationStrategy } from "../flow/disaggregation-strategy.js";
 import { runParts } from "../flow/fan-out.js";
-import { type Legs, newAttempts } from "../flow/legs.js";
+import type { Legs } from "../flow/legs.js";
 import { type RequestPart, splitRequest } from "../request/leg-bodies.js";
 import { type LegAnswer, streamResponse } from "../response/leg-answer.js";
 import { mergeAnswers } from "../response/merge-answers.js";
@@ -49,6 +49,9 @@ export interface GenerationRouteOptions {
   readonly namedPrefillers: NamedPrefillers | undefined;
 }
 
+/** OpenAI's clients send the first, Anthropic's the second. */
+const CREDENTIALS = ["authorization", "x-api-key"];
+
 /** A request for generated text whose body has arrived. */
 export interface ReceivedRequest {
   readonly endpoint: Endpoint;
@@ -66,25 +69,30 @@ export class GenerationRoute {
   readonly #inFlight = new MemberList<Deadline>();
   readonly #waitingForIdle: (() => void)[] = [];
   #refusal: KvError | undefined = undefined;
-  /** Clients send `Authorization`, and it is not forwarded: this is logged once. */
-  #warnsOfAuthorization: boolean;
+  /** Headers with credentials that are not forwarded: the first one that a client sends is logged. */
+  #unforwarded: readonly string[];
 
   constructor(options: GenerationRouteOptions) {
     this.#options = options;
-    this.#warnsOfAuthorization = !forwardedHeaders(options.settings.forwardHeaders).has("authorization");
+    const { prefill } = forwardedHeaders(options.settings.forwardHeaders);
+    this.#unforwarded = CREDENTIALS.filter((name) => !prefill.has(name));
   }
 
-  /** Errors: `KV_PROXY_OVERLOADED` (429) for a client that has left too many requests. Called before the body is read. */
+  /** Errors: `KV_PROXY_OVERLOADED` (429) for a client that has abandoned too much work. Called before the body is read. */
   check(client: string): void {
     this.#options.abandoned.check(client);
   }
 
   /** Answers one request, and resolves when its answer has left; never rejects. */
   async serve({ endpoint, headers, body, response, client: name }: ReceivedRequest): Promise<void> {
-    const { ambient, counts, settings, inFlight, abandoned, namedPrefillers } = this.#options;
+    const { ambient, counts, history, settings, inFlight, abandoned, namedPrefillers } = this.#options;
     const { clock, random, tracer } = ambient;
     const { requestMs, stallMs } = settings.timeouts;
-    if (this.#warnsOfAuthorization && headers.authorization !== undefined) this.#warnOfAuthorization();
+    for (const name of this.#unforwarded) {
+      if (headers[name] === undefined) continue;
+      this.#warnOfCredentials(name);
+      break;
+    }
     const form: ErrorForm = endpoint === "/v1/messages" ? "anthropic" : "openai";
     const startedAtMs = clock.now();
     const deadline = new Deadline({ clock, requestMs });
@@ -108,6 +116,7 @@ export class GenerationRoute {
       if (this.#refusal !== undefined) throw this.#refusal;
       requestId = requestIdOf(headers, random);
       slot = inFlight.admit(name);
+      history.begin({ requestId, endpoint, startedAtMs, record });
       const prefillers = namedPrefillers?.of(headers, requestId);
       const request = await parseRequestInSteps(endpoint, body.take(), this.#options.legs.fleet.parses);
       span = tracer?.start("kv_proxy.request", {
@@ -125,7 +134,7 @@ export class GenerationRoute {
         record,
         admission,
         prefillers,
-        attempts: newAttempts(),
+        attempts: this.#options.legs.newAttempts(request),
         preferredDecode: undefined,
         eventStreamStarted: false,
       };
@@ -151,7 +160,7 @@ export class GenerationRoute {
     await closed;
     deadline.close();
     slot?.end();
-    if (abandonedEarly) abandoned.add(name);
+    if (abandonedEarly) abandoned.add(name, record.prefillWorkMs);
     if (failure === undefined && !response.writableFinished) failure = deadline.reason;
     this.#inFlight.leave(member);
     if (this.#inFlight.size === 0) for (const resolve of this.#waitingForIdle.splice(0)) resolve();
@@ -273,11 +282,11 @@ export class GenerationRoute {
     if (typeof limit === "string") metrics.count("kv_proxy_refused_total", 1, { limit });
   }
 
-  #warnOfAuthorization(): void {
-    this.#warnsOfAuthorization = false;
+  #warnOfCredentials(header: string): void {
+    this.#unforwarded = [];
     this.#options.ambient.log.warn("header-not-forwarded", {
-      header: "authorization",
-      hint: "instances do not get clients' credentials; forwardHeaders or --forward-header authorization sends them",
+      header,
+      hint: `instances do not get clients' credentials; forwardHeaders or --forward-header ${header} sends them`,
     });
   }
 }
@@ -331,56 +340,76 @@ function clientDisconnected(): KvError {
 
 export interface AbandonedPrefillsOptions {
   readonly clock: Clock;
-  /** How many a client may abandon in `windowMs`; infinite: nothing is counted. */
-  readonly limit: number;
+  /** Time of prefill instances that a client may abandon in `windowMs`, in ms; infinite: nothing is counted. */
+  readonly limitMs: number;
   readonly windowMs: number;
+  /** The header that names clients. Undefined: their addresses do. */
+  readonly clientHeader: string | undefined;
 }
 
 /** Clients that are remembered. Where there are more, the one that was quiet for longest is forgotten. */
 const MAX_CLIENTS = 10_000;
+/** What is abandoned within this part of the window is added up. */
+const PARTS_OF_WINDOW = 30;
 
 /**
- * Bounds how often a client disconnects before its answer begins. Each time, a prefill instance may hold blocks until their lease ends, and a few such
- * clients would fill it.
+ * Bounds the work of prefill instances that a client makes them do for nothing: it disconnects before its answer begins, and their blocks may be held until a lease ends.
+ * A request that is cancelled before it costs them anything does not count.
  */
 export class AbandonedPrefills {
   readonly #options: AbandonedPrefillsOptions;
-  /** The times of each client's last ones, oldest first. The client with the oldest entry is first. */
-  readonly #timesByClient = new Map<string, number[]>();
+  /** What each client has abandoned, and when, the oldest first. The client that was quiet for longest is first. */
+  readonly #byClient = new Map<string, { readonly atMs: number; workMs: number }[]>();
 
   constructor(options: AbandonedPrefillsOptions) {
     this.#options = options;
   }
 
-  /** Errors: `KV_PROXY_OVERLOADED` (429) for a client that has abandoned too many. */
+  /** Errors: `KV_PROXY_OVERLOADED` (429) for a client that has abandoned too much. */
   check(client: string): void {
-    if (this.#timesByClient.size === 0) return;
-    const times = this.#timesByClient.get(client);
-    const { clock, limit, windowMs } = this.#options;
-    const first = times?.[0];
-    if (times === undefined || first === undefined || times.length < limit) return;
-    const leftMs = first + windowMs - clock.now();
-    if (leftMs <= 0) return;
+    const parts = this.#byClient.get(client);
+    if (parts === undefined) return;
+    const { clock, limitMs, windowMs, clientHeader } = this.#options;
+    const nowMs = clock.now();
+    let leftMs = 0;
+    let workMs = 0;
+    // Of the newest ones, which leave the window last, the limit may be reached.
+    for (const part of parts.toReversed()) {
+      if (part.atMs + windowMs <= nowMs) break;
+      workMs += part.workMs;
+      if (workMs < limitMs) continue;
+      leftMs = part.atMs + windowMs - nowMs;
+      break;
+    }
+    if (leftMs === 0) return;
+    const seconds = (ms: number) => Math.round(ms / 100) / 10;
     throw overloaded({
-      limit: "limits.abandonedPrefills",
-      message: `this client has disconnected from ${limit} requests within ${windowMs / 1000} s before their answers began`,
+      limit: "limits.abandonedPrefillMs",
+      message:
+        `prefill instances have worked ${seconds(workMs)} s for requests that ${clientHeader === undefined ? "this address" : `this client (${clientHeader})`} ` +
+        `has left before their answers began, within ${windowMs / 1000} s; the limit is ${seconds(limitMs)} s`,
       byClient: true,
       retryAfterSeconds: Math.ceil(leftMs / 1000),
-      hint: "wait for answers; limits.abandonedPrefills sets the limit",
+      hint:
+        clientHeader === undefined
+          ? "wait for answers; limits.abandonedPrefillMs sets the limit; where several clients have one address, limits.clientHeader names a header that tells them apart"
+          : "wait for answers; limits.abandonedPrefillMs sets the limit",
     });
   }
 
-  /** Records that a client has disconnected before its answer began. */
-  add(client: string): void {
-    const { clock, limit } = this.#options;
-    if (limit === Number.POSITIVE_INFINITY) return;
-    const times = this.#timesByClient.get(client) ?? [];
-    times.push(clock.now());
-    if (times.length > limit) times.shift();
-    this.#timesByClient.delete(client);
-    this.#timesByClient.set(client, times);
-    if (this.#timesByClient.size <= MAX_CLIENTS) return;
-    const [quietest] = this.#timesByClient.keys();
-    if (quietest !== undefined) this.#timesByClient.delete(quietest);
+  /** Records that a client has disconnected before its answer began, when prefill instances had worked for `workMs`. */
+  add(client: string, workMs: number): void {
+    const { clock, limitMs, windowMs } = this.#options;
+    if (limitMs === Number.POSITIVE_INFINITY || workMs === 0) return;
+    const nowMs = clock.now();
+    const parts = (this.#byClient.get(client) ?? []).filter(({ atMs }) => atMs + windowMs > nowMs);
+    const last = parts.at(-1);
+    if (last !== undefined && nowMs - last.atMs < windowMs / PARTS_OF_WINDOW) last.workMs += workMs;
+    else parts.push({ atMs: nowMs, workMs });
+    this.#byClient.delete(client);
+    this.#byClient.set(client, parts);
+    if (this.#byClient.size <= MAX_CLIENTS) return;
+    const [quietest] = this.#byClient.keys();
+    if (quietest !== undefined) this.#byClient.delete(quietest);
   }
 }

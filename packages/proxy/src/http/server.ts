@@ -1,11 +1,15 @@
 import { createHash } from "node:crypto";
 import {
+  DECODE_ROUTES,
+  ENDPOINTS,
   type Endpoint,
   type Fleet,
   INSTANCE_CHANGES,
   type InstanceChange,
   refuseConnectorMembers,
   requireToken,
+  SIDECAR_ROUTES,
+  whyRefused,
 } from "@kv/fleet/front-end";
 import {
   type Certificate,
@@ -43,20 +47,8 @@ export interface ClientServerOptions {
 
 type Handler = (turn: Turn) => Promise<void>;
 
-const ENDPOINTS: readonly Endpoint[] = [
-  "/v1/completions",
-  "/v1/chat/completions",
-  "/v1/responses",
-  "/v1/messages",
-];
 const MODELS_PATH = "/v1/models";
 const MODEL_PATH = "/v1/models/";
-/** Further routes of vLLM that a sidecar passes on, as it stands on the port of its decode instance: what pickers scrape, and what needs no KV of another instance. */
-const PASSED_ON = {
-  GET: ["/metrics", "/version", "/load", "/kv_event_sources"],
-  POST: ["/tokenize", "/detokenize", ...ENDPOINTS.map((endpoint) => `${endpoint}/render`)],
-} as const;
-
 /** The HTTP server for clients: its routes, its limits, and errors in OpenAI's form. */
 export class ClientServer {
   readonly http: HttpServer;
@@ -87,15 +79,19 @@ export class ClientServer {
     for (const endpoint of ENDPOINTS)
       this.#routes.set(endpoint, { method: "POST", serve: (turn) => this.#generate(endpoint, turn) });
     const get = (path: string, serve: Handler) => this.#routes.set(path, { method: "GET", serve });
-    get(MODELS_PATH, (turn) => this.#passOn(turn));
+    const { decodeRoute } = this.#options;
+    get(MODELS_PATH, (turn) => decodeRoute.serveModels(turn));
     get(MODEL_PATH, (turn) =>
-      this.#passOn({ ...turn, path: MODELS_PATH }, decoded(turn.path.slice(MODEL_PATH.length))),
+      decodeRoute.serveModels({
+        ...turn,
+        path: MODELS_PATH,
+        modelId: decoded(turn.path.slice(MODEL_PATH.length)),
+      }),
     );
-    if (settings.sidecar !== undefined) {
-      for (const path of PASSED_ON.GET) get(path, (turn) => this.#passOn(turn));
-      for (const path of PASSED_ON.POST)
-        this.#routes.set(path, { method: "POST", serve: (turn) => this.#passOnWithBody(turn) });
-    }
+    for (const path of DECODE_ROUTES)
+      this.#routes.set(path, { method: "POST", serve: (turn) => this.#passOnWithBody(turn) });
+    if (settings.sidecar !== undefined)
+      for (const path of SIDECAR_ROUTES) get(path, (turn) => this.#passOn(turn));
     const serveHealth: Handler = async ({ response }) => {
       const { ok, body } = await fleet.health();
       sendJson(response, ok ? 200 : 503, body);
@@ -119,7 +115,9 @@ export class ClientServer {
     if (cors !== undefined && applyCors(cors.origins, request, response)) return;
     const route = this.#routes.get(path.startsWith(MODEL_PATH) ? MODEL_PATH : path);
     if (route === undefined) throw notFound(request.method, path);
-    if (route.method !== request.method) throw wrongMethod(request.method, path, route.method);
+    // A HEAD is answered as a GET; Node leaves the body out.
+    const method = request.method === "HEAD" ? "GET" : request.method;
+    if (route.method !== method) throw wrongMethod(request.method, path, route.method);
     await route.serve({ ...turn, client: this.#clientOf(turn) });
   }
 
@@ -136,8 +134,8 @@ export class ClientServer {
   }
 
   /** Has a decode instance answer a GET. */
-  #passOn(turn: Turn, modelId?: string): Promise<void> {
-    return this.#options.decodeRoute.serve({ ...turn, modelId });
+  #passOn(turn: Turn): Promise<void> {
+    return this.#options.decodeRoute.serve(turn);
   }
 
   #passOnWithBody(turn: Turn): Promise<void> {
@@ -150,7 +148,8 @@ export class ClientServer {
   /** As on the admin port. A page of another site knows no token, and has an origin. */
   async #changeInstance(change: InstanceChange, turn: Turn, token: string | undefined): Promise<void> {
     const { request, response } = turn;
-    requireToken(request.headers.authorization, token);
+    // vLLM's demo proxy takes its key in this header.
+    requireToken(request.headers.authorization, token, request.headers["x-api-key"]);
     if (token === undefined && request.headers.origin !== undefined) {
       throw new KvError("KV_REQUEST_INVALID", "instances are not changed by web pages", {
         hint: "send the request without a browser, or set a token (instanceRoutes.token)",
@@ -179,6 +178,16 @@ export class ClientServer {
 }
 
 function notFound(method: string | undefined, path: string): KvError {
+  if (INSTANCE_CHANGES.some((change) => path === `/instances/${change}`))
+    return new KvError("KV_REQUEST_INVALID", `${path} is not served on the clients' port`, {
+      hint: "start with --instance-routes (instanceRoutes), or use the admin port (--admin-port)",
+      details: { httpStatus: 404 },
+    });
+  const why = whyRefused(method ?? "", path);
+  if (why !== undefined)
+    return new KvError("KV_REQUEST_INVALID", `${method} ${shortened(path)} is not served here: ${why}`, {
+      details: { httpStatus: 404 },
+    });
   return new KvError("KV_REQUEST_INVALID", `there is no route ${method} ${shortened(path)}`, {
     hint: "the routes are POST /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages, GET /v1/models, /v1/models/ID, /health, /status",
     details: { httpStatus: 404 },

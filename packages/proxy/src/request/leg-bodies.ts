@@ -219,11 +219,26 @@ function idMember({ endpoint, fields }: GenerationRequest, requestId: string): R
 
 /** The request with `suffix` behind the id that a client gives a response; others have none in their body. */
 export function withIdSuffix(request: GenerationRequest, suffix: string): GenerationRequest {
-  const { endpoint, fields, text } = request;
+  const { endpoint, fields } = request;
   if (endpoint !== "/v1/responses" || typeof fields.request_id !== "string") return request;
-  const id = `${fields.request_id}${suffix}`;
-  const set = { request_id: JSON.stringify(id) };
-  return { ...request, fields: { ...fields, request_id: id }, text: editMembers(text, { set }) };
+  return withFields(request, { request_id: `${fields.request_id}${suffix}` });
+}
+
+/** The request with other values of some members of its body. */
+export function withFields(
+  request: GenerationRequest,
+  values: Readonly<Record<string, unknown>>,
+): GenerationRequest {
+  const set = Object.fromEntries(
+    Object.entries(values).map(([name, value]) => [name, JSON.stringify(value)]),
+  );
+  const long = request.long.filter(({ key }) => !Object.hasOwn(values, key));
+  return {
+    ...request,
+    fields: { ...request.fields, ...values },
+    text: editMembers(request.text, { set }),
+    long,
+  };
 }
 
 /** The body of a leg whose instance computes both prompt and answer. */

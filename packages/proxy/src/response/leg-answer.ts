@@ -6,6 +6,7 @@ import {
   type Deadline,
   type Endpoint,
   type GenerationRequest,
+  LEFT_OUT_HEADER,
   type UpstreamAnswer,
 } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
@@ -13,24 +14,21 @@ import { checkRemotePrefillParams } from "@kv/protocol";
 import type { ClientRequest } from "../flow/client-request.js";
 import { rawMember } from "../request/json-members.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
+import { AnswerFilter, type AnswerTraits } from "./answer-filter.js";
+import { HIDDEN } from "./answer-members.js";
 import { FirstEvent, streamedError } from "./event-stream.js";
-import { StreamWatch } from "./stream-watch.js";
 
 type Fields = Readonly<Record<string, unknown>>;
 
 /** An instance's answer, checked as far as its first bytes allow. Nothing of it has left for the client. */
-export interface LegAnswer {
+export interface LegAnswer extends AnswerTraits {
   /** Whoever passes the answer on ends the visit. */
   readonly visit: Visit;
-  readonly status: number;
   readonly headers: UpstreamAnswer["headers"];
-  readonly eventStream: boolean;
-  /** The leg had one prompt and one copy, so the answer has one choice, with the index 0. */
-  readonly onePart: boolean;
   /** The first bytes of the body. */
   readonly held: Buffer;
   /** The body after `held`; undefined when `held` is all of it. */
-  readonly rest: UpstreamAnswer["body"] | undefined;
+  readonly rest: AsyncIterator<Uint8Array, undefined> | undefined;
   /** The prefill worker's answer, where its log probabilities of the prompt belong into this one. */
   readonly promptAnswer?: Fields | undefined;
   /** Closes the connection, unless the body has ended. */
@@ -71,6 +69,8 @@ export interface AnswerExpected {
   readonly onePart: boolean;
   /** The request asked for a stream. */
   readonly streamed: boolean;
+  /** P computed the prompt. */
+  readonly kvFromPrefill: boolean;
 }
 
 /**
@@ -81,7 +81,7 @@ export function readLegAnswer(
   endpoint: Endpoint,
   visit: Visit,
   { answer, eventStream, bytes, complete, firstEvent }: AnswerBegin,
-  { onePart, streamed }: AnswerExpected,
+  { onePart, streamed, kvFromPrefill }: AnswerExpected,
 ): LegAnswer {
   const { status, headers, discard } = answer;
   const { role, url } = visit.instance;
@@ -97,6 +97,7 @@ export function readLegAnswer(
       headers: errorHeaders,
       eventStream: false,
       onePart,
+      kvFromPrefill,
       held,
       rest: undefined,
       discard,
@@ -111,7 +112,7 @@ export function readLegAnswer(
   if (status === 200 && !eventStream && complete) validateAnswer(endpoint, role, url, bytes, onePart);
   if (status !== 200 && status < 400) throw badAnswer(role, url, `answered with status ${status}`);
   const rest = complete ? undefined : answer.body;
-  return { visit, status, headers, eventStream, onePart, held: bytes, rest, discard };
+  return { visit, status, headers, eventStream, onePart, kvFromPrefill, held: bytes, rest, discard };
 }
 
 /** Errors: `KV_PROXY_UPSTREAM_FAILED` for a body that the proxy has to read and that has a coding, although the leg accepts none. */
@@ -179,14 +180,8 @@ export function validateChoices(role: Role, url: string, body: unknown, onePart:
     throw badAnswer(role, url, "answered 200 with a choice with another index than 0");
 }
 
-/** Checks the choices of one event of a part's stream, which may have none. Errors: `KV_PROXY_UPSTREAM_FAILED`. */
-export function validateStreamedChoices(url: string, choices: readonly unknown[]): void {
-  const other = choices.find((choice) => !isObject(choice) || (choice.index ?? 0) !== 0);
-  if (other !== undefined || choices.length > 1)
-    throw badAnswer("decode", url, "streamed more than the one choice that was requested");
-}
-
-function isObject(value: unknown): value is Fields {
+/** Whether a value is an object, and no list. */
+export function isObject(value: unknown): value is Fields {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
@@ -230,7 +225,7 @@ export function readPrefillAnswer(
   if (status >= 400) {
     const visit = endedVisit(instance);
     const error = { visit, status, headers, eventStream: false, onePart: true, held: body, rest: undefined };
-    return { kind: "error", instance, answer: { ...error, discard } };
+    return { kind: "error", instance, answer: { ...error, kvFromPrefill: false, discard } };
   }
   if (status !== 200)
     throw badAnswer("prefill", url, `answered with status ${status}, which the proxy does not follow`);
@@ -310,19 +305,20 @@ export async function streamResponse(
   stallMs: number,
 ): Promise<KvError | undefined> {
   const { response, deadline, requestId, record } = client;
-  const { visit, rest, eventStream, onePart } = answer;
+  const { visit, rest, eventStream, cachedTokens, held } = answer;
   const { role, url } = visit.instance;
-  const watch =
-    eventStream && answer.status === 200 ? new StreamWatch(client.request.endpoint, onePart) : undefined;
+  const isPlain =
+    rest === undefined && !eventStream && cachedTokens === undefined && !HIDDEN.test(held.toString("latin1"));
+  const filter = isPlain ? undefined : new AnswerFilter(client.request.endpoint, answer);
   let lengthBytes = 0;
 
   async function write(chunk: Uint8Array): Promise<void> {
     lengthBytes += chunk.byteLength;
     if (chunk.byteLength > 0 && !response.write(chunk)) await drained(response, deadline, stallMs);
   }
-  /** Errors: `KV_PROXY_UPSTREAM_FAILED` for a problem of the stream. */
+  /** Errors: `KV_PROXY_UPSTREAM_FAILED` for a problem of the answer. */
   function requireNoProblem(): void {
-    if (watch?.problem !== undefined) throw badAnswer(role, url, watch.problem);
+    if (filter?.problem !== undefined) throw badAnswer(role, url, filter.problem);
   }
   async function end(bytes: Buffer): Promise<void> {
     let at = 0;
@@ -335,33 +331,39 @@ export async function streamResponse(
   try {
     const headers = answerHeaders(answer.headers, requestId);
     record.status = answer.status;
+    const first = filter?.push(held) ?? held;
+    let passing = first instanceof Promise ? await first : first;
+    if (filter !== undefined && filter.leftOut.length > 0)
+      headers[LEFT_OUT_HEADER] = filter.leftOut.join(", ");
     if (rest === undefined) {
-      lengthBytes = answer.held.length;
-      watch?.push(answer.held);
-      watch?.end();
+      if (filter !== undefined) passing = Buffer.concat([passing, await filter.end()]);
       // Nothing has left yet, so a problem can still be answered with an error status.
       requireNoProblem();
-      headers["content-length"] = answer.held.length;
+      lengthBytes = passing.length;
+      headers["content-length"] = passing.length;
       response.writeHead(answer.status, headers);
       // Latin-1 maps each byte to one character.
-      if (answer.held.length <= SINGLE_WRITE_BYTES) response.end(answer.held.toString("latin1"), "latin1");
-      else await end(answer.held);
+      if (passing.length <= SINGLE_WRITE_BYTES) response.end(passing.toString("latin1"), "latin1");
+      else await end(passing);
     } else {
-      // A stream may end with an error event that the instance has not counted.
-      if (eventStream) delete headers["content-length"];
+      // A stream may end with an error event that the instance has not counted, and members are hidden as they pass.
+      delete headers["content-length"];
       response.writeHead(answer.status, headers);
       client.eventStreamStarted = eventStream;
-      let chunk: Uint8Array | undefined = answer.held;
+      await write(passing);
+      requireNoProblem();
+      let chunk = await readChunk(answer, deadline, stallMs);
       while (chunk !== undefined) {
-        await write(watch?.push(chunk) ?? chunk);
+        const edited = filter?.push(chunk) ?? chunk;
+        await write(edited instanceof Promise ? await edited : edited);
         requireNoProblem();
         chunk = await readChunk(answer, deadline, stallMs);
       }
-      if (watch !== undefined) await write(watch.end());
+      if (filter !== undefined) await write(await filter.end());
       requireNoProblem();
       response.end();
     }
-    const reported = watch?.failed
+    const reported = filter?.failed
       ? badAnswer(role, url, "reported a failure in the middle of its stream")
       : undefined;
     if (reported !== undefined) visit.failed(reported);

@@ -1,9 +1,11 @@
-import { answerHeaders, changedBodyHeaders } from "@kv/fleet/front-end";
+import { answerHeaders, changedBodyHeaders, LEFT_OUT_HEADER } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import type { ClientRequest } from "../flow/client-request.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
+import { hideMembers } from "./answer-members.js";
 import { type AnsweredPart, mergedId, PartFailure, readAllParts } from "./answered-parts.js";
+import { withCachedTokens } from "./cached-tokens.js";
 import { readChunk, validateChoices } from "./leg-answer.js";
 import { mergePromptLogprobs } from "./merge-prompt-logprobs.js";
 import { mergeStreams } from "./merge-streams.js";
@@ -49,7 +51,7 @@ async function mergeJson(
   parts: readonly AnsweredPart[],
 ): Promise<void> {
   const { response, requestId, record } = client;
-  const budget = { leftBytes: limits.mergedAnswerLengthBytes };
+  const budget = { leftBytes: limits.mergedAnswerLengthBytes, leftOut: new Set<string>() };
   const bodies = await readAllParts(parts, (part) => readJsonAnswer(part, budget, timeouts.stallMs));
   const [first] = bodies;
   const choices = bodies
@@ -60,12 +62,12 @@ async function mergeJson(
   );
   const merged: Fields = { ...first, id: mergedId(first?.id, parts[0], requestId), choices };
   if (usages.length > 0) merged.usage = sumUsage(usages);
-  // These members describe one part only, and blocks that are freed by now.
-  if (parts.length > 1)
-    for (const key of ["metrics", "kv_transfer_params"]) if (key in merged) merged[key] = null;
+  // They describe one part only.
+  if (parts.length > 1 && "metrics" in merged) merged.metrics = null;
   const text = Buffer.from(JSON.stringify(merged));
   const headers = answerHeaders(changedBodyHeaders(parts[0]?.answer.headers ?? {}), requestId);
   headers["content-length"] = text.length;
+  if (budget.leftOut.size > 0) headers[LEFT_OUT_HEADER] = [...budget.leftOut].join(", ");
   response.writeHead(200, headers);
   record.status = 200;
   record.answerLengthBytes = text.length;
@@ -74,7 +76,7 @@ async function mergeJson(
 
 async function readJsonAnswer(
   part: AnsweredPart,
-  budget: { leftBytes: number },
+  budget: { leftBytes: number; readonly leftOut: Set<string> },
   stallMs: number,
 ): Promise<Fields> {
   const { answer, deadline } = part;
@@ -96,5 +98,8 @@ async function readJsonAnswer(
     throw badAnswer("decode", url, "answered 200 with a body that is not JSON", cause);
   }
   validateChoices("decode", url, fields, true);
+  if (answer.cachedTokens !== undefined && fields.usage != null)
+    fields = { ...fields, usage: withCachedTokens(fields.usage as Usage, await answer.cachedTokens()) };
+  fields = hideMembers(fields, answer.kvFromPrefill, budget.leftOut);
   return mergePromptLogprobs(part.request, fields, answer.promptAnswer);
 }

@@ -2,9 +2,11 @@ import { answerHeaders, changedBodyHeaders } from "@kv/fleet/front-end";
 import type { ProxySettings } from "../config/settings.js";
 import type { ClientRequest } from "../flow/client-request.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
+import { hideMembers } from "./answer-members.js";
 import { type AnsweredPart, mergedId, readAllParts } from "./answered-parts.js";
+import { withCachedTokens } from "./cached-tokens.js";
 import { EventReader, isDone } from "./event-stream.js";
-import { drained, readChunk, validateStreamedChoices } from "./leg-answer.js";
+import { drained, isObject, readChunk } from "./leg-answer.js";
 import { promptLogprobsMerger } from "./merge-prompt-logprobs.js";
 import { sumUsage, type Usage } from "./sum-usage.js";
 
@@ -95,14 +97,18 @@ class StreamMerge {
     };
     const { choices } = chunk;
     if (Array.isArray(choices) && choices.length === 0 && chunk.usage != null) {
-      this.#usages.push({ usage: chunk.usage as Usage, copy: part.copy, chunk });
+      const { cachedTokens } = part.answer;
+      const given = chunk.usage as Usage;
+      const usage = cachedTokens === undefined ? given : withCachedTokens(given, await cachedTokens());
+      this.#usages.push({ usage, copy: part.copy, chunk });
       return;
     }
     if (Array.isArray(choices)) {
       validateStreamedChoices(url, choices);
       state.hasChoice ||= choices.length > 0;
     }
-    const merged = state.mergeLogprobs(chunk);
+    // An event has no member that is left out.
+    const merged = state.mergeLogprobs(hideMembers(chunk, false));
     const own = Array.isArray(merged.choices)
       ? (merged.choices as Fields[]).map((choice) => ({ ...choice, index }))
       : merged.choices;
@@ -149,4 +155,11 @@ function parseChunk(url: string, data: string): Fields {
     throw badAnswer("decode", url, "reported a failure in the middle of its stream");
   }
   return chunk;
+}
+
+/** Checks the choices of one event of a part's stream, which may have none. Errors: `KV_PROXY_UPSTREAM_FAILED`. */
+function validateStreamedChoices(url: string, choices: readonly unknown[]): void {
+  const other = choices.find((choice) => !isObject(choice) || (choice.index ?? 0) !== 0);
+  if (other !== undefined || choices.length > 1)
+    throw badAnswer("decode", url, "streamed more than the one choice that was requested");
 }

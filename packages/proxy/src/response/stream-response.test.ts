@@ -43,6 +43,7 @@ function setUp(pieces: readonly string[]) {
     status: 200,
     headers: {},
     eventStream: false,
+    kvFromPrefill: false,
     onePart: true,
     held: Buffer.from("held"),
     rest: {

@@ -7,7 +7,7 @@ export interface RequestSummary {
   readonly endpoint: string;
   /** Wall-clock time, ISO 8601. */
   readonly began_at: string;
-  /** HTTP status of the answer, or code of the `KvError` that the request failed with. */
+  /** HTTP status of the answer, or code of the `KvError` that the request failed with; `running` before it ends. */
   readonly outcome: string;
   readonly prefill?: string;
   readonly decode?: string;
@@ -23,6 +23,9 @@ export interface RequestSummary {
   readonly first_byte_at_ms?: number;
   /** False: the first byte came with the last token. */
   readonly streamed?: boolean;
+  /** `used`, or why no ended turn was read; and the tokens of it. */
+  readonly readback?: string;
+  readonly readback_tokens?: number;
   readonly duration_ms: number;
 }
 
@@ -38,26 +41,48 @@ export interface EndedRequest {
   readonly record: RequestRecord;
 }
 
-/** The requests that ended last. */
+/** The most running requests that a page shows. */
+const SHOWN = 50;
+
+/** The requests that run, and those that ended last. */
 export class RequestHistory {
+  readonly #clock: Clock;
   readonly #limit: number;
   /** Wall-clock time at zero of the proxy's clock, in milliseconds since 1970. */
   readonly #epochMs: number;
+  readonly #running = new Map<RequestRecord, Omit<EndedRequest, "durationMs" | "outcome">>();
   readonly #ended: EndedRequest[] = [];
   readonly #listeners = new Set<(summary: RequestSummary) => void>();
 
   /** Keeps the last `limit` requests. The wall clock is read once, here; all later times are those of `clock`. */
   constructor(clock: Clock, limit = 100) {
+    this.#clock = clock;
     this.#limit = limit;
     this.#epochMs = Date.now() - clock.now();
   }
 
+  /** A request runs until `add` has its record. */
+  begin(request: Omit<EndedRequest, "durationMs" | "outcome">): void {
+    this.#running.set(request.record, request);
+  }
+
   add(ended: EndedRequest): void {
+    this.#running.delete(ended.record);
     this.#ended.push(ended);
     if (this.#ended.length > this.#limit) this.#ended.shift();
     if (this.#listeners.size === 0) return;
     const summary = this.#summary(ended);
     for (const listener of this.#listeners) listener(summary);
+  }
+
+  /** The requests that have run longest, at most 50, oldest first. Their outcome is `running`, and a phase without an end lasts still. */
+  running(): readonly RequestSummary[] {
+    const nowMs = this.#clock.now();
+    return Array.from(this.#running.values())
+      .slice(0, SHOWN)
+      .map((request) =>
+        this.#summary({ ...request, outcome: "running", durationMs: nowMs - request.startedAtMs }),
+      );
   }
 
   /** The kept requests, oldest first. */
@@ -87,6 +112,8 @@ export class RequestHistory {
       decode_from_ms: decodeFrom,
       first_byte_at_ms: after(decodeFrom, record.firstByteMs),
       streamed: record.streamed,
+      readback: record.readback,
+      readback_tokens: record.readbackTokens,
     };
     return {
       request_id: requestId ?? "",

@@ -7,7 +7,7 @@ export interface Disaggregation {
 }
 
 /**
- * What happened to a request, for the access log, the metrics and the status page. It only records: no decision reads it. Times are
+ * What happened to a request, for the access log, the metrics, the status page and the limit of abandoned work. Times are
  * milliseconds on the proxy's clock. A member stays undefined where the request did not come that far.
  */
 export class RequestRecord {
@@ -18,6 +18,8 @@ export class RequestRecord {
   prefillStartedAtMs: number | undefined = undefined;
   /** Duration of the prefill leg. */
   prefillMs: number | undefined = undefined;
+  /** Time that prefill instances spent on it, in ms: where one computes for several requests at once, the request's part of it. */
+  prefillWorkMs = 0;
   decodeStartedAtMs: number | undefined = undefined;
   /** From the begin of the decode leg to the first byte of its answer. */
   firstByteMs: number | undefined = undefined;
@@ -39,6 +41,10 @@ export class RequestRecord {
   disaggregation: Disaggregation | undefined = undefined;
   /** True when the proxy had blocks of a prefill worker freed, because no decode worker would read them. */
   released: boolean | undefined = undefined;
+  /** `used`, or why no ended turn was used; undefined where the setting is off. */
+  readback: string | undefined = undefined;
+  /** Tokens of an ended turn that the prefill instance did not compute. */
+  readbackTokens: number | undefined = undefined;
 
   /** Records that the request begins again with the prefill leg. */
   restarted(): void {
@@ -61,6 +67,8 @@ export class RequestRecord {
       parts: this.parts,
       restarts: this.restarts,
       released: this.released,
+      readback: this.readback,
+      readbackTokens: this.readbackTokens,
     };
   }
 }

@@ -25,6 +25,19 @@ export function isServerFailure(status: number): boolean {
   return status === 500 || status === 502 || status === 503 || status === 504;
 }
 
+/** The status of an instance that does not have the model of a request, such as a LoRA adapter. Its engine has not seen the request. */
+export const MODEL_MISSING = 404;
+
+/** Whether an error is `badStatus` of such an instance. */
+export function isModelMissing(error: unknown): boolean {
+  return error instanceof KvError && error.details.status === MODEL_MISSING;
+}
+
+/** Whether the instance closed a connection that was kept from an earlier request, before it answered. */
+export function hadKeptConnection(error: unknown): boolean {
+  return error instanceof KvError && error.details.keptConnection === true;
+}
+
 /** The lease of a request's blocks has ended before a decode leg began. */
 export function leaseExpired(requestId: string): KvError {
   return new KvError(
@@ -53,4 +66,9 @@ export function noInstance(pool: InstancePool, partner?: Partner, context?: Rout
     });
   }
   return error(`the routing ${routing} chose none of the ${all.length} ${role} instances`);
+}
+
+/** Errors: `KV_PROXY_NO_INSTANCE` when all instances are draining. Checked before a prefill leg whose decode leg could go nowhere. */
+export function requireAnyInstance(pool: InstancePool): void {
+  if (pool.list().every(({ draining }) => draining)) throw noInstance(pool);
 }

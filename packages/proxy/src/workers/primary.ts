@@ -3,6 +3,7 @@ import { createServer } from "node:net";
 import {
   AdminServer,
   type InstanceChange,
+  KeptObjects,
   type MetricAsJson,
   readChange,
   WorkerMetrics,
@@ -12,10 +13,17 @@ import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
 import type { CliOptions } from "../config/cli-options.js";
 import { type ProxySettings, readSettings } from "../config/settings.js";
 import { PAGE, type ProxyStatus } from "../proxy.js";
+import { answerObjectCall, type ObjectCall } from "../readback/object-store.js";
 import { Calls } from "./calls.js";
 import { InstanceChangesLog } from "./instance-changes-log.js";
 import type { Loads, WorkerStart, WorkerStarted } from "./worker.js";
-import { mergedInstances, mergedRequests, mergedStatus, type WorkerReport } from "./worker-report.js";
+import {
+  mergedInstances,
+  mergedRequests,
+  mergedRunning,
+  mergedStatus,
+  type WorkerReport,
+} from "./worker-report.js";
 
 /** Where the workers serve, and what the program prints. */
 export interface WorkerGroupAddress extends WorkerStarted {
@@ -54,6 +62,8 @@ export class WorkerGroup {
   readonly #metrics = new WorkerMetrics();
   readonly #changes = new InstanceChangesLog();
   readonly #admin: AdminServer | undefined;
+  /** The objects of ended turns: one place for all workers, so that each is claimed once. */
+  readonly #objects: KeptObjects | undefined;
   /** Changes of instances, and starts of workers, one after another. */
   #queue: Promise<unknown> = Promise.resolve();
   #port: number;
@@ -68,7 +78,8 @@ export class WorkerGroup {
     this.#log = log;
     this.#clock = clock;
     this.#port = options.port;
-    const { admin } = this.#settings;
+    const { admin, readback } = this.#settings;
+    this.#objects = readback && new KeptObjects({ clock, ttlMs: readback.ttlMs });
     if (admin === undefined) return;
     this.#admin = new AdminServer({
       settings: admin,
@@ -80,6 +91,7 @@ export class WorkerGroup {
         page: {
           file: PAGE,
           requests: async () => mergedRequests(await this.#ask<WorkerReport>("report")),
+          running: async () => mergedRunning(await this.#ask<WorkerReport>("report")),
         },
       },
     });
@@ -106,7 +118,7 @@ export class WorkerGroup {
 
   /** The state of all workers. Errors: `KV_PROXY_OVERLOADED` (503) when none answers. */
   async status(): Promise<ProxyStatus> {
-    return mergedStatus(await this.#reports());
+    return { ...mergedStatus(await this.#reports()), readback: this.#objects?.status() ?? null };
   }
 
   /** As the `close` of each worker's proxy. Resolves when all workers have ended. */
@@ -136,6 +148,7 @@ export class WorkerGroup {
       status: () => this.status(),
       changeInstance: ({ change, body }: { readonly change: InstanceChange; readonly body: unknown }) =>
         this.#changeInstance(change, body),
+      objects: (call: ObjectCall) => this.#objects && answerObjectCall(this.#objects, call),
       loads: (loads: Loads) => {
         running.loads = loads;
         this.#loadsTimer ??= this.#clock.setTimer(() => this.#tellLoads(), LOADS_MS);
@@ -242,7 +255,7 @@ export class WorkerGroup {
     const [status, metrics] = await Promise.all([this.status(), this.#askEach<MetricAsJson[]>("metrics")]);
     for (const [{ worker }, json] of metrics)
       if (this.#workers.has(worker.id)) this.#metrics.reported(worker.id, json);
-    return await this.#metrics.text(status.signals);
+    return await this.#metrics.text(status.signals, status.readback ?? undefined);
   }
 
   /** Makes a change in all workers. Errors: those of the workers, when none could make it. */

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import { createProxy } from "../proxy.js";
-import { mergedRequests, mergedStatus, type WorkerReport } from "./worker-report.js";
+import { mergedRequests, mergedRunning, mergedStatus, type WorkerReport } from "./worker-report.js";
 
 test("the state of several workers is that of one proxy: counts add up, signals are of all, an instance is as bad as at its worst", async () => {
   const proxy = createProxy({
@@ -24,6 +24,7 @@ test("the state of several workers is that of one proxy: counts add up, signals 
       unread: { count: 1, countWithBytes: 1, bytes: 5, oldestMs: inFlight },
     },
     requests: [{ request_id: at, endpoint: "/", began_at: at, outcome: "200", duration_ms: 1 }],
+    running: [{ request_id: at, endpoint: "/", began_at: at, outcome: "running", duration_ms: 1 }],
   });
   const reports = [
     report(1, true, 10, "2026-01-01T00:00:02.000Z"),
@@ -40,8 +41,9 @@ test("the state of several workers is that of one proxy: counts add up, signals 
     // Two workers that each kept half an instance busy need two, not one each.
     recommended: { prefill: 2 },
   });
-  expect(mergedRequests(reports).map((one) => one.request_id)).toEqual([
-    "2026-01-01T00:00:01.000Z",
-    "2026-01-01T00:00:02.000Z",
-  ]);
+  for (const merge of [mergedRequests, mergedRunning])
+    expect(merge(reports).map((one) => one.request_id)).toEqual([
+      "2026-01-01T00:00:01.000Z",
+      "2026-01-01T00:00:02.000Z",
+    ]);
 });

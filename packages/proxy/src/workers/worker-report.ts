@@ -10,6 +10,8 @@ export interface WorkerReport {
   readonly measured: MeasuredSignals;
   /** The requests that ended last, oldest first. */
   readonly requests: readonly RequestSummary[];
+  /** The requests that run, oldest first. */
+  readonly running: readonly RequestSummary[];
 }
 
 /** How many ended requests all workers together show. */
@@ -44,6 +46,13 @@ export function mergedRequests(reports: readonly WorkerReport[]): readonly Reque
     .flatMap(({ requests }) => requests)
     .sort((a, b) => endedAtMs(a) - endedAtMs(b))
     .slice(-REQUESTS);
+}
+
+/** The requests that run at all workers, oldest first. */
+export function mergedRunning(reports: readonly WorkerReport[]): readonly RequestSummary[] {
+  return reports
+    .flatMap(({ running }) => running)
+    .sort((a, b) => Date.parse(a.began_at) - Date.parse(b.began_at));
 }
 
 /** Counts add up; the rest is as the worker has it that sees the instance worst. */

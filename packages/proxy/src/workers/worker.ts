@@ -47,6 +47,7 @@ export function serveAsWorker({ host, create, closed, clock }: WorkerOptions): v
       const proxy = create({
         status: () => calls.call<ProxyStatus>("status"),
         changeInstance: (change, body) => calls.call<object>("changeInstance", { change, body }),
+        objects: (call) => calls.call("objects", call),
       });
       replay(changes, proxy.instances);
       const listening = proxy.listen({ host, port });

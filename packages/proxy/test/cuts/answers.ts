@@ -13,7 +13,18 @@ export interface ScriptedAnswer {
 
 const JSON_TYPE = "application/json";
 const STREAM_TYPE = "text/event-stream; charset=utf-8";
-const usage = { prompt_tokens: 2, completion_tokens: 2, total_tokens: 4 };
+/** Of all tokens D counts 99 as cached, as it got their KV from P. */
+const usage = {
+  ...{ prompt_tokens: 102, completion_tokens: 2, total_tokens: 104 },
+  prompt_tokens_details: { cached_tokens: 99 },
+};
+const responseUsage = { input_tokens: 102, input_tokens_details: { cached_tokens: 99 } };
+const messageUsage = { input_tokens: 3, cache_read_input_tokens: 99 };
+/** A host that no client gets to know. */
+export const HIDDEN_HOST = "10.9.8.7";
+const kv_transfer_params = { remote_host: HIDDEN_HOST, note: 'a"}]' };
+/** D's own KV parameters, as its answers have them. */
+export const HIDDEN_PARAMS = JSON.stringify(kv_transfer_params);
 /** In UTF-8 its characters have 1 to 4 bytes. */
 const TEXT = 'aé€🎈\n"[DONE]"';
 
@@ -22,7 +33,9 @@ export function prefillAnswer(endpoint: Endpoint): ScriptedAnswer {
   const own = { "/v1/responses": '"output":[]', "/v1/messages": '"content":[]' } as Readonly<
     Record<string, string>
   >;
-  const members = own[endpoint] ?? `"choices":[{"index":0,"text":"x"}],"usage":${JSON.stringify(usage)}`;
+  const members =
+    own[endpoint] ??
+    `"choices":[{"index":0,"text":"x"}],"usage":{"prompt_tokens_details":{"cached_tokens":2}}`;
   return { contentType: JSON_TYPE, text: `{"id":"é-1",${members},"kv_transfer_params":${KV_PARAMS_TEXT}}` };
 }
 
@@ -38,14 +51,21 @@ export function decodeAnswer(endpoint: Endpoint, body: Fields): ScriptedAnswer {
   const indices = Array.from({ length: count }, (_, index) => index);
   if (!streamed) {
     const choices = indices.map((index) =>
-      isChat ? { index, message: { role: "assistant", content: TEXT } } : { index, text: TEXT },
+      isChat
+        ? { index, message: { role: "assistant", content: TEXT }, routed_experts: "AAAA" }
+        : { index, text: TEXT, routed_experts: "AAAA" },
     );
-    return { contentType, text: JSON.stringify({ id: "é-1", created: 1, choices, usage }) };
+    const answer = { id: "é-1", created: 1, choices, usage, kv_transfer_params };
+    return { contentType, text: JSON.stringify(answer) };
   }
   const event = (choices: readonly object[], more: object = {}) =>
     `data: ${JSON.stringify({ id: "é-1", created: 1, choices, ...more })}\n\n`;
   const piece = (index: number, content: string) =>
-    event([isChat ? { index, delta: { content } } : { index, text: content }]);
+    event(
+      [isChat ? { index, delta: { content } } : { index, text: content }],
+      // vLLM reports them with the last token.
+      content === "z" ? { kv_transfer_params } : {},
+    );
   const pieces = [TEXT, "z"].flatMap((content) => indices.map((index) => piece(index, content)));
   return { contentType, text: `${pieces.join("")}${event([], { usage })}data: [DONE]\n\n` };
 }
@@ -53,14 +73,16 @@ export function decodeAnswer(endpoint: Endpoint, body: Fields): ScriptedAnswer {
 const named = (name: string, data: object) =>
   `event: ${name}\ndata: ${JSON.stringify({ type: name, ...data })}\n\n`;
 const output = [{ type: "message", content: [{ type: "output_text", text: TEXT }] }];
-const RESPONSE = JSON.stringify({ id: "é-1", output, status: "completed" });
+const response = { id: "é-1", output, usage: responseUsage, status: "completed", kv_transfer_params };
+const RESPONSE = JSON.stringify(response);
 const RESPONSE_STREAM =
   named("response.created", { response: { id: "é-1" } }) +
   named("response.output_text.delta", { delta: TEXT }) +
-  named("response.completed", { response: { output } });
+  named("response.completed", { response });
 const content = [{ type: "text", text: TEXT }];
-const MESSAGE = JSON.stringify({ id: "é-1", type: "message", content });
+const message = { id: "é-1", type: "message", content, usage: messageUsage, kv_transfer_params };
+const MESSAGE = JSON.stringify(message);
 const MESSAGE_STREAM =
-  named("message_start", { message: { id: "é-1", content: [] } }) +
+  named("message_start", { message: { ...message, content: [] } }) +
   named("content_block_delta", { index: 0, delta: { type: "text_delta", text: TEXT } }) +
   named("message_stop", {});

@@ -1,7 +1,7 @@
 import type { Endpoint } from "@kv/fleet/front-end";
 import { afterEach, describe, expect, test, vi } from "vitest";
 import { runProxy } from "../support/set-up.js";
-import { decodeAnswer } from "./answers.js";
+import { decodeAnswer, HIDDEN_PARAMS } from "./answers.js";
 import { byChoice } from "./by-choice.js";
 import { replaceInstances, Script } from "./cut-instances.js";
 import { ALL, cutAt, everyByte, randomCuts, UNCUT } from "./cuts.js";
@@ -57,6 +57,9 @@ const lines = (end: string) => (text: string) => text.replaceAll("\n", end);
 const multiLine = (text: string) =>
   text.replaceAll('"choices":[{', '"choices":\ndata: [\ndata: {').replaceAll("}]}\n", "}\ndata: ]}\n");
 
+/** A stream as its client gets it: D's KV parameters are hidden, and all other bytes are as they were. */
+const shown = (text: string) => text.replaceAll(HIDDEN_PARAMS, "null");
+
 const FORMS: readonly (readonly [what: string, form: (text: string) => string])[] = [
   ["CRLF at the ends of lines", lines("\r\n")],
   ["CR at the ends of lines", lines("\r")],
@@ -80,14 +83,14 @@ describe.each(FORMS)("a stream with %s", (_what, form) => {
     const { text } = decodeAnswer("/v1/completions", { stream: true });
     expect(await ask("/v1/completions", { prompt: "a" })).toEqual({
       status: 200,
-      text: byChoice(form(text)),
+      text: byChoice(shown(form(text))),
     });
   });
 
   test("passes a sidecar as it is, with several choices", async () => {
     const { ask } = await start(SIDECAR, form);
     const { text } = decodeAnswer("/v1/completions", { ...choices, stream: true });
-    expect(await ask("/v1/completions", choices)).toEqual({ status: 200, text: byChoice(form(text)) });
+    expect(await ask("/v1/completions", choices)).toEqual({ status: 200, text: byChoice(shown(form(text))) });
   });
 
   test("is merged as one in vLLM's form", async () => {
@@ -109,7 +112,7 @@ describe.each(["/v1/responses", "/v1/messages"] as const)("a stream of %s", (end
     const { text } = decodeAnswer(endpoint, { stream: true });
     expect(await ask(endpoint, { input: "a", messages: [], max_tokens: 3 })).toEqual({
       status: 200,
-      text: form(text),
+      text: shown(form(text)),
     });
   });
 });
@@ -131,7 +134,19 @@ test("an error in the middle passes as it is, wherever it is cut", async () => {
   const form = (text: string) => text.replace("data: [DONE]", `data: ${ERROR}\n\ndata: [DONE]`);
   const { ask } = await start("pull", form);
   const { text } = decodeAnswer("/v1/completions", { stream: true });
-  expect(await ask("/v1/completions", { prompt: "a" })).toEqual({ status: 200, text: byChoice(form(text)) });
+  expect(await ask("/v1/completions", { prompt: "a" })).toEqual({
+    status: 200,
+    text: byChoice(shown(form(text))),
+  });
+});
+
+test("field.md R13: KV parameters of several lines are hidden wherever they are cut, and the lines stay", async () => {
+  const form = (text: string) =>
+    text.replaceAll(HIDDEN_PARAMS, '\r\ndata: {"remote_host":\r\n: one\r\ndata:"10.9.8.7"\r\ndata: }');
+  const { ask } = await start("pull", form);
+  const { text } = decodeAnswer("/v1/completions", { stream: true });
+  const expected = text.replaceAll(HIDDEN_PARAMS, "\r\ndata: \r\n: one\r\ndata:\r\ndata: null");
+  expect(await ask("/v1/completions", { prompt: "a" })).toEqual({ status: 200, text: byChoice(expected) });
 });
 
 test("a server failure that is a stream is one wherever it is cut, without addresses", async () => {

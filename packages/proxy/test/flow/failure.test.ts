@@ -195,6 +195,16 @@ test.each([
   }
 });
 
+test("soak: a request that D alone serves is tried on one other instance when its D dies, and on no third", async () => {
+  const [bad1, bad2, good] = [await upstream(dies), await upstream(dies), await upstream(decodeOk)];
+  const ask = async (decoders: string[]) => {
+    const { url } = await runProxy({ prefillers: [bad1.url], decoders });
+    return (await post(`${url}/tokenize`, { prompt: "a" })).status;
+  };
+  expect(await ask([bad1.url, good.url])).toBe(200);
+  expect(await ask([bad1.url, bad2.url, good.url])).toBe(502);
+});
+
 test("when all decode instances are draining, the answer is 503 with a hint, before anything is computed", async () => {
   for (const mode of ["pull", "push"] as const) {
     const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
@@ -497,4 +507,19 @@ test("of two data-parallel ranks on one URL, only the rank that failed counts a 
     { data_parallel_rank: 0, failures: 0, available: true },
     { data_parallel_rank: 1, failures: 1, available: false },
   ]);
+});
+
+test("field.md R13: a prefill instance that closes a kept connection as a request comes is asked on a new one", async () => {
+  const used = new WeakSet<object>();
+  const p = await upstream((seen) => {
+    const { socket } = seen.response;
+    if (socket === null || used.has(socket)) return void socket?.destroy();
+    used.add(socket);
+    return prefillOk(seen);
+  });
+  const d = await upstream(decodeOk);
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  for (let times = 0; times < 4; times += 1)
+    expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
+  expect(p.seen).toHaveLength(7);
 });

@@ -142,3 +142,17 @@ test("a merged stream has the client's id, whichever part is there first", async
   socket.destroy();
   expect(new Set(received().match(/"id":"[^"]*"/g))).toEqual(new Set(['"id":"cmpl-r"']));
 });
+
+test("field.md R13: with n, an error in the tick of the first events is told to the client", async () => {
+  const p = await upstream(prefillOk);
+  const [event = ""] = STREAM.split("data: [DONE]");
+  const d = await upstream(({ response }) =>
+    sendStream(
+      response,
+      `${event}data: {"error":{"message":"out of memory","code":500}}\n\ndata: [DONE]\n\n`,
+    ),
+  );
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { closed } = await rawClient(url, postText('{"prompt":"a","stream":true,"n":2}'));
+  expect(await closed).toMatch(/^HTTP\/1\.1 (200 .*"error"|502 )/s);
+});

@@ -111,6 +111,7 @@ test.each(["pull", "push", "auto"] as const)(
     expect(await errorOf(await post(`${url}/v1/completions`, { prompt: "a" }))).toEqual({
       status: 503,
       code: "KV_PROXY_NO_INSTANCE",
+      type: "server_error",
       message:
         "no prefill instance fits a decode instance: vllm_version is 0.32.0 at prefill and 0.33.0 at decode",
     });

@@ -2,6 +2,7 @@ import {
   type Answer,
   COMPLETION,
   type FakeUpstream,
+  prefillOk,
   STREAM,
   sendJson,
   sendStream,
@@ -12,7 +13,9 @@ import { post, runProxy, upstream } from "../support/set-up.js";
 /** A prefill instance whose engine is `engineId`; it answers when `ready` resolves. */
 const prefillOf =
   (engineId: () => string, ready: Promise<void> = Promise.resolve()): Answer =>
-  async ({ response }) => {
+  async (seen) => {
+    const { response } = seen;
+    if (seen.method === "GET") return prefillOk(seen);
     await ready;
     const kv_transfer_params = {
       do_remote_prefill: true,
@@ -348,13 +351,17 @@ test("instances with coordinates are added and removed at run time", async () =>
   });
   const change = (what: string, instance: unknown) =>
     post(`${adminUrl}/instances/${what}`, { role: "prefill", instance });
-  expect((await change("add", { url: q.url, kv: { engineId: "q", port: 5800 } })).status).toBe(200);
+  expect((await change("add", { url: q.url, kv: { engineId: "q", port: 5800, ppSize: 2 } })).status).toBe(
+    200,
+  );
   expect((await change("remove", p.url)).status).toBe(200);
   await ask(url);
   expect(paramsOf(d, 0)).toMatchObject({
     remote_engine_id: "q",
     remote_port: 5800,
     remote_host: "127.0.0.1",
+    // D waits for the notifications of each stage.
+    pp_size: 2,
   });
 });
 

@@ -3,6 +3,7 @@ import { get as httpsGet } from "node:https";
 import { connect, createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { setTimeout as sleep } from "node:timers/promises";
 import type { DiscoveredInstances } from "@kv/fleet";
 import { selfSigned } from "@kv/http";
 import { type LogFields, silentLog } from "@kv/interface";
@@ -330,28 +331,37 @@ test("health needs the decode instance only; metrics and further routes are the 
     expect((await post(url + path, {})).status).toBe(404);
 });
 
-test("clients behind one gateway are not taken for one client, unless a header tells them apart", async () => {
-  const d = await upstream(() => {});
-  const leave = async (url: string, times: number, headers = {}) => {
-    for (let at = 0; at < times; at += 1) {
-      const client = new AbortController();
-      const before = d.seen.length;
-      const asked = ask(url, undefined, undefined, { signal: client.signal, headers });
-      const { dropped } = await d.request(before);
-      client.abort();
-      await expect(asked).rejects.toThrow();
-      await dropped;
-    }
+test("R8: clients behind one gateway are not taken for one client, unless a header tells them apart, and only what a prefill instance worked counts", async () => {
+  const [p, d] = [await upstream(() => {}), await upstream(() => {})];
+  /** Waits at the prefill instance for `ms`, or without one at the decode instance, and leaves. */
+  const leave = async (url: string, user: string, ms: number, named: string | undefined) => {
+    const at = named === undefined ? d : p;
+    const client = new AbortController();
+    const before = at.seen.length;
+    const init = { signal: client.signal, headers: { "x-user": user } };
+    const asked = ask(url, named, undefined, init);
+    const { dropped } = await at.request(before);
+    await sleep(ms);
+    client.abort();
+    await expect(asked).rejects.toThrow();
+    await dropped;
+  };
+  /** 400 for a client that may send requests: this one is malformed. */
+  const status = async (url: string, user: string) => {
+    const headers = { "x-user": user, "x-request-id": "," };
+    return (await ask(url, hostOf(p), undefined, { headers })).status;
   };
   const shared = await runProxy({ decoders: [d.url], sidecar: LOOPBACK });
-  await leave(shared.url, 32);
-  expect((await fetch(`${shared.url}/status`)).status).toBe(200);
-  await leave(shared.url, 1);
-  const limits = { clientHeader: "x-user", abandonedPrefills: 2 };
+  await leave(shared.url, "one", 150, hostOf(p));
+  expect(await status(shared.url, "one")).toBe(400);
+  const limits = { abandonedPrefillMs: 100, clientHeader: "x-user" };
   const apart = await runProxy({ decoders: [d.url], sidecar: LOOPBACK, limits });
-  await leave(apart.url, 2, { "x-user": "one" });
-  expect((await ask(apart.url, undefined, undefined, { headers: { "x-user": "one" } })).status).toBe(429);
-  await leave(apart.url, 1, { "x-user": "two" });
+  // No prefill instance has worked for it.
+  await leave(apart.url, "one", 150, undefined);
+  expect(await status(apart.url, "one")).toBe(400);
+  await leave(apart.url, "one", 150, hostOf(p));
+  await expect.poll(() => status(apart.url, "one")).toBe(429);
+  expect(await status(apart.url, "two")).toBe(400);
 });
 
 test.each([

@@ -1,7 +1,7 @@
 import { once } from "node:events";
 import { get } from "node:http";
 import { connect } from "node:net";
-import { decodeOk, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
+import { deadUrl, decodeOk, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
 import { after, manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
@@ -16,15 +16,15 @@ test("instances are added, drained and removed while requests pass", async () =>
   const ask = async () => expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
   expect((await change("add", d2.url)).status).toBe(200);
   expect(await errorOf(await change("add", d2.url))).toMatchObject({
-    status: 409,
-    code: "KV_CONFIG_INVALID",
+    ...{ status: 409, code: "KV_CONFIG_INVALID", type: "invalid_request_error" },
   });
   await ask();
   await ask();
-  expect([d1.seen.length, d2.seen.length]).toEqual([1, 1]);
+  // The new one was asked for its models first.
+  expect([d1.seen.length, d2.seen.length]).toEqual([1, 2]);
   expect((await change("drain", d1.url)).status).toBe(200);
   await ask();
-  expect([d1.seen.length, d2.seen.length]).toEqual([1, 2]);
+  expect([d1.seen.length, d2.seen.length]).toEqual([1, 3]);
   await change("remove", d1.url);
   await expect.poll(() => proxy.status().decoders.map((one) => one.url)).toEqual([d2.url]);
   expect(await errorOf(await change("remove", d1.url))).toMatchObject({
@@ -188,4 +188,28 @@ test("health checks eject an instance that answers 503, and take it back after a
   expect(d.seen.every(({ path }) => path === "/health")).toBe(true);
   sick = false;
   await expect.poll(after(clock, 100, stateOf)).toMatch(/returning|up/);
+});
+
+test("field.md R13: an instance is asked for its models before it is added", async () => {
+  const models = (status: number, body: unknown) =>
+    upstream(({ response }) => sendJson(response, body, status));
+  const [p, d, d2] = [await upstream(prefillOk), await upstream(decodeOk), await upstream(decodeOk)];
+  const { adminUrl, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url], admin, model: "m" });
+  const add = async (instance: string) =>
+    errorOf(await post(`${adminUrl}/instances/add`, { role: "decode", instance }));
+  for (const [instance, why] of [
+    [await deadUrl(), "it does not answer"],
+    ["http://no-such-name.invalid:1", "it does not answer"],
+    [(await models(503, {})).url, "GET /v1/models was answered with status 503"],
+    [(await models(200, { data: "x" })).url, "no list of models"],
+    [(await models(200, { data: [{ id: "a" }, { id: "b" }] })).url, "it serves a, b, and not m"],
+  ] as const)
+    expect(await add(instance)).toMatchObject({
+      ...{ status: 400, code: "KV_CONFIG_INVALID", message: expect.stringContaining(why) },
+    });
+  expect(proxy.status().decoders).toHaveLength(1);
+  // It wants a key, which only clients have.
+  for (const instance of [d2.url, (await models(401, {})).url])
+    expect((await post(`${adminUrl}/instances/add`, { role: "decode", instance })).status).toBe(200);
+  expect(proxy.status().decoders).toHaveLength(3);
 });

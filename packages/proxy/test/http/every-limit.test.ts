@@ -1,4 +1,5 @@
 import { get } from "node:http";
+import { setTimeout as sleep } from "node:timers/promises";
 import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
 import { postText, type RawClient, rawClient } from "@kv/testing/http/raw-client";
 import { afterEach, expect, test } from "vitest";
@@ -106,14 +107,17 @@ const TRIES: Record<string, () => Promise<number | "close">> = {
     await inFlight(proxy, "127.0.0.2");
     return status;
   },
-  "limits.abandonedPrefills": async () => {
-    const { url, p, proxy } = await start({ abandonedPrefills: 2 }, { hangs: true });
-    for (const at of [0, 1]) {
+  "limits.abandonedPrefillMs": async () => {
+    const { url, p, proxy } = await start({ abandonedPrefillMs: 100 }, { hangs: true });
+    const leaveAfter = async (at: number, ms: number) => {
       const client = await open(url, postText('{"prompt":"a"}'));
       await p.request(at);
+      await sleep(ms);
       client.socket.destroy();
       await expect.poll(() => proxy.status().requests.in_flight).toBe(0);
-    }
+    };
+    await leaveAfter(0, 0);
+    await leaveAfter(1, 150);
     const { status, retryAfter } = await ask(url);
     expect(Number(retryAfter)).toBeGreaterThan(0);
     expect(p.seen).toHaveLength(2);

@@ -84,14 +84,12 @@ test("instances get credentials only where a setting says so, and their absence 
   const log = { ...silentLog, warn: (event: string, fields?: object) => void warned.push(event, fields) };
   const closed = await start({ log });
   for (const prompt of ["a", "b"]) await post(`${closed.url}/v1/completions`, { prompt }, { headers });
-  for (const one of [...closed.p.seen, ...closed.d.seen]) {
-    expect(Object.keys(one.headers).sort()).toEqual(
-      ["accept", "accept-encoding", "connection", "content-length", "content-type", "host"].concat([
-        "x-data-parallel-rank",
-        "x-request-id",
-      ]),
-    );
-  }
+  const both = ["accept-encoding", "connection", "content-length", "content-type", "host", "x-request-id"];
+  for (const [{ seen }, own] of [
+    [closed.p, []],
+    [closed.d, ["accept", "x-data-parallel-rank"]],
+  ] as const)
+    for (const one of seen) expect(Object.keys(one.headers).sort()).toEqual([...both, ...own].sort());
   expect(warned.filter((event) => event === "header-not-forwarded")).toHaveLength(1);
   const open = await start({ forwardHeaders: ["Authorization"] });
   await post(`${open.url}/v1/completions`, { prompt: "a" }, { headers });
@@ -107,10 +105,10 @@ test.each([
   ["a form", { "content-type": "text/plain" }, 415],
   ["a name that the settings allow", { host: "ops.example" }, 200],
 ])("the admin routes answer %s with %#", async (_what, headers, status) => {
-  const { adminUrl, proxy } = await start({ admin: { port: 0, allowedHosts: ["ops.example"] } });
+  const { adminUrl, proxy, p } = await start({ admin: { port: 0, allowedHosts: ["ops.example"] } });
   const { host } = new URL(adminUrl);
   const given = { host, "content-type": "application/json", ...headers } as Record<string, string>;
-  const text = '{"role":"decode","instance":"evil.example:1"}';
+  const text = JSON.stringify({ role: "decode", instance: p.url });
   const lines = Object.entries(given).map(([name, value]) => `${name}: ${value}\r\n`);
   const client = await rawClient(
     adminUrl,
@@ -118,6 +116,31 @@ test.each([
   );
   expect(await client.closed).toMatch(new RegExp(`^HTTP/1\\.1 ${status} `));
   expect(proxy.status().decoders).toHaveLength(status === 200 ? 2 : 1);
+});
+
+test("strain.md, low: the Host of a request in absolute form is that of its target", async () => {
+  const { adminUrl } = await start({ admin: { port: 0 } });
+  const { host } = new URL(adminUrl);
+  for (const [target, status] of [
+    ["http://evil.example/status", 403],
+    [`http://${host}/status`, 200],
+  ] as const) {
+    const client = await rawClient(
+      adminUrl,
+      `GET ${target} HTTP/1.1\r\nHost: ${host}\r\nconnection: close\r\n\r\n`,
+    );
+    expect(await client.closed).toMatch(new RegExp(`^HTTP/1\\.1 ${status} `));
+  }
+});
+
+test("field.md R13: a body with a coding is answered with 415, and names it", async () => {
+  const { url } = await start();
+  const headers = { "content-type": "application/json", "content-encoding": "gzip" };
+  const answer = await fetch(`${url}/v1/completions`, { method: "POST", headers, body: "\u001f\u008b" });
+  expect([answer.status, await answer.json()]).toMatchObject([
+    415,
+    { error: { message: expect.stringContaining("gzip") } },
+  ]);
 });
 
 test("with a token, any name is served, unless names are set", async () => {

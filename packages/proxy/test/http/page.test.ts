@@ -38,6 +38,21 @@ const CONTRASTS = `(() => {
   });
 })()`;
 
+/** What the table of requests shows: the page's width, the ticks, the share of the axis that fast requests take, and ids. */
+const REQUESTS = `({
+  wide: document.documentElement.scrollWidth,
+  axis: Array.from(document.querySelectorAll("#axis i"), (tick) => tick.textContent),
+  fast: Array.from(document.querySelectorAll('tr[data-request$="fast"] .bar'), (bar) =>
+    Array.from(bar.children).reduce((sum, part) => sum + part.offsetWidth, 0) / bar.clientWidth),
+  ids: Array.from(document.querySelectorAll('tr[data-request^="one-"]'), (tr) => tr.cells[1].textContent),
+})`;
+interface Shown {
+  readonly wide: number;
+  readonly axis: readonly string[];
+  readonly fast: readonly number[];
+  readonly ids: readonly string[];
+}
+
 describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromium})`, () => {
   let browser: Browser;
   beforeAll(async () => {
@@ -83,6 +98,63 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
       ]);
       void proxy.instances.decode.drain(d);
       await page.waitForSelector(`#instances tr[data-url="${d.url}"] .state[data-state=draining]`);
+      expect(complaints).toEqual([]);
+    } finally {
+      await page.close();
+    }
+  });
+
+  test("first-contact.md: running requests with P, D and time, on an axis with round ticks; a slow one does not squash the rest", async () => {
+    const [p, d] = [
+      await upstream(prefillOk),
+      await upstream(async ({ json, response }) => {
+        const { prompt } = json as { prompt: string };
+        if (prompt !== "fast")
+          await new Promise((resolve) => setTimeout(resolve, prompt === "slow" ? 900 : 1e5).unref());
+        if (!response.destroyed) sendJson(response, COMPLETION);
+      }),
+    ];
+    const { url, adminUrl } = await runProxy({ prefillers: [p.url], decoders: [d.url], admin: { port: 0 } });
+    const { page, complaints } = await open(adminUrl);
+    try {
+      await page.waitForSelector("#connection[data-state=live]");
+      const leaves = new AbortController();
+      const send = (prompt: string, id: string) =>
+        post(`${url}/v1/completions`, { prompt }, { headers: { "x-request-id": id }, signal: leaves.signal });
+      for (const prompt of ["slow", ...Array.from({ length: 8 }, () => "fast")])
+        await send(prompt, `one-client-with-long-ids-${prompt}`);
+      const held = send("held", "held").catch(() => undefined);
+      await page.waitForSelector("#requests tr[data-request=held] .bar.running .transfer");
+      const servers = [p, d].map((each) => new URL(each.url).host).join(" → ");
+      const row = await page.$$eval("#requests tr[data-request=held] td", (cells) =>
+        cells.map((one) => one.textContent),
+      );
+      expect(row.slice(0, 4)).toEqual([
+        expect.stringMatching(/^\d\d:\d\d:\d\d$/),
+        "held",
+        servers,
+        "running",
+      ]);
+      for (const [width, scheme] of [
+        [390, "dark"],
+        [1280, "light"],
+      ] as const) {
+        await page.setViewport({ width, height: 900 });
+        await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
+        const found = (await page.evaluate(REQUESTS)) as Shown;
+        expect(found.wide).toBeLessThanOrEqual(width);
+        expect(found.axis[0]).toBe("0 ms");
+        expect(found.axis[1]).toMatch(/^(0\.0*)?[125]0*$/);
+        expect(Math.max(...found.fast)).toBeGreaterThan(0.1);
+        expect(new Set(found.ids).size).toBe(2);
+        expect(await page.$$(".bar.cut")).not.toHaveLength(0);
+        if (screenshots !== undefined)
+          await page.screenshot({ path: `${screenshots}/requests-${scheme}-${width}.png`, fullPage: true });
+      }
+      leaves.abort();
+      await held;
+      await page.waitForSelector("#requests tr[data-request=held] .failed");
+      expect(await page.$$(".bar.running")).toHaveLength(0);
       expect(complaints).toEqual([]);
     } finally {
       await page.close();

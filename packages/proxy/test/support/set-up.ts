@@ -45,7 +45,7 @@ export function post(url: string, body: unknown, init: RequestInit = {}): Promis
 
 export async function errorOf(
   response: Response,
-): Promise<{ status: number; code: unknown; message: string }> {
-  const { error } = (await response.json()) as { error: { code: unknown; message: string } };
-  return { status: response.status, code: error.code, message: error.message };
+): Promise<{ status: number; code: unknown; message: string; type: string }> {
+  const { error } = (await response.json()) as { error: { code: unknown; message: string; type: string } };
+  return { status: response.status, code: error.code, message: error.message, type: error.type };
 }

@@ -107,6 +107,8 @@ function answerAlone(seen: Seen): void {
 const error = (message: string) => ({ error: { message, type: "BadRequestError", param: null, code: 400 } });
 
 function invalid(json: Fields): Fields | undefined {
+  // A health check of another suite's router, whose instance had this port before.
+  if (json.prompt === undefined && json.messages === undefined) return error("prompt is required");
   const limit = Number(json.max_completion_tokens ?? json.max_tokens ?? 16);
   if (Number(json.min_tokens ?? 0) > Math.max(limit, 1))
     return error("min_tokens must be at most max_tokens");

@@ -106,7 +106,7 @@ test("the inputs and the reason of the rule about one leg or two are on the span
 test("without a tracer, the client's trace headers reach both instances unchanged", async () => {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
-  const headers = { traceparent, tracestate: "a=b", "x-data-parallel-rank": "3" };
+  const headers = { traceparent, tracestate: "a=b" };
   await post(`${url}/v1/completions`, { prompt: "a" }, { headers });
   for (const { seen } of [p, d]) expect(seen[0]?.headers).toMatchObject(headers);
 });

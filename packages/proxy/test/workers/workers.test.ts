@@ -2,6 +2,7 @@ import { readFileSync } from "node:fs";
 import { request } from "node:http";
 import { COMPLETION, decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
+import { idsOf, outputOf, TurnServers } from "../readback/turn-servers.js";
 import { startCli } from "../support/run-cli.js";
 import { upstream } from "../support/set-up.js";
 
@@ -67,15 +68,16 @@ test("two workers serve one port; instances, counts and the end of a worker are 
   expect((await change("add", late.url)).json).toHaveLength(2);
   expect((await change("add", late.url)).status).toBe(409);
   hold = true;
-  const before = d.seen.length;
+  // Each worker has asked the late one for its models.
+  const [before, lateBefore] = [d.seen.length, late.seen.length];
   // One after another: of connections that come at once, a busy worker gets fewer.
   const asked: Promise<unknown>[] = [];
   for (let count = 1; count <= 4; count += 1) {
     asked.push(completion(url).catch((error: Error) => error));
-    await eventually(() => d.seen.length - before + late.seen.length).toBe(count);
+    await eventually(() => d.seen.length - before + late.seen.length - lateBefore).toBe(count);
   }
   // Each instance gets two: one of each worker.
-  await eventually(() => [d.seen.length - before, late.seen.length]).toEqual([2, 2]);
+  await eventually(() => [d.seen.length - before, late.seen.length - lateBefore]).toEqual([2, 2]);
   const [killed, other] = workersOf(group.child.pid);
   if (killed !== undefined) process.kill(killed, "SIGKILL");
   await eventually(() => workersOf(group.child.pid).includes(killed ?? 0)).toBe(false);
@@ -116,6 +118,35 @@ test("a worker counts the load that other workers put on an instance", { timeout
   group.child.kill("SIGINT");
   expect(await group.exited).toBe(0);
   await Promise.all(asked);
+});
+
+test("what one worker keeps of a turn, another one gives to P; at the end D holds nothing (issue 48)", {
+  timeout: MINUTE,
+}, async () => {
+  const turns = new TurnServers();
+  const [p, d] = [await upstream(turns.prefill), await upstream(turns.decode)];
+  const group = await startWorkers(["--prefill", p.url, "--decode", d.url, "--readback"]);
+  let prompt = "a prompt with more than the sixty-four tokens that are worth keeping at a D. ";
+  for (let turn = 1; turn <= 6; turn += 1) {
+    const { json } = await ask(group.url, { prompt, model: "m" });
+    const { choices } = json as unknown as { choices: { text: string }[] };
+    expect(choices[0]?.text).toBe(outputOf(idsOf({ prompt }), {}).text);
+    prompt += `${choices[0]?.text} more `;
+  }
+  // Each worker asks D for the size of its cache, and keeps its first turn when that is known: the next turn may come before. Turns are dealt to the workers in turn.
+  const { reads } = turns.counts;
+  expect(reads).toBeGreaterThanOrEqual(3);
+  // A worker tells the others of a turn after its answer has ended. Of each turn an object is kept, until it is read.
+  const objects = 6 - reads;
+  await eventually(async () => (await ask(group.adminUrl, undefined, "/status")).json).toMatchObject({
+    readback: [{ objects }],
+  });
+  const { json: text } = await ask(group.adminUrl, undefined, "/metrics");
+  expect(text).toMatch(new RegExp(`^kv_proxy_readback_used_total ${reads}$`, "m"));
+  expect(text).toMatch(new RegExp(`^kv_proxy_readback_objects\\{.*\\} ${objects}$`, "m"));
+  group.child.kill("SIGTERM");
+  expect(await group.exited).toBe(0);
+  expect([turns.pinnedBlocks, turns.wrong]).toEqual([0, []]);
 });
 
 test("SIGTERM lets the requests of all workers end", { timeout: MINUTE }, async () => {

@@ -1,5 +1,5 @@
 import type { MemoryType, PreparedList } from "@kv/interface";
-import { buildEngineTransferPlan, type RankGeometry, type ReceiveConversion } from "@kv/plan";
+import { buildEngineTransferPlan, planRequest, type RankGeometry, type ReceiveConversion } from "@kv/plan";
 import { PUSH_CONTROL } from "@kv/protocol";
 import { listAgent, testContext, testRank, testRanks } from "@kv/testing/worker-context";
 import { describe, expect, it } from "vitest";
@@ -12,14 +12,17 @@ interface Consumer extends Partial<Pick<RankGeometry, "attentionBackend" | "layo
   readonly tpSize: number;
   readonly blockSize: number;
   readonly memoryType?: MemoryType;
+  /** Its regions belong to group 0 alone. */
+  readonly ownGroup?: boolean;
 }
 
 function consumerRank(tpRank: number, consumer: Consumer, heads: number): RankGeometry {
   const { tpSize, blockSize, attentionBackend = "SIM", layout = "LBHNC", memoryType = "DRAM" } = consumer;
+  const sharing = consumer.ownGroup === true ? { groupIds: [0] } : {};
   const own = rank(tpRank, tpSize, blockSize, heads);
   return {
     ...{ ...own, attentionBackend, layout },
-    regions: own.regions.map((region) => ({ ...region, memoryType })),
+    regions: own.regions.map((region) => ({ ...region, memoryType, ...sharing })),
   };
 }
 
@@ -29,8 +32,9 @@ function setUp(options: {
   heads?: number;
   features?: readonly string[];
   announcedBlockSize?: number;
+  groups?: readonly string[];
 }) {
-  const { local, consumer, heads = 4, announcedBlockSize } = options;
+  const { local, consumer, heads = 4, announcedBlockSize, groups = ["full"] } = options;
   const open = new Set<string>();
   const list = (name: string) => {
     open.add(name);
@@ -49,7 +53,7 @@ function setUp(options: {
   const engines = consumerEngines(
     testContext({
       ...{ agent, local, incarnation: "i", features: options.features ?? [PUSH_CONTROL] },
-      model: { numKvHeads: heads, groups: ["full"] },
+      model: { numKvHeads: heads, groups },
       extra: announcedBlockSize === undefined ? {} : { push_announced_block_size: announcedBlockSize },
       remote: testRanks((tpRank) => consumerRank(tpRank, consumer, heads)),
     }),
@@ -59,6 +63,22 @@ function setUp(options: {
 }
 
 describe("consumer engines", () => {
+  it("of a pipeline stage whose layers are all of one group: another stage writes the blocks of the other group", async () => {
+    const own = rank(0, 1, 16);
+    const regions = own.regions.map((region) => ({ ...region, groupIds: [0] }));
+    const { opened } = setUp({
+      local: { ...own, ppSize: 2, ppRank: 0, regions },
+      consumer: { tpSize: 1, blockSize: 16, ownGroup: true },
+      groups: ["full", "full"],
+    });
+    const plan = (await opened()).targets.get(0)?.plan;
+    if (plan === undefined) throw new Error("no target");
+    const blocks = { localBlockIds: [[1], [2]], remoteBlockIds: [[3], [0]], numTokens: 16 };
+    const alone = planRequest(plan, { ...blocks, localBlockIds: [[1], []] });
+    expect(planRequest(plan, blocks).lengthBytes).toBe(alone.lengthBytes);
+    expect(alone.lengthBytes).toBeGreaterThan(0);
+  });
+
   it("have a target for each rank that this one serves, and close all that they opened", async () => {
     const { engines, open, address } = setUp({
       local: rank(0, 1, 16),

@@ -72,9 +72,18 @@ export function consumerEngines(context: WorkerContext): RemoteEngines<ConsumerE
 function planOf(
   { local, model, settings: { announcedBlockSize } }: WorkerContext,
   received: RankGeometry,
-  { engineId, tpSize }: EngineAddress,
+  { engineId, tpSize, dcpSize }: EngineAddress,
   controls: boolean,
 ): EngineTransferPlan {
+  if (!controls && (local.dcpSize ?? 1) > 1) {
+    throw new KvError(
+      "KV_PLAN_UNSUPPORTED",
+      `this engine has decode context parallelism of ${local.dcpSize}, and engine ${engineId} is a vLLM: it takes no pushed blocks then`,
+      {
+        hint: "use NixlConnector (pull) on both sides: vLLM 0.33 pushes without --decode-context-parallel-size only",
+      },
+    );
+  }
   if (controls && announcedBlockSize !== undefined && announcedBlockSize !== local.kernelBlockSize) {
     throw new KvError(
       "KV_PLAN_UNSUPPORTED",
@@ -84,18 +93,25 @@ function planOf(
       },
     );
   }
-  const geometry = withConvolutionParts(received, local);
+  const { ppSize = 1, ppRank } = local;
+  const geometry = {
+    ...withConvolutionParts(received, local),
+    // The blocks of a group of which this stage has no layer are another stage's to write.
+    ...(ppSize === 1 ? {} : { ppSize, ppRank }),
+  };
   const sources = handshakeTargetRanks({
     tpRank: geometry.tpRank,
-    tpSize: tpSize,
+    tpSize,
+    dcpSize,
     remoteTpSize: local.tpSize,
+    remoteDcpSize: local.dcpSize,
   });
   const isEqual = geometry.kernelBlockSize === local.kernelBlockSize;
   const plan = buildEngineTransferPlan({
     // A vLLM consumer that converts the order inside a head does so after the WRITE: until then its blocks have this rank's order.
     local: controls || isEqual ? geometry : { ...geometry, attentionBackend: local.attentionBackend },
-    // Ranks of one engine differ only in their addresses, and only this rank's addresses are used.
-    remotes: sources.map((tpRank) => ({ ...local, tpRank })),
+    // Ranks of one stage differ only in their addresses, and only this rank's addresses are used. The consumer's geometry has this stage's layers only.
+    remotes: sources.map((tpRank) => ({ ...local, ppRank: 0, ppSize: 1, tpRank })),
     ...model,
     // Must be the consumer's own choice, so that both sides plan the same form.
     canPass: geometry.regions.every(({ memoryType }) => memoryType === "DRAM"),

@@ -11,7 +11,7 @@ import {
 import { type Clock, KvError } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import { baseRequestId, type Registration, type RequestProof } from "@kv/protocol";
-import { handshakeTargetRanks } from "@kv/topology";
+import { handshakeSourceRanks } from "@kv/topology";
 import { AliasIndex, requestAliases } from "./alias-index.js";
 import type { EndedNotices } from "./ended-notices.js";
 import type { LayerwiseWrites } from "./layerwise-writes.js";
@@ -344,7 +344,7 @@ export class FinishedRequests {
 
   /** Assigns the request to the consumer of the first registration that matches it. Errors: `KV_TOPOLOGY_INVALID`. */
   #progressTo(registration: Registration): WriteProgress {
-    const ranks = ranksServed(this.#options.context.local, registration.tpSize);
+    const ranks = ranksServed(this.#options.context.local, registration);
     return { consumer: consumerRequestKey(registration), ranks, servedRanks: new Set(), writing: 0 };
   }
 
@@ -395,6 +395,9 @@ export function consumerRequestKey({ engineId, wireId, own }: Registration): str
 }
 
 /** The consumer ranks that a producer rank serves. Errors: `KV_TOPOLOGY_INVALID`. */
-function ranksServed(local: Pick<RankGeometry, "tpRank" | "tpSize">, remoteTpSize: number): number[] {
-  return handshakeTargetRanks({ tpRank: local.tpRank, tpSize: local.tpSize, remoteTpSize });
+function ranksServed(
+  { tpRank, tpSize, dcpSize }: Pick<RankGeometry, "tpRank" | "tpSize" | "dcpSize">,
+  { tpSize: remoteTpSize, own }: Registration,
+): number[] {
+  return handshakeSourceRanks({ tpRank, tpSize, dcpSize, remoteTpSize, remoteDcpSize: own?.dcpSize });
 }

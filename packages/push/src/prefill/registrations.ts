@@ -13,6 +13,13 @@ import {
 import { AliasIndex } from "./alias-index.js";
 import { consumerRequestKey, type ProducedRequest, type ProducedRequests } from "./produced-requests.js";
 
+/** Registrations that wait. */
+const MAX_WAITING = 65_536;
+/** What they hold, in bytes: room for 13,000 prompts of 10,000 tokens in blocks of 16. */
+export const MAX_WAITING_BYTES = 64 * 2 ** 20;
+/** A registration without its block ids. */
+const REGISTRATION_BYTES = 2048;
+const BLOCK_ID_BYTES = 8;
 /** Ended registrations that are remembered by their keys. */
 const MAX_KEYS = 65_536;
 /** Consumer processes whose watermarks are remembered. */
@@ -62,6 +69,9 @@ export class RegistrationMatcher {
   /** By key. */
   readonly #waiting = new Map<string, WaitingRegistration>();
   readonly #keysByName = new AliasIndex<string>();
+  /** The keys of each consumer engine, the oldest first, and what its registrations hold. */
+  readonly #byEngine = new Map<string, { readonly keys: Set<string>; bytes: number }>();
+  #bytes = 0;
 
   constructor(options: RegistrationMatcherOptions) {
     this.#options = options;
@@ -112,8 +122,11 @@ export class RegistrationMatcher {
       : { kind: "wait" };
   }
 
-  /** Keeps a registration until its prompt arrives, for `waitMs` at most. */
-  wait(key: string, registration: Registration): void {
+  /**
+   * Keeps a registration until its prompt arrives, for `waitMs` at most. Returns those that have lost their room to it: the oldest of the engine whose registrations hold
+   * most, which may be its own.
+   */
+  wait(key: string, registration: Registration): readonly KeyedRegistration[] {
     const { clock, waitMs, onExpired } = this.#options;
     const expire = () => {
       this.delete(key);
@@ -122,6 +135,22 @@ export class RegistrationMatcher {
     const timer = clock.setTimer(expire, registration.own === undefined ? waitMs.plain : waitMs.own);
     this.#waiting.set(key, { registration, timer });
     for (const name of namesOf(registration)) this.#keysByName.add(name, key);
+    const engine = this.#byEngine.get(registration.engineId) ?? { keys: new Set(), bytes: 0 };
+    this.#byEngine.set(registration.engineId, engine);
+    engine.keys.add(key);
+    engine.bytes += bytesOf(registration);
+    this.#bytes += bytesOf(registration);
+    const lost: KeyedRegistration[] = [];
+    while (this.#waiting.size > MAX_WAITING || this.#bytes > MAX_WAITING_BYTES) {
+      let largest = engine;
+      for (const other of this.#byEngine.values()) if (other.bytes > largest.bytes) largest = other;
+      const [oldest = key] = largest.keys;
+      const gone = this.#waiting.get(oldest)?.registration;
+      if (gone === undefined) break;
+      lost.push([oldest, gone]);
+      this.delete(oldest);
+    }
+    return lost;
   }
 
   /** True if the registration with this key waits for its prompt. */
@@ -136,6 +165,13 @@ export class RegistrationMatcher {
     waiting.timer.cancel();
     this.#waiting.delete(key);
     for (const name of namesOf(waiting.registration)) this.#keysByName.delete(name, key);
+    const { engineId } = waiting.registration;
+    const engine = this.#byEngine.get(engineId);
+    this.#bytes -= bytesOf(waiting.registration);
+    if (engine === undefined) return;
+    engine.keys.delete(key);
+    engine.bytes -= bytesOf(waiting.registration);
+    if (engine.keys.size === 0) this.#byEngine.delete(engineId);
   }
 
   /** The waiting registrations of our own peers that a running request may be written to before it ends. They keep waiting. */
@@ -347,6 +383,11 @@ function holdsCapability(
 
 function isSameTransfer({ transferId }: Registration, request: Pick<RequestIdentity, "transferId">): boolean {
   return transferId !== undefined && transferId === request.transferId;
+}
+
+function bytesOf({ blockIds, own }: Registration): number {
+  const ids = blockIds.reduce((sum, { length }) => sum + length, own?.computedBlocks.length ?? 0);
+  return REGISTRATION_BYTES + BLOCK_ID_BYTES * ids;
 }
 
 /** The names under which a registration waits: the exact request if it names one, else the transfer id and the base id. */

@@ -176,8 +176,8 @@ export function consumerOf(
   { engineId, host, port, tpSize, own, wireId }: Registration,
   traceparent?: string | undefined,
 ): EngineRequest {
-  const { registrationGeneration } = own ?? {};
-  const address = { engineId, host, port, tpSize, dcpSize: 1, ppSize: 1, registrationGeneration };
+  const { registrationGeneration, dcpSize = 1 } = own ?? {};
+  const address = { engineId, host, port, tpSize, dcpSize, ppSize: 1, registrationGeneration };
   return { ...address, requestId: wireId, lease: own && { incarnation: own.incarnation }, traceparent };
 }
 

@@ -44,8 +44,8 @@ export class ZmqConnection {
   #sentBytes = 0;
   /** Called once, when messages can be sent. */
   onEstablished: () => void = () => {};
-  /** Called with the frames of each message, in order. What it throws closes the connection. */
-  onMessage: (frames: readonly Uint8Array[]) => void = refuseMessage;
+  /** Called with the frames of each message, in order. The next one is read when its promise has resolved. What it throws closes the connection. */
+  onMessage: (frames: readonly Uint8Array[]) => Promise<void> | undefined = refuseMessage;
   /** Called once with the reason when the connection is refused or lost. */
   onLost: (loss: ConnectionLoss) => void = () => {};
 
@@ -108,11 +108,16 @@ export class ZmqConnection {
     if (this.#lost) return;
     try {
       for (let event = this.#session.read(); event !== undefined; event = this.#session.read()) {
-        this.#handle(event);
+        const handled = this.#handle(event);
         // A message that nobody waits for ends the connection: it is read before the reply to which it was added counts.
         if (event.type !== "message" || this.onMessage === refuseMessage) continue;
         this.#socket.pause();
-        setImmediate(() => this.#read());
+        if (handled === undefined) setImmediate(() => this.#read());
+        else
+          handled.then(
+            () => this.#read(),
+            (error: unknown) => this.#lose(this.#whyRefused(error)),
+          );
         return;
       }
       this.#socket.resume();
@@ -121,9 +126,9 @@ export class ZmqConnection {
     }
   }
 
-  #handle(event: ZmtpEvent): void {
-    if (event.type === "message") this.onMessage(event.frames);
-    else if (event.type === "ready") {
+  #handle(event: ZmtpEvent): Promise<void> | undefined {
+    if (event.type === "message") return this.onMessage(event.frames);
+    if (event.type === "ready") {
       this.#stage = "established";
       this.onEstablished();
     } else {
@@ -131,6 +136,7 @@ export class ZmqConnection {
       if (this.#socket.writableLength > MAX_UNSENT_BYTES + this.#sentBytes)
         throw new KvError("KV_WIRE_LIMIT_EXCEEDED", "it asks for answers and does not read them");
     }
+    return undefined;
   }
 
   #write(chunks: readonly Uint8Array[]): void {
@@ -180,6 +186,6 @@ export class ZmqConnection {
 }
 
 /** Refuses a message that nothing was sent for. */
-export function refuseMessage(): void {
+export function refuseMessage(): undefined {
   throw new KvError("KV_WIRE_MALFORMED", "it sent a message that is not a reply to a request");
 }

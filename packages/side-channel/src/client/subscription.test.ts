@@ -34,7 +34,7 @@ test("maxMessageBytes: a publisher that announces a larger frame is disconnected
   const { sockets, endpoint, close } = await publisher(Buffer.concat([GREETING, READY_OF_PUB, header]));
   const reasons: string[] = [];
   const subscription = new ZmqSubscription({
-    ...{ endpoint, limits, clock: manualClock(), message: () => {} },
+    ...{ endpoint, limits, clock: manualClock(), message: () => undefined },
     lost: (reason) => void reasons.push(reason),
   });
   await expect.poll(() => sockets[0]?.closed).toBe(true);
@@ -48,7 +48,7 @@ test("greetingTimeoutMs: a server that does not greet is left, and asked again l
   const clock = manualClock();
   const { sockets, endpoint, close } = await publisher(GREETING.subarray(0, 10));
   const subscription = new ZmqSubscription({
-    ...{ endpoint, limits, clock, message: () => {} },
+    ...{ endpoint, limits, clock, message: () => undefined },
     lost: () => {},
   });
   await expect.poll(() => sockets.length).toBe(1);
@@ -56,6 +56,26 @@ test("greetingTimeoutMs: a server that does not greet is left, and asked again l
   await expect.poll(() => sockets[0]?.closed).toBe(true);
   clock.advance(1000);
   await expect.poll(() => sockets.length).toBe(2);
+  subscription.close();
+  close();
+});
+
+test("A5: a message is read when the promise of the one before has resolved", async () => {
+  const message = Buffer.from([0, 1, 7]);
+  const { endpoint, close } = await publisher(
+    Buffer.concat([GREETING, READY_OF_PUB, message, message, message]),
+  );
+  const applied: (() => void)[] = [];
+  const subscription = new ZmqSubscription({
+    ...{ endpoint, limits, clock: manualClock(), lost: () => {} },
+    message: () => new Promise((resolve) => applied.push(resolve)),
+  });
+  for (const count of [1, 2, 3]) {
+    await expect.poll(() => applied.length).toBe(count);
+    await new Promise((resolve) => setTimeout(resolve, 30));
+    expect(applied).toHaveLength(count);
+    applied[count - 1]?.();
+  }
   subscription.close();
   close();
 });

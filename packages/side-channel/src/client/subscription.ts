@@ -22,8 +22,8 @@ export interface ZmqSubscriptionOptions {
   readonly limits: SubscriptionLimits;
   /** Called when a connection is established and the subscription is sent. */
   ready?(): void;
-  /** Called with the frames of each message, in order. */
-  message(frames: readonly Uint8Array[]): void;
+  /** Called with the frames of each message, in order. The next one is read when its promise has resolved: until then the publisher's bytes wait at the publisher. */
+  message(frames: readonly Uint8Array[]): Promise<void> | undefined;
   /** Called when a connection ends that was established, or when the publisher sends what is refused. */
   lost(reason: string): void;
 }
@@ -70,7 +70,7 @@ export class ZmqSubscription {
     };
     connection.onMessage = (frames) => {
       this.#delayMs = RECONNECT_MS;
-      message(frames);
+      return message(frames);
     };
     connection.onLost = ({ why, cause }) => {
       if (connection.stage === "established" || cause !== undefined) lost(why);

@@ -8,7 +8,7 @@ export interface FaultEngine {
   readonly tpSize: number;
   readonly address: { readonly host: string; readonly port: number };
   prefill(request: SimRequest): Promise<KvTransferParams>;
-  decode(request: SimRequest & { params: KvTransferParams; cachedTokens?: number }): Promise<void>;
+  decode(request: SimRequest & { params: KvTransferParams; cachedTokens?: number }): Promise<unknown>;
   abort(requestId: string): void;
   outstanding(): Readonly<Record<string, number>> | Promise<Readonly<Record<string, number>>>;
   kill(): Promise<void>;

@@ -61,7 +61,8 @@ const TIMES: FaultTimes = {
   longMs: LONG_MS,
 };
 
-interface Seat {
+/** The place of an engine: its address, where one process follows another. */
+export interface Seat {
   readonly hostName: string;
   readonly tpSize: number;
   readonly blockSize: number;
@@ -102,7 +103,6 @@ export async function faultRunOn(
     if (violations.length < 10) violations.push(`at ${(clock.now() - startedMs).toFixed(1)} ms: ${what}`);
   };
   const outcomes: Record<string, number> = {};
-  const left: Record<string, number> = {};
   const seat = (hostName: string, tpSize: number, blockSize: number, skewMs: number): Seat => ({
     ...{ hostName, tpSize, blockSize, skewMs },
     starts: 0,
@@ -188,16 +188,7 @@ export async function faultRunOn(
   await fixture.settle(Promise.all(all.map((place) => start(place, root.fork(place.hostName)))));
   const served = Promise.all(Array.from({ length: clients }, (_, i) => client(root.fork(`client ${i}`))));
   await fixture.settle(Promise.all([served.then(deaths.end), reaper(root.fork("reaper"))]));
-  const engines = all.flatMap(({ engine }) => engine ?? []);
-  // Blocks that an engine still keeps have a lease, and every lease ends.
-  await fixture.waitUntilIdle(engines);
-  for (const { engine, hostName } of all) {
-    for (const [name, count] of Object.entries((await engine?.outstanding()) ?? {})) {
-      if (count !== 0) left[`${hostName}.${name}`] = count;
-    }
-  }
-  await fixture.settle(Promise.all(engines.map((engine) => engine.close())));
-  for (const [name, count] of Object.entries(await fixture.countHeld())) if (count !== 0) left[name] = count;
+  const left = await closeAll(fixture, all);
   return {
     violations,
     violationCount,
@@ -207,6 +198,25 @@ export async function faultRunOn(
     seconds: Math.round((clock.now() - startedMs) / 1000),
     left,
   };
+}
+
+/** Waits until the engines should hold nothing, and closes them. Returns the counts of what was still held, before and after. */
+export async function closeAll(
+  fixture: FaultFixture,
+  seats: readonly { readonly hostName: string; readonly engine: FaultEngine | undefined }[],
+): Promise<Record<string, number>> {
+  const left: Record<string, number> = {};
+  const engines = seats.flatMap(({ engine }) => engine ?? []);
+  // Blocks that an engine still keeps have a lease, and every lease ends.
+  await fixture.waitUntilIdle(engines);
+  for (const { engine, hostName } of seats) {
+    for (const [name, count] of Object.entries((await engine?.outstanding()) ?? {})) {
+      if (count !== 0) left[`${hostName}.${name}`] = count;
+    }
+  }
+  await fixture.settle(Promise.all(engines.map((engine) => engine.close())));
+  for (const [name, count] of Object.entries(await fixture.countHeld())) if (count !== 0) left[name] = count;
+  return left;
 }
 
 function pick<T>(list: readonly T[], random: SeededRandom): T {

@@ -29,6 +29,8 @@ export interface GroupEngineOptions {
   readonly connector: ConnectorModule;
   /** Host staging with so many pool blocks. Default: none. */
   readonly poolBlocks?: number | undefined;
+  /** `kv_connector_extra_config`. Default: none. */
+  readonly extra?: Readonly<Record<string, unknown>> | undefined;
   readonly random: SeededRandom;
   /** Called when something happens that must never happen. */
   violation(what: string): void;
@@ -43,13 +45,17 @@ export interface GroupRequest {
   readonly cachedTokens: number;
   /** Of these, the tokens that each group has. Default: all. */
   readonly cachedByGroup?: readonly number[] | undefined;
+  /** Tokens that D generates. Default: one, whose KV nobody computes. */
+  readonly outputTokens?: number | undefined;
 }
 
 interface Running extends GroupRequest, ConnectorRequest {
   readonly isProduced: boolean;
-  phase: "queued" | "running" | "over";
+  phase: "queued" | "receiving" | "running" | "over";
   blockIds: BlockIds;
   computedTokens: number;
+  /** Tokens that were there or come from a peer. */
+  coveredTokens: number;
   resolve(params: KvTransferParams): void;
 }
 
@@ -62,10 +68,10 @@ export interface GroupEngine {
   readonly tpSize: number;
   /** Where its side channel listens. */
   readonly address: { readonly host: string; readonly port: number };
-  /** Computes a prompt, and resolves to the parameters for its reader. */
-  prefill(request: GroupRequest): Promise<KvTransferParams>;
-  /** Receives a prompt's KV, compares it with the prompt's, and resolves when the request has ended. */
-  decode(request: GroupRequest & { readonly params: KvTransferParams }): Promise<void>;
+  /** Computes a prompt, and resolves to the parameters for its reader. `params` of a D: reads the last turn back before, and compares it. */
+  prefill(request: GroupRequest & { readonly params?: KvTransferParams }): Promise<KvTransferParams>;
+  /** Receives a prompt's KV, compares it with the prompt's, generates the output, and resolves to the parameters for the P of the next turn. */
+  decode(request: GroupRequest & { readonly params: KvTransferParams }): Promise<KvTransferParams>;
   /** Runs one step. */
   step(): Promise<void>;
   /** Counts of everything that the engine holds, all zero when all requests are over. */
@@ -74,6 +80,14 @@ export interface GroupEngine {
 }
 
 const MAX_CHUNK_TOKENS = 90;
+
+/** Ids of the tokens of a conversation from the `from`-th on. */
+const tokenIds = (prompt: number, from: number, length: number) =>
+  Array.from({ length }, (_, at) => prompt * 1000 + from + at);
+
+/** Tokens whose KV the request holds in the end: not that of D's last token. */
+const held = ({ isProduced, numTokens, outputTokens = 1 }: Running) =>
+  isProduced ? numTokens : numTokens + outputTokens - 1;
 
 export async function createGroupEngine(options: GroupEngineOptions): Promise<GroupEngine> {
   const { network, hostName, tpSize, config, numBlocks, connector, poolBlocks, random, violation } = options;
@@ -87,7 +101,10 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
   const shared = {
     ...{ clock, random: host.random, cache: config, transport, platform: cpuPlatform(), sideChannel },
     config: {
-      ...readTransferConfig({ kv_connector: "NixlConnector", kv_role: "kv_both", kv_buffer_device: "cpu" }),
+      ...readTransferConfig({
+        ...{ kv_connector: "NixlConnector", kv_role: "kv_both", kv_buffer_device: "cpu" },
+        kv_connector_extra_config: options.extra ?? {},
+      }),
       sideChannelHost: hostName,
     },
     engine: engineIdentity(hostName, { tpSize }),
@@ -145,9 +162,9 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
       memory.compute({ prompt, group, blockIds: blockIds[group] ?? [], from, until });
   }
 
-  function check(request: Running): void {
+  /** Compares the first `numTokens` tokens, which a peer has sent. */
+  function check(request: Running, numTokens: number): void {
     const { requestId, prompt, cachedTokens, blockIds } = request;
-    const numTokens = request.numTokens - ownTokens;
     for (const { group, blockTokens, slidingWindowTokens = numTokens, isTransferred } of groups) {
       if (!isTransferred) {
         const untouched = (blockIds[group] ?? []).slice(Math.ceil(cachedTokens / blockTokens));
@@ -169,17 +186,20 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
     const { cachedTokens, cachedByGroup } = request;
     const matched = scheduler.matchedTokens(request, cachedTokens, cachedByGroup);
     if (matched.wait === true) return;
-    const blockIds = allocate(request.numTokens);
+    const blockIds = allocate(held(request));
     if (blockIds === undefined) return;
     request.blockIds = blockIds;
-    request.phase = "running";
+    request.phase = matched.tokens > 0 ? "receiving" : "running";
     request.computedTokens = cachedTokens;
     for (const { group } of groups) {
       const until = cachedByGroup?.[group] ?? cachedTokens;
       memory.compute({ prompt: request.prompt, group, blockIds: blockIds[group] ?? [], from: 0, until });
     }
     scheduler.afterAllocation(request, blockIds, matched.tokens, cachedByGroup);
-    if (!request.isProduced && cachedTokens + matched.tokens !== request.numTokens - ownTokens)
+    const { remote_num_tokens: has } = request.kvTransferParams ?? {};
+    const wanted = request.isProduced ? has : request.numTokens - ownTokens;
+    if (matched.tokens > 0 || !request.isProduced) request.coveredTokens = cachedTokens + matched.tokens;
+    if (request.coveredTokens !== (request.phase === "receiving" ? wanted : request.coveredTokens))
       violation(`${hostName}: ${matched.tokens} tokens after ${cachedTokens} of ${request.numTokens}`);
   }
 
@@ -202,8 +222,10 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
   function end(request: Running): void {
     request.phase = "over";
     requests.delete(request.requestId);
+    const { prompt, numTokens, outputTokens = 1 } = request;
+    const outputTokenIds = tokenIds(prompt, numTokens, outputTokens);
     const { keepBlocks, kvTransferParams = {} } = scheduler.requestFinished(
-      request,
+      { ...request, outputTokenIds, numComputedTokens: held(request) },
       request.blockIds,
       "length",
     );
@@ -220,8 +242,13 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
       free(kept.get(requestId) ?? []);
       kept.delete(requestId);
       const request = requests.get(requestId);
-      if (request === undefined || request.isProduced) continue;
-      if (!output.failedReceiving.some((failure) => failure.requestId === requestId)) check(request);
+      if (request?.phase !== "receiving") continue;
+      if (!output.failedReceiving.some((failure) => failure.requestId === requestId))
+        check(request, request.coveredTokens);
+      request.phase = "running";
+      request.computedTokens = request.coveredTokens;
+      if (request.isProduced) continue;
+      compute(request, request.coveredTokens, held(request));
       end(request);
     }
   }
@@ -239,8 +266,8 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
         ...request,
         ...whole,
         ...{ numTokens, numPromptTokens: numTokens },
-        promptTokenIds: Array.from({ length: numTokens }, (_, at) => prompt * 1000 + at),
-        ...{ isProduced, phase: "queued", blockIds: [], computedTokens: 0, resolve },
+        promptTokenIds: tokenIds(prompt, 0, numTokens),
+        ...{ isProduced, phase: "queued", blockIds: [], computedTokens: 0, coveredTokens: 0, resolve },
       };
       requests.set(request.requestId, running);
       scheduler.requestQueued?.(running);
@@ -251,10 +278,9 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
     engineId: hostName,
     tpSize,
     address: { host: hostName, port: shared.config.sideChannelPort },
-    prefill: (request) => submit(request, true, { do_remote_decode: true, do_remote_prefill: false }),
-    async decode({ params, ...request }) {
-      await submit(request, false, params);
-    },
+    prefill: ({ params, ...request }) =>
+      submit(request, true, { do_remote_decode: true, do_remote_prefill: false, ...params }),
+    decode: ({ params, ...request }) => submit(request, false, params),
     async step() {
       for (const request of requests.values()) if (request.phase === "queued") admit(request);
       const metadata = overTheWire<StepMetadata>(scheduler.buildStepMetadata());

@@ -30,6 +30,18 @@ interface SceneRequest {
   readonly prefillHitBlocks: number;
   /** Push: D registers its blocks before P computes. */
   readonly isEarly: boolean;
+  /** Pull: P reads the turn back for the next one. Default: there is no next turn. */
+  readonly next?: SceneTurn | undefined;
+}
+
+/** What a second turn adds to the first one. */
+interface SceneTurn {
+  /** Tokens that D generates in the first turn. */
+  readonly outputTokens: number;
+  /** Tokens of the second turn's prompt after those. */
+  readonly newTokens: number;
+  /** Blocks of 16 tokens that P still has. */
+  readonly hitBlocks: number;
 }
 
 /** Two engines of one model, and requests between them. */
@@ -77,6 +89,25 @@ export const groupScene: fc.Arbitrary<GroupScene> = fc.record({
   seed: fc.nat(),
 });
 
+/** The same scenes without staging, with a second turn of each conversation. */
+export const readbackScene: fc.Arbitrary<GroupScene> = fc
+  .tuple(
+    groupScene,
+    fc.array(
+      fc.record({
+        outputTokens: fc.integer({ min: 2, max: 60 }),
+        newTokens: fc.integer({ min: 1, max: 60 }),
+        hitBlocks: fc.integer({ min: 0, max: 8 }),
+      }),
+      { minLength: MAX_REQUESTS, maxLength: MAX_REQUESTS },
+    ),
+  )
+  .map(([scene, turns]) => ({
+    ...scene,
+    isStaged: [false, false],
+    requests: scene.requests.map((request, index) => ({ ...request, next: turns[index] })),
+  }));
+
 function configOf({ groups, cacheDtype = "auto" }: GroupScene, times: number, tpSize: number): KvCacheConfig {
   let layers = 0;
   return {
@@ -116,12 +147,19 @@ export async function playGroupScene(
   const violations: string[] = [];
   // Room for two of the longest prompts, so that requests wait. A D that registers early holds its room until P has had room too: it needs room for all of them,
   // or one waits at D for another that waits at P for the first.
+  const readsBack = scene.requests.some(({ next }) => next !== undefined);
   const engine = (hostName: string, side: 0 | 1) => {
     const config = configOf(scene, side === 1 ? scene.decodeTimes : 1, scene.tp[side]);
-    const room = (isPush && side === 1 ? MAX_REQUESTS : 2) * MAX_BLOCKS;
+    // The same where a D keeps a turn until P has had room for the next one.
+    const room = readsBack
+      ? 4 * MAX_REQUESTS * MAX_BLOCKS
+      : (isPush && side === 1 ? MAX_REQUESTS : 2) * MAX_BLOCKS;
     return createGroupEngine({
       ...{ network, hostName, config, numBlocks: room, connector, random: random.fork(hostName) },
       tpSize: scene.tp[side],
+      extra: readsBack
+        ? { bidirectional_kv_xfer: true, kv_recompute_threshold: 0, decoder_kv_blocks_ttl: 0.9 }
+        : {},
       poolBlocks: scene.isStaged[side] ? 1 + room * config.groups.length : undefined,
       violation: (what) => void violations.push(what),
     });
@@ -151,7 +189,7 @@ export async function playGroupScene(
 }
 
 async function handOver(
-  { numTokens, hitBlocks, prefillHitBlocks, isEarly }: SceneRequest,
+  { numTokens, hitBlocks, prefillHitBlocks, isEarly, next }: SceneRequest,
   index: number,
   {
     prefill,
@@ -178,7 +216,23 @@ async function handOver(
     ...(differs ? { cachedByGroup } : {}),
   };
   if (!isPush || !isEarly) {
-    await decode.decode({ ...consumed, params: await prefill.prefill(produced) });
+    const { outputTokens = 1, newTokens = 0 } = next ?? {};
+    const params = await decode.decode({
+      ...consumed,
+      outputTokens,
+      params: await prefill.prefill(produced),
+    });
+    if (next === undefined) return;
+    const longer = numTokens + outputTokens + newTokens;
+    const again = {
+      requestId: id("cccc"),
+      prompt,
+      numTokens: longer,
+      cachedTokens: hit(next.hitBlocks),
+      params,
+    };
+    const last = await prefill.prefill(again);
+    await decode.decode({ requestId: id("dddd"), prompt, numTokens: longer, cachedTokens: 0, params: last });
     return;
   }
   const coordinates: KvTransferParams = {

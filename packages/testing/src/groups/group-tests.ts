@@ -1,7 +1,7 @@
 import type { ConnectorModule } from "@kv/interface";
 import fc from "fast-check";
 import { expect, it } from "vitest";
-import { type GroupScene, groupScene, playGroupScene } from "./group-scene.js";
+import { type GroupScene, groupScene, playGroupScene, readbackScene } from "./group-scene.js";
 
 /** One layer of full attention. */
 const FULL = { blockTokens: 16, windowTokens: undefined, layers: 1 } as const;
@@ -10,6 +10,38 @@ const TP_SIZES: readonly [number, number][] = [
   [2, 1],
   [1, 2],
 ];
+
+/** The tests of a second turn, which P reads back from D: the same caches in the other direction. */
+export function itReadsEveryGroupBack(connector: ConnectorModule): void {
+  const play = (scene: GroupScene) => playGroupScene(scene, { connector, isPush: false });
+
+  it("a second turn is read back from groups of 16, 32 and 64 tokens per block, with prefix hits and preemption: every byte arrives", {
+    timeout: 3_600_000,
+  }, async () => {
+    await fc.assert(
+      fc.asyncProperty(readbackScene, async (scene) => {
+        expect(await play(scene)).toEqual([]);
+      }),
+      { numRuns: 20 },
+    );
+  });
+
+  it.each(TP_SIZES)("the state after D's last token, and no other: TP %i → %i", async (...tp) => {
+    const next = { outputTokens: 20, newTokens: 1, hitBlocks: 0 };
+    const request = { numTokens: 70, hitBlocks: 0, prefillHitBlocks: 0, isEarly: false };
+    const violations = await play({
+      groups: [FULL, { ...FULL, isState: true }],
+      requests: [
+        { ...request, next },
+        { ...request, numTokens: 49, next: { ...next, outputTokens: 33, newTokens: 40 } },
+        // P has the attention's blocks of the first tokens, and the state after them.
+        { ...request, numTokens: 64, next: { ...next, hitBlocks: 2 } },
+      ],
+      ...{ tp, decodeTimes: 1, isStaged: [false, false], seed: 5 },
+    });
+    expect(violations).toEqual([]);
+  });
+}
 
 /** The tests of groups with different block sizes and dtypes. `isPush`: D may register before P has answered. */
 export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): void {

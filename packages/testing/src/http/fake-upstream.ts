@@ -85,11 +85,13 @@ export const KV_PARAMS_TEXT =
   '"remote_request_id":"r-0-ab","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,"generation":9007199254740993}';
 
 /** A prefill instance that does its part. */
-export const prefillOk: Answer = ({ response }) => {
+export const prefillOk: Answer = ({ response, path }) => {
+  if (path === "/v1/models") return sendJson(response, MODELS);
   response.writeHead(200, { "content-type": "application/json" });
   response.end(`{"id":"cmpl-1","choices":[{"text":"x"}],"kv_transfer_params":${KV_PARAMS_TEXT}}`);
 };
 
+const MODELS = { object: "list", data: [{ id: "m", object: "model" }] };
 export const COMPLETION = { id: "cmpl-1", object: "text_completion", choices: [{ index: 0, text: "hello" }] };
 
 /** A stream of one choice, whole. */
@@ -101,4 +103,5 @@ export function sendStream(response: ServerResponse, text: string): void {
 }
 
 /** A decode instance that does its part, unstreamed. */
-export const decodeOk: Answer = ({ response }) => sendJson(response, COMPLETION);
+export const decodeOk: Answer = ({ response, path }) =>
+  sendJson(response, path === "/v1/models" ? MODELS : COMPLETION);

@@ -38,6 +38,8 @@ export async function expectAllArrive(
     readonly seed: string;
     readonly requests: number;
     readonly connector: ConnectorModule;
+    /** `kv_connector_extra_config` of both. Default: none. */
+    readonly extra?: Readonly<Record<string, unknown>>;
     one(n: number, pair: MatrixPair): Promise<unknown>;
   },
 ): Promise<void> {
@@ -52,6 +54,7 @@ export async function expectAllArrive(
       ...{ network, hostName, tpSize, ppSize, numLayers, blockSize, skewMs },
       ...{ numKvHeads: heads, kind, numBlocks: 128 },
       connector: options.connector,
+      extra: options.extra ?? {},
       engineId: `${hostName}-engine`,
       violation: (what) => void violations.push(what),
     });

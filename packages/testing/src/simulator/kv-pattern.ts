@@ -16,9 +16,12 @@ export interface RankShare {
   readonly blockSize: number;
   readonly cellBytes: number;
   readonly isTokenMajor: boolean;
+  /** Ranks that share a sequence: its blocks go to them in turn. */
+  readonly dcpSize: number;
+  readonly dcpRank: number;
 }
 
-export function rankShare(config: KvCacheConfig, tpRank: number, tpSize: number): RankShare {
+export function rankShare(config: KvCacheConfig, tpRank: number, tpSize: number, dcpSize = 1): RankShare {
   const heads = Math.max(1, Math.floor(config.numKvHeads / tpSize));
   return {
     firstHead: Math.floor((tpRank * config.numKvHeads) / tpSize),
@@ -26,6 +29,8 @@ export function rankShare(config: KvCacheConfig, tpRank: number, tpSize: number)
     blockSize: config.blockSize,
     cellBytes: config.headSize * 2 * 4,
     isTokenMajor: config.layout === "LBNHC",
+    dcpSize,
+    dcpRank: tpRank % dcpSize,
   };
 }
 
@@ -56,7 +61,8 @@ export function firstWrongToken(
   tailZeroed: boolean,
 ): number | undefined {
   let wrong: number | undefined;
-  const end = tailZeroed ? Math.ceil(at.until / share.blockSize) * share.blockSize : at.until;
+  const stripe = share.blockSize * share.dcpSize;
+  const end = tailZeroed ? Math.ceil(at.until / stripe) * stripe : at.until;
   const words = wordsOf(bytes);
   forEachCell(share, { ...at, until: end }, (offset, word, token) => {
     for (let i = 0; i < share.cellBytes; i += 4) {
@@ -77,9 +83,11 @@ function forEachCell(
   at: { layer: number; prompt: number; blockIds: readonly number[]; from: number; until: number },
   visit: (offset: number, word: number, token: number) => void,
 ): void {
-  const { blockSize, heads, cellBytes, firstHead, isTokenMajor } = share;
+  const { blockSize, heads, cellBytes, firstHead, isTokenMajor, dcpSize, dcpRank } = share;
   for (let token = at.from; token < at.until; token++) {
-    const block = at.blockIds[Math.floor(token / blockSize)];
+    const inSequence = Math.floor(token / blockSize);
+    if (inSequence % dcpSize !== dcpRank) continue;
+    const block = at.blockIds[Math.floor(inSequence / dcpSize)];
     if (block === undefined) throw new Error(`token ${token} has no block among ${at.blockIds.length}`);
     for (let head = 0; head < heads; head++) {
       const slot = token % blockSize;

@@ -15,10 +15,15 @@ export interface SimEngine {
   readonly alive: boolean;
   /** Address on which its side channel listens. */
   readonly address: { readonly host: string; readonly port: number };
-  /** Computes a prompt, and resolves to the parameters for the engine that reads its KV. */
-  prefill(request: SimRequest): Promise<KvTransferParams>;
-  /** Receives a prompt's KV, and resolves when the request ends. A wrong byte is a violation. */
-  decode(request: SimRequest & { params: KvTransferParams; cachedTokens?: number }): Promise<void>;
+  /** Computes a prompt, and resolves to the parameters for the engine that reads its KV. `params` of a D: reads the last turn back before. */
+  prefill(request: SimRequest & { readonly cachedTokens?: number }): Promise<KvTransferParams>;
+  /**
+   * Receives a prompt's KV, generates its output, and resolves when the request ends, to the parameters for the P of the next turn. A wrong byte is a
+   * violation.
+   */
+  decode(
+    request: SimRequest & { params: KvTransferParams; cachedTokens?: number },
+  ): Promise<KvTransferParams>;
   abort(requestId: string): void;
   /** As `SimSteps.sleep`. */
   sleep(): Promise<void>;

@@ -20,6 +20,10 @@ export interface SimRequest {
   readonly numTokens: number;
   /** Has the tokens of this prompt, and other KV: of another adapter, cache salt or image. */
   readonly sameTokensAs?: number;
+  /** Its token of this number is another one. */
+  readonly changedToken?: number;
+  /** Tokens that D generates, 1 by default. The KV of the last one is never computed. */
+  readonly outputTokens?: number;
   /** Parameters besides those of the leg. */
   readonly params?: KvTransferParams;
 }
@@ -31,6 +35,8 @@ export interface SimEngineOptions {
   readonly tpSize: number;
   /** Number of pipeline stages, 1 by default. Each stage has its own ranks and layers. */
   readonly ppSize?: number;
+  /** Ranks that share a sequence by decode context parallelism, 1 by default. */
+  readonly dcpSize?: number;
   readonly numLayers?: number;
   readonly blockSize: number;
   readonly numBlocks: number;
@@ -53,6 +59,8 @@ export interface SimEngineOptions {
   readonly env?: Readonly<Record<string, string>>;
   /** Part of the compatibility hash. */
   readonly model?: string;
+  /** vLLM's `NIXL_CONNECTOR_VERSION`, also part of the hash. */
+  readonly connectorVersion?: number;
   readonly attentionBackend?: string;
   /** Replaces the engine's own attention backend in the compatibility hash. */
   readonly hashedAttentionBackend?: string;

@@ -46,13 +46,14 @@ export function createSimRanks(options: {
   config: KvCacheConfig;
   tpSize: number;
   ppSize?: number;
+  dcpSize?: number | undefined;
   numBlocks: number;
 }): SimRanks {
-  const { transport, config, tpSize, ppSize = 1, numBlocks } = options;
+  const { transport, config, tpSize, ppSize = 1, dcpSize = 1, numBlocks } = options;
   const layerNames = config.groups.flatMap(({ layerNames: names }) => names);
   const layersPerStage = Math.ceil(layerNames.length / ppSize);
   const ranks = Array.from({ length: ppSize * tpSize }, (_, rank) => {
-    const share = rankShare(config, rank % tpSize, tpSize);
+    const share = rankShare(config, rank % tpSize, tpSize, dcpSize);
     const firstLayer = Math.floor(rank / tpSize) * layersPerStage;
     const layers = [...layerNames.keys()].slice(firstLayer, firstLayer + layersPerStage);
     const memories = layers.map((layer) => ({

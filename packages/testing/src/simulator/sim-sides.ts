@@ -32,6 +32,7 @@ export interface SimSides {
 
 export async function createSimSides(options: SimEngineOptions, host: MemoryHost): Promise<SimSides> {
   const { network, hostName, engineId, tpSize, ppSize = 1, numBlocks, memoryType = "DRAM" } = options;
+  const { dcpSize = 1 } = options;
   const { clock } = host;
   const ambient: AmbientOptions = {
     clock,
@@ -67,7 +68,8 @@ export async function createSimSides(options: SimEngineOptions, host: MemoryHost
     env: options.env ?? {},
   };
   const engine = engineIdentity(engineId, {
-    ...{ tpSize, ppSize, model: options.model ?? "sim" },
+    ...{ tpSize, ppSize, dcpSize, model: options.model ?? "sim" },
+    ...(options.connectorVersion === undefined ? {} : { connectorVersion: options.connectorVersion }),
     ...(options.hashedAttentionBackend === undefined
       ? {}
       : { hashedAttentionBackend: options.hashedAttentionBackend }),
@@ -76,10 +78,11 @@ export async function createSimSides(options: SimEngineOptions, host: MemoryHost
   const device = options.device?.({
     ...{ hostName, connector, transport, clock, config: cache, tpSize, numBlocks },
   });
-  const ranks = device?.ranks ?? createSimRanks({ transport, config: cache, tpSize, ppSize, numBlocks });
+  const ranks =
+    device?.ranks ?? createSimRanks({ transport, config: cache, tpSize, ppSize, dcpSize, numBlocks });
   const { createScheduler, createWorker } = device?.connector ?? connector;
   const scheduler = await createScheduler({ ...ambient, config, engine, cache, sideChannel });
-  const platform = memoryType === "DRAM" ? cpuPlatform() : cudaPlatform({ gpus: () => ["nvidia0"] });
+  const platform = memoryType === "DRAM" ? cpuPlatform() : cudaPlatform({ gpus: ["nvidia0"] });
   const workers = await Promise.all(
     Array.from({ length: ppSize * tpSize }, (_, rank) =>
       createWorker({

@@ -2,15 +2,17 @@ import { createWorkerOutputAggregator } from "@kv/connector";
 import { KvError, type KvTransferParams, type WorkerOutput } from "@kv/interface";
 import type { MemoryHost } from "@kv/transport-memory";
 import { createBlockPool } from "./block-pool.js";
-import { createSimCompute, PREFILL_STEPS, type Running } from "./sim-compute.js";
+import { createSimCompute, PREFILL_STEPS, type Running, tokensHeld } from "./sim-compute.js";
 import type { SimEngineOptions, SimRequest } from "./sim-options.js";
 import type { SimSides } from "./sim-sides.js";
 
 /** Runs the steps of a simulated engine and the requests in them. `docs/architecture.md` defines a step. */
 export interface SimSteps {
   readonly alive: boolean;
-  prefill(request: SimRequest): Promise<KvTransferParams>;
-  decode(request: SimRequest & { params: KvTransferParams; cachedTokens?: number }): Promise<void>;
+  prefill(request: SimRequest & { readonly cachedTokens?: number }): Promise<KvTransferParams>;
+  decode(
+    request: SimRequest & { params: KvTransferParams; cachedTokens?: number },
+  ): Promise<KvTransferParams>;
   abort(requestId: string): void;
   outstanding(): Readonly<Record<string, number>>;
   /** Ends what it computes, and takes its caches back from the transport. */
@@ -23,6 +25,7 @@ export interface SimSteps {
 
 export function createSimSteps(options: SimEngineOptions, sides: SimSides, host: MemoryHost): SimSteps {
   const { hostName, engineId, stepMs = 2, violation } = options;
+  const blockTokens = options.blockSize * (options.dcpSize ?? 1);
   const { receiveDeadlineMs = Number.POSITIVE_INFINITY } = options;
   const { scheduler, workers, ranks } = sides;
   const { clock } = host;
@@ -162,12 +165,14 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
       request.reject(KvError.from(error, "KV_INTERNAL", "matchedTokens"));
       return true;
     }
-    const blockIds = pool.allocate(Math.ceil(request.numTokens / options.blockSize));
+    const blockIds = pool.allocate(Math.ceil(tokensHeld(request) / blockTokens));
     if (blockIds === undefined) return false;
     request.blockIds = blockIds;
     // Writes the tokens that no peer sends. At a full prefix hit, a real engine computes only the last token.
     ranks.compute(request.prompt, blockIds, 0, external === 0 ? request.numTokens : request.cachedTokens);
-    scheduler.afterAllocation(request, [blockIds], external);
+    const ofPrompt = blockIds.slice(0, Math.ceil(request.numTokens / blockTokens));
+    scheduler.afterAllocation(request, [ofPrompt], external);
+    request.externalTokens = external;
     request.phase = external > 0 ? "receiving" : "computing";
     request.receivingSinceMs = clock.now();
     request.stepsLeft = PREFILL_STEPS;
@@ -185,7 +190,11 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
     requests.delete(request.requestId);
     const { requestId, blockIds } = request;
     endedSinceStep.add(requestId);
-    const finished = scheduler.requestFinished(request, [blockIds], reason);
+    const { prompt, sameTokensAs = prompt, numTokens, outputTokens = 1 } = request;
+    const first = sameTokensAs * 1000 + numTokens;
+    const outputTokenIds = Array.from({ length: outputTokens }, (_, at) => first + at);
+    const computed = { numComputedTokens: tokensHeld(request), outputTokenIds };
+    const finished = scheduler.requestFinished({ ...request, ...computed }, [blockIds], reason);
     if (finished.keepBlocks) kept.set(requestId, blockIds);
     else pool.free(blockIds);
     const { kv_peer, ...params } = finished.kvTransferParams ?? {};
@@ -258,6 +267,7 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
         receivingSinceMs: 0,
         computedTokens: 0,
         coveredTokens: 0,
+        externalTokens: 0,
         recompute: false,
         resolve,
         reject,
@@ -273,7 +283,7 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
     get alive() {
       return alive;
     },
-    prefill: (request: SimRequest) =>
+    prefill: ({ cachedTokens = 0, ...request }) =>
       submit(
         request,
         "prefill",
@@ -286,11 +296,9 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
           remote_port: null,
           ...request.params,
         },
-        0,
+        cachedTokens,
       ),
-    async decode({ params, cachedTokens = 0, ...request }) {
-      await submit(request, "decode", params, cachedTokens);
-    },
+    decode: ({ params, cachedTokens = 0, ...request }) => submit(request, "decode", params, cachedTokens),
     abort(requestId) {
       const request = requests.get(requestId);
       if (request === undefined) return;
@@ -319,8 +327,11 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
 }
 
 /** The tokens of a simulated prompt, and what else decides its KV. Prompts of one number begin alike. */
-function contentOf({ prompt, numTokens, sameTokensAs = prompt }: SimRequest) {
-  const promptTokenIds = Array.from({ length: numTokens }, (_, token) => sameTokensAs * 1000 + token);
+function contentOf({ prompt, numTokens, sameTokensAs = prompt, changedToken }: SimRequest) {
+  const promptTokenIds = Array.from(
+    { length: numTokens },
+    (_, token) => sameTokensAs * 1000 + token + (token === changedToken ? 500 : 0),
+  );
   return sameTokensAs === prompt ? { promptTokenIds } : { promptTokenIds, contentKey: `adapter ${prompt}` };
 }
 

@@ -88,6 +88,7 @@ export class Trace {
 
   #scheduler(engine: string, held: Held, scheduler: SchedulerConnector): SchedulerConnector {
     const hits = new Map<string, number>();
+    const prefills = new Set<string>();
     /** Requests that have ended in the engine, and whose blocks the connector still needs. */
     const kept = new Set<string>();
     const say = (requestId: string, what: string) => this.#say(engine, `${requestId} ${what}`);
@@ -107,6 +108,7 @@ export class Trace {
       },
       matchedTokens: (request, numComputedTokens) => {
         hits.set(request.requestId, numComputedTokens);
+        if (isPrefill(request)) prefills.add(request.requestId);
         try {
           return scheduler.matchedTokens(request, numComputedTokens);
         } catch (error) {
@@ -117,9 +119,10 @@ export class Trace {
       afterAllocation: (request, blockIds, externalTokens) => {
         const { requestId, numPromptTokens } = request;
         held.set(requestId, blockIds.flat());
-        const work = isPrefill(request)
-          ? `computes ${numPromptTokens} tokens`
-          : `${hits.get(requestId)} tokens cached, ${externalTokens} to receive`;
+        const work =
+          isPrefill(request) && externalTokens === 0
+            ? `computes ${numPromptTokens} tokens`
+            : `${hits.get(requestId)} tokens cached, ${externalTokens} to receive`;
         say(requestId, `takes ${blockRanges(blockIds.flat())}: ${work}`);
         scheduler.afterAllocation(request, blockIds, externalTokens);
       },
@@ -129,6 +132,7 @@ export class Trace {
         const how = reason === "length" ? "is done" : `ends: ${reason}`;
         if (finished.keepBlocks) {
           kept.add(requestId);
+          held.set(requestId, blockIds.flat());
           say(requestId, `${how}, keeps ${blockRanges(blockIds.flat())}`);
         } else free(requestId, how);
         return finished;
@@ -141,7 +145,11 @@ export class Trace {
           const risk = failure?.blocksAtRisk === true ? ", P may still write to its blocks" : "";
           if (failure !== undefined) say(requestId, `fails: ${failure.code} (${failure.failureType})${risk}`);
           else if (kept.has(requestId)) free(requestId, "finished receiving");
-          else say(requestId, "finished receiving, decodes");
+          else
+            say(
+              requestId,
+              `finished receiving, ${prefills.has(requestId) ? "computes the rest" : "decodes"}`,
+            );
         }
       },
     });
@@ -223,8 +231,10 @@ const isPrefill = ({ kvTransferParams }: ConnectorRequest) => kvTransferParams?.
 
 /** The leg of a request, with what `kv_transfer_params` name. */
 function legText(request: ConnectorRequest): string {
-  if (isPrefill(request)) return "do_remote_decode";
   const { remote_engine_id, remote_request_id, remote_block_ids } = request.kvTransferParams ?? {};
   const blocks = Array.isArray(remote_block_ids) ? `, blocks ${blockRanges(remote_block_ids.flat())}` : "";
-  return `do_remote_prefill by ${String(remote_engine_id).toUpperCase()} ${String(remote_request_id)}${blocks}`;
+  const peer = `${String(remote_engine_id).toUpperCase()} ${String(remote_request_id)}${blocks}`;
+  if (isPrefill(request))
+    return blocks === "" ? "do_remote_decode" : `do_remote_decode, read back from ${peer}`;
+  return `do_remote_prefill by ${peer}`;
 }

@@ -25,6 +25,8 @@ export function describeNotification(payload: Uint8Array): string {
       return `done ${notification.requestId}:${notification.readers}`;
     case "heartbeat":
       return `HB:${notification.requestIds.join()}`;
+    case "push-failure":
+      return `PUSH_FAIL ${notification.requestId}:${notification.readers}`;
     case "push-registration":
       return `PUSH_REG ${mapText(notification.registration)}`;
     case "extension":

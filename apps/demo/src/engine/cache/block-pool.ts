@@ -122,6 +122,14 @@ export class BlockPool {
     this.#blockOf.set(hash, id);
   }
 
+  /** Forgets the content of all blocks: those that are held are not found any more. */
+  forgetContent(): void {
+    for (const id of this.#reusable) this.#empty.add(id);
+    this.#reusable.clear();
+    this.#hashOf.clear();
+    this.#blockOf.clear();
+  }
+
   /** Returns one reference on each block. Pass a request's blocks in order: the last ones are reused first. */
   release(blockIds: readonly number[]): void {
     for (const id of [...blockIds].reverse()) {

@@ -1,4 +1,11 @@
-import { type KvCacheConfig, type KvCaches, KvError, type Memory, type Transport } from "@kv/interface";
+import {
+  type KvCacheConfig,
+  type KvCaches,
+  KvError,
+  type Memory,
+  type MemoryType,
+  type Transport,
+} from "@kv/interface";
 import {
   contentBytes,
   DIGEST_TOKENS,
@@ -20,6 +27,8 @@ export interface KvPoolOptions {
   readonly attentionBackend?: string | undefined;
   /** The kind of cache by which plans treat the blocks. Default: "full". */
   readonly cacheKind?: string | undefined;
+  /** The kind of memory, and the device of each rank. Default: the transport's own, on device 0. */
+  readonly memory?: { readonly memoryType: MemoryType; deviceOf(rank: number): number } | undefined;
   /**
    * Opens a rank's caches in one `Memory` of another kind than the transport's. With K and V in separate regions there are two regions per
    * layer, K first.
@@ -216,7 +225,7 @@ class RankCache {
   constructor(
     shard: KvShard,
     config: KvCacheConfig,
-    { transport, geometry, numBlocks, blockSize, openCaches }: KvPoolOptions,
+    { transport, geometry, numBlocks, blockSize, memory: kind, openCaches }: KvPoolOptions,
   ) {
     this.shard = shard;
     this.#geometry = geometry;
@@ -231,7 +240,8 @@ class RankCache {
       this.memory = region.memory;
       return;
     }
-    const memory = transport.allocate(geometry.layers * this.#layerBytes);
+    const where = kind && { memoryType: kind.memoryType, deviceId: kind.deviceOf(shard.rank) };
+    const memory = transport.allocate(geometry.layers * this.#layerBytes, where);
     this.memory = memory;
     this.caches = {
       config,

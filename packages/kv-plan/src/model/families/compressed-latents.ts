@@ -21,6 +21,10 @@ export const compressedLatents: Family = {
   name: "DeepSeek V4",
   read(context): ModelDraft {
     const { fields } = context;
+    const type = fields.text("model_type");
+    // The reference code's own config.json has "deepseek_ref", which vLLM cannot load.
+    if (type !== undefined && type !== "deepseek_v4")
+      throw fields.unknownValue("model_type", type, "vLLM 0.33 loads DeepSeek V4 as deepseek_v4");
     const layers = fields.layers("num_hidden_layers");
     divided(context, fields.count("num_attention_heads"), "attention heads");
     fields.ignore(

@@ -187,6 +187,10 @@ export const minimaxM3 = (prefix: string): Family => ({
     const tokens = sparse.count("sparse_block_size", SPARSE_BLOCK_TOKENS);
     if (tokens !== SPARSE_BLOCK_TOKENS)
       throw sparse.unknownValue("sparse_block_size", tokens, `${SPARSE_BLOCK_TOKENS} is known`);
+    // What is chosen among the keys, and two fields that vLLM does not read.
+    sparse.ignore("sparse_num_index_heads", "sparse_topk_blocks", "sparse_score_type", "sparse_init_block");
+    sparse.ignore("sparse_local_block", "use_sparse_attention", "sparse_disable_index_value");
+    sparse.refuseUnread(context.architecture);
     return {
       numLayers: shape.layers,
       numKvHeads: shape.kvHeads,

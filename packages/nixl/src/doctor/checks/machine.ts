@@ -15,6 +15,8 @@ export interface RdmaDevice {
   readonly link: string;
   /** State of each port, such as "4: ACTIVE". */
   readonly ports: readonly string[];
+  /** What the first port carries, in Gb/s; undefined where the kernel does not say. */
+  readonly gigabitsPerSecond?: number | undefined;
 }
 
 /** The devices in `/sys/class/infiniband`. */
@@ -23,11 +25,14 @@ export function rdmaDevices(host: Host): RdmaDevice[] {
   return host.names(folder).map((name) => {
     const at = `${folder}/${name}`;
     const ports = host.names(`${at}/ports`);
+    // "400 Gb/sec (4X NDR)".
+    const rate = Number.parseFloat(host.text(`${at}/ports/${ports[0] ?? 1}/rate`) ?? "");
     return {
       name,
       efa: host.linkName(`${at}/device/driver`) === "efa" || /^efa/.test(name),
       link: host.text(`${at}/ports/${ports[0] ?? 1}/link_layer`) ?? "unknown link",
       ports: ports.map((port) => host.text(`${at}/ports/${port}/state`) ?? "unknown"),
+      ...(rate > 0 ? { gigabitsPerSecond: rate } : {}),
     };
   });
 }

@@ -36,6 +36,13 @@ test("a missing symbol version is named", () => {
   });
 });
 
+test("TensorRT-LLM#9752: an undefined symbol is named", () => {
+  expect(check([{ kind: "symbol", name: "cuInit" }], true)).toMatchObject({
+    status: "fail",
+    found: expect.stringContaining("lacks the symbol cuInit"),
+  });
+});
+
 test("a damaged plugin gives a warning even when it is not selected", () => {
   expect(check([{ kind: "file", reason: "file too short" }])).toMatchObject({
     status: "warn",

@@ -1,7 +1,7 @@
 import { networkInterfaces } from "node:os";
 import { rankGeometry } from "@kv/fleet";
 import { KvError, systemClock, type Transport } from "@kv/interface";
-import { rdmaDevices, realHost } from "@kv/nixl";
+import { rdmaDevices, readUcxProtocols, realHost, type UcxProtocol } from "@kv/nixl";
 import { type ChildFailure, type ChildOutcome, failureText } from "@kv/program";
 import type { AgentMetadata } from "@kv/protocol";
 import { readDoneText } from "../../protocol/remote-prefill.js";
@@ -17,7 +17,6 @@ import {
   ucxLimits,
   WITHOUT_LIMITS,
 } from "./transport-check.js";
-import { readUcxLanes } from "./ucx-lanes.js";
 
 /** How the servers' memory is read. */
 export interface MemoryCheckOptions {
@@ -54,7 +53,7 @@ export async function memoryChecks(
     return [{ ...about, status: "fail", ...describeFailure(outcome, server.metadata) }];
   const result = outcome.value;
   const used = {
-    lanes: readUcxLanes(outcome.output),
+    lanes: readsOf(outcome.output),
     bytesPerMs: result.bulk.lengthBytes / result.bulk.bestMs,
   };
   // The doctor runs on the decode server's host: KV moves between this host and the prefill server.
@@ -85,6 +84,11 @@ async function hostFacts(
   };
 }
 
+/** UCX's protocols for reads, from the output of a process with `UCX_PROTO_INFO=y`. */
+export function readsOf(output: string): readonly UcxProtocol[] {
+  return readUcxProtocols(output).filter(({ operation }) => operation === "READ");
+}
+
 /** Reads the memory once more, with every transport that UCX has on this host. Undefined when that fails. */
 async function measureUnlimited(
   request: ProbeRequest,
@@ -97,16 +101,16 @@ async function measureUnlimited(
   );
   if (outcome.kind !== "answered") return undefined;
   const { bulk } = outcome.value;
-  return { lanes: readUcxLanes(outcome.output), bytesPerMs: bulk.lengthBytes / bulk.bestMs };
+  return { lanes: readsOf(outcome.output), bytesPerMs: bulk.lengthBytes / bulk.bestMs };
 }
 
-function isThisHost(host: string): boolean {
+export function isThisHost(host: string): boolean {
   const addresses = Object.values(networkInterfaces()).flatMap((entries) => entries ?? []);
   return isLoopback(host) || addresses.some(({ address }) => address === host);
 }
 
-function probeRequest(
-  { role, remotePrefill }: ServerFacts,
+export function probeRequest(
+  { role, remotePrefill }: Pick<ServerFacts, "role" | "remotePrefill">,
   metadata: AgentMetadata,
   ranks: readonly AgentMetadata[],
   options: MemoryCheckOptions,

@@ -4,8 +4,8 @@ import { type HostFacts, transportCheck, ucxLimits } from "./transport-check.js"
 
 const measured = (how: string, gigabytesPerSecond = 1) => ({
   lanes: [
-    { range: "0..100", how: "short tcp/eth0" },
-    { range: "101..inf", how },
+    { operation: "READ" as const, range: "0..100", how: "short", lanes: "tcp/eth0" },
+    { operation: "READ" as const, range: "101..inf", how, lanes: "" },
   ],
   bytesPerMs: gigabytesPerSecond * 1e6,
 });

@@ -1,13 +1,12 @@
-import type { RdmaDevice } from "@kv/nixl";
+import type { RdmaDevice, UcxProtocol } from "@kv/nixl";
 import type { ServerCheck } from "../pair-report.js";
-import type { UcxLane } from "./ucx-lanes.js";
 
 /** The variables with which a user limits the transports of UCX. */
 const LIMITS = ["UCX_TLS", "UCX_NET_DEVICES"] as const;
 
 /** One way to reach a server's memory, and how fast it was read. */
 export interface MeasuredTransport {
-  readonly lanes: readonly UcxLane[];
+  readonly lanes: readonly UcxProtocol[];
   readonly bytesPerMs: number;
 }
 
@@ -44,17 +43,30 @@ export const WITHOUT_LIMITS: Readonly<Record<string, string>> = Object.fromEntri
   LIMITS.map((name) => [name, "all"]),
 );
 
-/** Worst to best. */
-const CLASSES = [
-  { name: "tcp", pattern: /\btcp\b/ },
-  { name: "RDMA", pattern: /\b(rc|dc|ud|srd|efa)(_|\b)|mlx5|\bib\d/ },
-  { name: "shared memory", pattern: /\b(cma|xpmem|knem|sysv|posix|cuda_ipc|rocm_ipc|ze_ipc)\b/ },
+/** Kinds of transports, from the worst to the best. */
+export const LANE_CLASSES = [
+  { name: "tcp", pattern: /\b(tcp|sockets)\b/ },
+  { name: "RDMA", pattern: /\b(rc|dc|ud|srd|efa|verbs)(_|\b)|mlx5|\bib\d/ },
+  { name: "shared memory", pattern: /\b(cma|xpmem|knem|sysv|posix|shm|cuda_ipc|rocm_ipc|ze_ipc)\b/ },
 ] as const;
 
-/** The lane of the largest messages, and how good it is: an index of `CLASSES`, -1 for an unknown one. */
-function laneOf({ lanes }: MeasuredTransport): { readonly how: string; readonly rank: number } {
-  const how = lanes.at(-1)?.how ?? "";
-  return { how, rank: CLASSES.findLastIndex(({ pattern }) => pattern.test(how)) };
+/** A way of the bytes, and how good it is. */
+export interface Lane {
+  /** Such as "zero-copy cma/memory"; empty for none. */
+  readonly how: string;
+  /** An index of `LANE_CLASSES`; -1 for an unknown one. */
+  readonly rank: number;
+}
+
+/** The lane that these words name. */
+export function laneNamed(how: string): Lane {
+  return { how, rank: LANE_CLASSES.findLastIndex(({ pattern }) => pattern.test(how)) };
+}
+
+/** The lane of the largest messages. */
+export function laneOf(lanes: readonly UcxProtocol[]): Lane {
+  const last = lanes.at(-1);
+  return laneNamed(last === undefined ? "" : `${last.how} ${last.lanes}`.trim());
 }
 
 /** This much faster is worth a change of settings. */
@@ -67,7 +79,7 @@ const WORTH = 1.5;
 export function transportCheck(facts: NetworkFacts): ServerCheck {
   const { backends, used, hosts } = facts;
   const title = "transport";
-  const { how, rank } = laneOf(used);
+  const { how, rank } = laneOf(used.lanes);
   if (how === "")
     return { title, status: "note", found: `${backends.join(", ")}; it does not report its network` };
   const found = `${backends.join(", ")} over ${how}`;
@@ -75,7 +87,7 @@ export function transportCheck(facts: NetworkFacts): ServerCheck {
   if (hosts === undefined) return { title, status: "ok", found, details };
   const { unlimited, limits, sameHost, devices } = hosts;
   if (unlimited !== undefined) {
-    const best = laneOf(unlimited);
+    const best = laneOf(unlimited.lanes);
     const isFaster = unlimited.bytesPerMs > WORTH * used.bytesPerMs;
     if (best.rank > rank || (best.how !== how && isFaster)) {
       const rates = `${gigabytes(unlimited)} instead of ${gigabytes(used)}`;
@@ -88,7 +100,7 @@ export function transportCheck(facts: NetworkFacts): ServerCheck {
       };
     }
   }
-  if (CLASSES[rank]?.name !== "tcp") return { title, status: "ok", found, details };
+  if (LANE_CLASSES[rank]?.name !== "tcp") return { title, status: "ok", found, details };
   const active = devices.filter(({ ports }) => ports.some((port) => port.includes("ACTIVE")));
   if (sameHost) {
     const fix =

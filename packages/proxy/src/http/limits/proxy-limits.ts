@@ -1,6 +1,6 @@
 import { ADMIN_LIMITS, PREFILLER_HEADER, REQUEST_ID_LENGTH } from "@kv/fleet/front-end";
 import { TOP_LEVEL_MEMBERS } from "@kv/http";
-import { ABANDONED_PREFILLS, BODIES_PER_CLIENT_BYTES } from "../../config/limit-settings.js";
+import { ABANDONED_PREFILL_MS, BODIES_PER_CLIENT_BYTES } from "../../config/limit-settings.js";
 import { readSettings } from "../../config/settings.js";
 import { MAX_NAMED } from "../../sidecar/named-prefillers.js";
 
@@ -28,7 +28,7 @@ export const PROXY_LIMITS: readonly ProxyLimit[] = [
   client("limits.pipelinedRequests", limits.pipelinedRequests, "requests", 429),
   client("limits.requestsInFlight", descriptors, "requests", 503),
   client("limits.requestsPerClient", "half of limits.requestsInFlight", "requests", 429),
-  client("limits.abandonedPrefills", ABANDONED_PREFILLS, "requests", 429),
+  client("limits.abandonedPrefillMs", ABANDONED_PREFILL_MS, "ms", 429),
   client("limits.headersLengthBytes", limits.headersLengthBytes, "bytes", 431),
   client("limits.bodyLengthBytes", limits.bodyLengthBytes, "bytes", 413),
   client("limits.bodiesLengthBytes", limits.bodiesLengthBytes, "bytes", 503),

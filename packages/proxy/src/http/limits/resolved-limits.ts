@@ -1,5 +1,5 @@
 import { readFileSync } from "node:fs";
-import { ABANDONED_PREFILLS } from "../../config/limit-settings.js";
+import { ABANDONED_PREFILL_MS } from "../../config/limit-settings.js";
 import { bodiesPerClientBytes, isOneClient, type ProxySettings } from "../../config/settings.js";
 
 /** The limits with all defaults, those that depend on the machine included. */
@@ -10,11 +10,11 @@ export type ResolvedLimits = Omit<
   | "requestsInFlight"
   | "requestsPerClient"
   | "bodiesPerClientLengthBytes"
-  | "abandonedPrefills"
+  | "abandonedPrefillMs"
 > & {
   readonly bodiesPerClientLengthBytes: number;
   /** Infinite where clients cannot be told apart. */
-  readonly abandonedPrefills: number;
+  readonly abandonedPrefillMs: number;
   readonly connections: number;
   readonly connectionsPerAddress: number;
   readonly requestsInFlight: number;
@@ -64,7 +64,7 @@ export function resolveLimits(
     requestsInFlight,
     requestsPerClient: limits.requestsPerClient ?? Math.ceil(requestsInFlight * shareOfClient),
     bodiesPerClientLengthBytes: bodiesPerClientBytes(settings),
-    abandonedPrefills:
-      limits.abandonedPrefills ?? (isOneClient(settings) ? Number.POSITIVE_INFINITY : ABANDONED_PREFILLS),
+    abandonedPrefillMs:
+      limits.abandonedPrefillMs ?? (isOneClient(settings) ? Number.POSITIVE_INFINITY : ABANDONED_PREFILL_MS),
   };
 }

@@ -1,0 +1,147 @@
+import { METRICS } from "@kv/connector";
+import { memoryTransport } from "@kv/transport-memory";
+import type { Cluster } from "../cluster/cluster.js";
+import { loadModel } from "../model/model.js";
+import { sameTokens } from "./check-run.js";
+import { complete } from "./completion-client.js";
+import { referenceTokens } from "./prepare-run.js";
+import { syntheticPrompts } from "./prompts.js";
+
+/** A conversation: each turn's prompt is the last one, its output, and a little more. */
+export interface Conversation {
+  readonly prompts: readonly (readonly number[])[];
+  /** The tokens that one engine in one process generates from each prompt. */
+  readonly expected: readonly (readonly number[])[];
+}
+
+/** One turn, with where the KV of its prompt came from. */
+export interface Turn {
+  readonly promptTokens: number;
+  /** Of P's own prefix cache. */
+  readonly cachedTokens: number;
+  /** Read back from D. */
+  readonly readBackTokens: number;
+  /** Computed by P. */
+  readonly computedTokens: number;
+  readonly outputTokens: number;
+  readonly tokensEqual: boolean;
+}
+
+/** Settings of `kv_connector_extra_config` that both sides need. The built-in model is small: it is read back however little there is. */
+export const READBACK = { bidirectional_kv_xfer: true, kv_recompute_threshold: 0, decoder_kv_blocks_ttl: 60 };
+
+/** Tokens that the user adds in each turn. */
+const NEW_TOKENS = 20;
+
+/** Computes the reference of a conversation of so many turns in this process. The model is closed before the servers load theirs. */
+export async function prepareConversation(
+  turns: number,
+  options: { readonly model?: string | undefined; readonly tinyKvHeads?: number | undefined },
+  { maxTokens, say }: { readonly maxTokens: number; readonly say: (line: string) => void },
+): Promise<Conversation> {
+  const model = await loadModel({
+    onProgress: say,
+    directory: options.model,
+    tinyKvHeads: options.tinyKvHeads,
+  });
+  const transport = memoryTransport();
+  try {
+    const { vocabSize } = model.config;
+    const [first = [], ...rest] = syntheticPrompts({ count: turns, vocabSize, maxTokens: 100 });
+    const prompts: number[][] = [];
+    const expected: number[][] = [];
+    for (const added of [first, ...rest.map((prompt) => prompt.slice(0, NEW_TOKENS))]) {
+      const prompt = [...(prompts.at(-1) ?? []), ...(expected.at(-1) ?? []), ...added];
+      const [output = []] = await referenceTokens([prompt], { model, transport, maxTokens });
+      prompts.push(prompt);
+      expected.push(output);
+    }
+    return { prompts, expected };
+  } finally {
+    await model.close();
+    await transport.close();
+  }
+}
+
+/** Plays a conversation through the front of a cluster, which knows nothing of it but its prompts. Errors: `KV_PROXY_UPSTREAM_FAILED` with the answer of the front. */
+export async function playConversation(
+  { proxy, prefills }: Pick<Cluster, "proxy" | "prefills">,
+  { prompts, expected }: Conversation,
+): Promise<readonly Turn[]> {
+  const turns: Turn[] = [];
+  const allPromptTokens = () => Promise.all(prefills.map(({ url }) => promptTokensBySource(url)));
+  for (const [index, promptTokens] of prompts.entries()) {
+    const wanted = expected[index] ?? [];
+    const before = await allPromptTokens();
+    const requestId = `turn-${index + 1}`;
+    const { tokens } = await complete({ url: proxy.url, requestId, promptTokens, maxTokens: wanted.length });
+    const after = await allPromptTokens();
+    const sum = (counts: typeof after, source: string) =>
+      counts.reduce((all, one) => all + (one.get(source) ?? 0), 0);
+    const of = (source: string) => sum(after, source) - sum(before, source);
+    turns.push({
+      promptTokens: promptTokens.length,
+      cachedTokens: of("local_cache_hit"),
+      readBackTokens: of("external_kv_transfer"),
+      computedTokens: of("local_compute"),
+      outputTokens: tokens.length,
+      tokensEqual: sameTokens(tokens, wanted),
+    });
+  }
+  return turns;
+}
+
+/** Tokens of prompts that an instance has computed, found in its prefix cache, or got from a peer, by vLLM's names of these sources. */
+async function promptTokensBySource(url: string): Promise<ReadonlyMap<string, number>> {
+  const text = await (await fetch(`${url}/metrics`)).text();
+  const sample = new RegExp(
+    `^${METRICS.promptTokensBySource}_total\\{[^}]*source="(\\w+)"[^}]*\\} (\\d+)`,
+    "gm",
+  );
+  return new Map([...text.matchAll(sample)].map(([, source = "", count]) => [source, Number(count)]));
+}
+
+/** The output of `--turns` with `--json`. */
+export function turnsJson(turns: readonly Turn[]): object {
+  return {
+    ok: areEqual(turns),
+    turns: turns.map((turn) => ({
+      prompt_tokens: turn.promptTokens,
+      cached_tokens: turn.cachedTokens,
+      read_back_tokens: turn.readBackTokens,
+      computed_tokens: turn.computedTokens,
+      output_tokens: turn.outputTokens,
+      tokens_equal: turn.tokensEqual,
+    })),
+  };
+}
+
+/** The output of `--turns` as a table. */
+export function turnsTable(turns: readonly Turn[]): string {
+  const header = [
+    "turn",
+    "prompt tokens",
+    "cached at P",
+    "read back from D",
+    "computed by P",
+    "output",
+    "tokens",
+  ];
+  const rows = turns.map((turn, index) =>
+    [
+      ...[index + 1, turn.promptTokens, turn.cachedTokens, turn.readBackTokens, turn.computedTokens],
+      ...[turn.outputTokens, turn.tokensEqual ? "equal" : "DIFFERENT"],
+    ].map(String),
+  );
+  const line = (cells: readonly string[]) =>
+    cells.map((cell, at) => cell.padStart(header[at]?.length ?? 0)).join("  ");
+  const verdict = areEqual(turns)
+    ? `all ${turns.length} turns have the tokens of a run in one process`
+    : "NOT all turns have the tokens of a run in one process";
+  return [line(header), ...rows.map(line), "", verdict, ""].join("\n");
+}
+
+/** Whether all turns have the tokens of the reference. */
+export function areEqual(turns: readonly Turn[]): boolean {
+  return turns.every(({ tokensEqual }) => tokensEqual);
+}

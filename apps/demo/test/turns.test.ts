@@ -1,0 +1,67 @@
+import { silentLog } from "@kv/interface";
+import { afterAll, describe, expect, it } from "vitest";
+import { startCluster } from "../src/cluster/cluster.js";
+import type { ClusterOptions } from "../src/cluster/cluster-plan.js";
+import { type Conversation, playConversation, prepareConversation, READBACK } from "../src/run/turns.js";
+import { PAIR } from "./support/matrix.js";
+import { nixlAbsence } from "./support/nixl-absence.js";
+
+const absence = await nixlAbsence();
+const TURNS = 4;
+let prepared: Promise<Conversation> | undefined;
+const conversation = () => (prepared ??= prepareConversation(TURNS, {}, { maxTokens: 16, say: () => {} }));
+afterAll(() => {
+  prepared = undefined;
+});
+
+async function play(options: Partial<ClusterOptions>) {
+  const spoken = await conversation();
+  const cluster = await startCluster(
+    { ...PAIR, extraConfig: READBACK, readback: true, ...options },
+    { log: silentLog, logLevel: "error" },
+  );
+  try {
+    return await playConversation(cluster, spoken);
+  } finally {
+    await cluster.close();
+  }
+}
+
+// Prompts of 100, 136, 172 and 208 tokens. D has 115, 151 and 187 of them.
+const PROMPTS = [100, 136, 172, 208];
+
+describe("a conversation of four turns through kv-proxy --readback", () => {
+  it("a P without a prefix cache reads what D has, and computes the new tokens only; the tokens are those of one engine", async () => {
+    const turns = await play({ prefillInstance: { prefixCaching: false } });
+    expect(turns).toEqual(
+      PROMPTS.map((promptTokens, turn) => ({
+        ...{ promptTokens, cachedTokens: 0, outputTokens: 16, tokensEqual: true },
+        readBackTokens: turn === 0 ? 0 : promptTokens - 21,
+        computedTokens: turn === 0 ? 100 : 21,
+      })),
+    );
+  });
+
+  it("a P with a prefix cache reads the output, and two P's in turns read what the other has computed", async () => {
+    const [, alone] = await play({});
+    expect(alone).toMatchObject({
+      cachedTokens: 96,
+      readBackTokens: 19,
+      computedTokens: 21,
+      tokensEqual: true,
+    });
+    const [, ...turns] = await play({ prefills: 2, prefillTp: 2, decodeBlockSize: 32 });
+    for (const { computedTokens, tokensEqual } of turns)
+      expect([computedTokens, tokensEqual]).toEqual([21, true]);
+  });
+
+  it.skipIf(absence !== undefined)("over NIXL", async () => {
+    const turns = await play({ transport: "nixl", prefillInstance: { prefixCaching: false } });
+    expect(turns.map(({ computedTokens, tokensEqual }) => [computedTokens, tokensEqual])).toEqual([
+      [100, true],
+      [21, true],
+      [21, true],
+      [21, true],
+    ]);
+  });
+});

@@ -1,0 +1,94 @@
+import { type Clock, KvError, type Log } from "@kv/interface";
+import type { Instance } from "../instances/instance.js";
+import { Deadline } from "../request/deadline.js";
+import type { Upstream } from "../upstream/upstream.js";
+
+/** The KV cache of an instance. */
+export interface CacheCapacity {
+  /** Blocks of the cache. */
+  readonly blocks: number;
+  /** Tokens in a block. */
+  readonly blockTokens: number;
+}
+
+const TIMEOUT_MS = 3000;
+const MAX_METRICS_BYTES = 4 * 1024 * 1024;
+/** An instance whose metrics could not be read is asked again after this. */
+const ASK_AGAIN_MS = 30_000;
+
+interface Reading {
+  /** Undefined until an answer has named it. */
+  engineId: string | undefined;
+  readonly atMs: number;
+  readonly capacity: Promise<CacheCapacity | undefined>;
+}
+
+/** The size of instances' caches, from `vllm:cache_config_info` of their metrics. Read once for each engine. */
+export class CacheCapacities {
+  readonly #options: { readonly upstream: Upstream; readonly clock: Clock; readonly log: Log };
+  readonly #readings = new WeakMap<Instance, Reading>();
+
+  constructor(options: { readonly upstream: Upstream; readonly clock: Clock; readonly log: Log }) {
+    this.#options = options;
+  }
+
+  /** Reads the cache of an instance that is about to answer, so that `of` has it at once. */
+  expect(instance: Instance): void {
+    if (!this.#readings.has(instance)) void this.#begin(instance, undefined);
+  }
+
+  /** The cache of the engine that an instance has; undefined where its metrics do not say it. Never rejects. */
+  async of(instance: Instance, engineId: string): Promise<CacheCapacity | undefined> {
+    const { clock } = this.#options;
+    const known = this.#readings.get(instance);
+    if (known !== undefined) known.engineId ??= engineId;
+    if (known?.engineId === engineId) {
+      const capacity = await known.capacity;
+      if (capacity !== undefined || clock.now() - known.atMs < ASK_AGAIN_MS) return capacity;
+    }
+    return this.#begin(instance, engineId);
+  }
+
+  #begin(instance: Instance, engineId: string | undefined): Promise<CacheCapacity | undefined> {
+    const capacity = this.#read(instance);
+    this.#readings.set(instance, { engineId, atMs: this.#options.clock.now(), capacity });
+    return capacity;
+  }
+
+  async #read({ role, url, dataParallelRank }: Instance): Promise<CacheCapacity | undefined> {
+    const { upstream, clock, log } = this.#options;
+    const deadline = new Deadline({ clock, requestMs: TIMEOUT_MS });
+    let reason = "it has no vllm:cache_config_info with num_gpu_blocks and block_size";
+    try {
+      const request = { role, url, method: "GET", path: "/metrics", headers: {}, abort: deadline } as const;
+      const answer = await upstream.send(request);
+      const { bytes } = await answer.body.readLimited(MAX_METRICS_BYTES);
+      answer.discard();
+      const capacity = answer.status === 200 ? capacityIn(bytes.toString(), dataParallelRank) : undefined;
+      if (capacity !== undefined) return capacity;
+      if (answer.status !== 200) reason = `the status is ${answer.status}`;
+    } catch (error) {
+      reason = KvError.from(deadline.reasonOr(error), "KV_INTERNAL", "failed").message;
+    } finally {
+      deadline.close();
+    }
+    const hint = "without the size of its cache no KV is kept there for further turns";
+    log.warn("cache-size-unknown", { instance: url, reason: `GET /metrics: ${reason}`, hint });
+    return undefined;
+  }
+}
+
+/** Reads the line of the rank, else the first. */
+function capacityIn(metrics: string, rank: number | undefined): CacheCapacity | undefined {
+  const lines = [...metrics.matchAll(/^vllm:cache_config_info\{(.*)\}/gm)].map(([, labels = ""]) => labels);
+  const line = lines.find((labels) => labelOf(labels, "engine") === rank) ?? lines[0] ?? "";
+  const blocks = labelOf(line, "num_gpu_blocks");
+  const blockTokens = labelOf(line, "block_size");
+  return blocks === undefined || blockTokens === undefined ? undefined : { blocks, blockTokens };
+}
+
+/** A label that is a whole number above 0, or the rank 0. */
+function labelOf(labels: string, name: string): number | undefined {
+  const text = new RegExp(`(?:^|,)${name}="([0-9]{1,12})"`).exec(labels)?.[1];
+  return text === undefined ? undefined : Number(text);
+}

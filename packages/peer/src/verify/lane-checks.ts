@@ -1,0 +1,235 @@
+import type { RdmaDevice, UcxProtocol } from "@kv/nixl";
+import {
+  LANE_CLASSES,
+  type Lane,
+  laneNamed,
+  laneOf,
+  type MeasuredTransport,
+} from "../doctor/memory/transport-check.js";
+import type { Role } from "../doctor/pair-report.js";
+import type { EngineCounters } from "./counters.js";
+import type { VerifyCheck } from "./verify-report.js";
+
+/** What a server's log says about its lanes. */
+export interface LoggedLanes {
+  /** Of UCX with `UCX_PROTO_INFO=y`. */
+  readonly protocols: readonly UcxProtocol[];
+  /** The provider of LIBFABRIC with `NIXL_LOG_LEVEL=INFO`. */
+  readonly provider: string | undefined;
+}
+
+/** What is known about the way of the bytes between P and D. Each part may be unknown. */
+export interface LaneEvidence {
+  /** What the servers' logs say. */
+  readonly logs: Partial<Record<Role, LoggedLanes>>;
+  /** How this host read the memory of a server over all transports that both permit. */
+  readonly reached: Partial<Record<Role, MeasuredTransport>>;
+  /** The servers that run on this host. */
+  readonly here: Readonly<Record<Role, boolean>>;
+  /** The RDMA devices of a server's host. */
+  readonly devices: Partial<Record<Role, readonly RdmaDevice[]>>;
+}
+
+/** The classes, by name. */
+const [TCP, RDMA, SHARED_MEMORY] = LANE_CLASSES.map((_, rank) => rank) as [number, number, number];
+/**
+ * vLLM looks for the end of a transfer once in an engine step, so the times of shorter ones say nothing about the lane.
+ */
+const LEAST_MEAN_MS = 100;
+/** A lane that gives less than this share of what it can is another one, or limited. */
+const LEAST_SHARE = 0.1;
+const LONG_POST_MS = 5;
+
+/** Which lane carried the KV, against the best that both hosts have, and how fast. */
+export function laneChecks(
+  totals: Readonly<Record<Role, EngineCounters>>,
+  evidence: LaneEvidence,
+): VerifyCheck[] {
+  const poster: Role = totals.decode.transfers > 0 ? "decode" : "prefill";
+  const moved = totals[poster];
+  const lane = laneInUse(poster, evidence);
+  const best = bestLane(evidence);
+  const speed = speedOf(moved, evidence);
+  const about = { area: "lane", title: "lane", details: { lane, best, ...speed } } as const;
+  const checks: VerifyCheck[] = [];
+  if (lane === undefined) {
+    const isSlow =
+      best?.rank === RDMA && speed.isTimed && speed.share !== undefined && speed.share < LEAST_SHARE;
+    if (isSlow)
+      checks.push({
+        ...about,
+        id: "lane.tcp-instead-of-rdma",
+        title: "TCP instead of RDMA",
+        status: "fail",
+        found: `no log names the lane, and ${rate(speed.bytesPerMs)} is ${percent(speed.share ?? 0)} of what ${best.how} gives (vllm-project/vllm#52607)`,
+        fix: FIXES.rdma,
+      });
+    else
+      checks.push({
+        ...about,
+        id: "lane.unknown",
+        status: "note",
+        found: `not known: no log of ${poster === "decode" ? "D" : "P"} names it, and not both servers run on this host; best that both hosts have: ${best?.how ?? "not known"}`,
+        fix: `start ${poster} with UCX_PROTO_INFO=y (UCX) or NIXL_LOG_LEVEL=INFO (LIBFABRIC), and give its log as --${poster}-log`,
+      });
+  } else {
+    const found = `${lane.how} (${lane.source}); best that both hosts have: ${best?.how ?? "not known: give --prefill-host and --decode-host"}`;
+    if (best === undefined || lane.rank < 0 || lane.rank >= best.rank)
+      checks.push({ ...about, id: "lane.best", status: "ok", found });
+    else if (best.rank === RDMA)
+      checks.push({
+        ...about,
+        id: "lane.tcp-instead-of-rdma",
+        title: "TCP instead of RDMA",
+        status: "fail",
+        found: `${found} (vllm-project/vllm#52607)`,
+        fix: FIXES.rdma,
+      });
+    else
+      checks.push({
+        ...about,
+        id: lane.rank === TCP ? "lane.tcp-on-one-host" : "lane.network-on-one-host",
+        title: lane.rank === TCP ? "TCP on one host" : "network on one host",
+        status: lane.rank === TCP ? "fail" : "warn",
+        found,
+        fix: FIXES.oneHost,
+      });
+  }
+  return [...checks, ...speedChecks(moved, lane, speed)];
+}
+
+const FIXES = {
+  rdma: "permit the devices in UCX_TLS and UCX_NET_DEVICES of both servers, pass /dev/infiniband into containers; with EFA set the backend LIBFABRIC; kv-peer doctor on D's host shows what it reaches",
+  oneHost:
+    "set UCX_TLS=all on both servers, or add sysv,posix,cma (cuda_ipc for GPUs); in containers share /dev/shm and the IPC namespace; where cuda_ipc serves only WRITE, use NixlPushConnector (vllm-project/vllm#52607)",
+} as const;
+
+interface LaneInUse extends Lane {
+  /** How it is known. */
+  readonly source: string;
+}
+
+/** The lane that the posting side's log names. Without it, where both servers run on this host: the worse of those by which this host reaches them, because both must permit a lane. */
+function laneInUse(poster: Role, { logs, reached, here }: LaneEvidence): LaneInUse | undefined {
+  const { protocols = [], provider } = logs[poster] ?? {};
+  const operation = poster === "decode" ? "READ" : "WRITE";
+  const logged = laneOf(protocols.filter((protocol) => protocol.operation === operation));
+  const source = `the log of ${poster}`;
+  if (logged.how !== "") return { ...logged, how: `UCX over ${logged.how}`, source };
+  if (provider !== undefined) return { ...laneNamed(provider), how: `LIBFABRIC over ${provider}`, source };
+  if (!here.prefill || !here.decode || reached.prefill === undefined || reached.decode === undefined)
+    return undefined;
+  const [p, d] = [laneOf(reached.prefill.lanes), laneOf(reached.decode.lanes)];
+  if (p.how === "" || d.how === "") return undefined;
+  const worse = d.rank < p.rank ? { lane: d, whose: "D" } : { lane: p, whose: "P" };
+  return {
+    ...worse.lane,
+    how: `UCX over ${worse.lane.how}`,
+    source: `the best by which this host reaches ${worse.whose}`,
+  };
+}
+
+/** The best lane that both hosts have. */
+function bestLane({ here, devices }: LaneEvidence): Lane | undefined {
+  if (here.prefill && here.decode)
+    return { how: "shared memory, as both run on one host", rank: SHARED_MEMORY };
+  const [p, d] = [devices.prefill, devices.decode];
+  if (p === undefined || d === undefined) return undefined;
+  const [atP, atD] = [active(p), active(d)];
+  const [one, other] = [atP[0], atD[0]];
+  if (one === undefined || other === undefined) return { how: "TCP", rank: TCP };
+  return { how: `RDMA (${named(one)} at P, ${named(other)} at D)`, rank: RDMA };
+}
+
+const active = (devices: readonly RdmaDevice[]) =>
+  devices.filter(({ ports }) => ports.some((port) => port.includes("ACTIVE")));
+const named = ({ name, gigabitsPerSecond }: RdmaDevice) =>
+  gigabitsPerSecond === undefined ? name : `${name}, ${gigabitsPerSecond} Gb/s`;
+
+interface Speed {
+  readonly bytesPerMs: number;
+  /** What the lane should give: as fast as this host read P's memory, or as the slower device; undefined where neither is known. */
+  readonly expectedBytesPerMs: number | undefined;
+  /** Whose rate is expected, as words before it. */
+  readonly expectation: string;
+  readonly share: number | undefined;
+  readonly meanMs: number;
+  readonly postShare: number;
+  /** The transfers took long enough for their times to mean something. */
+  readonly isTimed: boolean;
+}
+
+function speedOf(
+  { bytes, transfers, transferSeconds, postSeconds }: EngineCounters,
+  evidence: LaneEvidence,
+): Speed {
+  const meanMs = (1000 * transferSeconds) / Math.max(1, transfers);
+  const bytesPerMs = bytes / Math.max(transferSeconds * 1000, 1e-3);
+  const { reached, here, devices } = evidence;
+  const slower = Math.min(
+    ...(["prefill", "decode"] as const).map((role) =>
+      Math.max(
+        ...active(devices[role] ?? []).map(({ gigabitsPerSecond = Number.NaN }) => gigabitsPerSecond),
+        0,
+      ),
+    ),
+  );
+  // A host that is not D's may reach P by another way.
+  const measured = here.decode ? reached.prefill?.bytesPerMs : undefined;
+  const ofDevices = slower > 0 ? (slower * 1e9) / 8 / 1000 : undefined;
+  const expectedBytesPerMs = measured ?? ofDevices;
+  return {
+    bytesPerMs,
+    expectedBytesPerMs,
+    expectation: measured === undefined ? "where the devices carry" : "where this host reads P at",
+    share: expectedBytesPerMs === undefined ? undefined : bytesPerMs / expectedBytesPerMs,
+    meanMs,
+    postShare: postSeconds / Math.max(transferSeconds, 1e-9),
+    isTimed: meanMs >= LEAST_MEAN_MS,
+  };
+}
+
+function speedChecks(moved: EngineCounters, lane: Lane | undefined, speed: Speed): VerifyCheck[] {
+  const area = "lane";
+  const { bytesPerMs, expectedBytesPerMs, expectation, share, meanMs, postShare, isTimed } = speed;
+  const expected = expectedBytesPerMs === undefined ? "" : `, ${expectation} ${rate(expectedBytesPerMs)}`;
+  const short = isTimed ? "" : "; too short to be timed well: longer prompts (--prompt-tokens) say more";
+  const found = `at least ${rate(bytesPerMs)}${expected}: ${meanMs.toFixed(1)} ms for each transfer${short}`;
+  const isSlow = isTimed && share !== undefined && share < LEAST_SHARE;
+  const checks: VerifyCheck[] = [
+    isSlow
+      ? {
+          id: "lane.slow",
+          area,
+          title: "slow",
+          status: "warn",
+          found,
+          fix: "compare with kv-peer doctor on D's host; small descriptors, a busy NIC and a limit of UCX_MAX_RNDV_RAILS are usual causes",
+        }
+      : { id: "lane.bandwidth", area, title: "bandwidth", status: "ok", found },
+  ];
+  const meanPostMs = (1000 * moved.postSeconds) / Math.max(1, moved.transfers);
+  const descriptors = (moved.descriptors / Math.max(1, moved.transfers)).toFixed(0);
+  const post = `${percent(postShare)} of the time, ${meanPostMs.toFixed(1)} ms, for ${descriptors} descriptors of a transfer`;
+  // Over shared memory, the post is the copy.
+  const isLong = lane?.rank !== SHARED_MEMORY && postShare > 0.5 && meanPostMs > LONG_POST_MS;
+  checks.push({
+    id: isLong ? "lane.posting" : "lane.post-time",
+    area,
+    title: "post time",
+    status: isLong ? "warn" : "ok",
+    found: lane?.rank === SHARED_MEMORY ? `${post}; over shared memory the post is the copy` : post,
+    fix: isLong
+      ? "fewer and larger descriptors: equal block sizes and layouts on both sides; kv-plan shows what merges them (vllm-project/vllm#55434)"
+      : undefined,
+  });
+  return checks;
+}
+
+function rate(bytesPerMs: number): string {
+  return `${(bytesPerMs / 1e6).toFixed(2)} GB/s`;
+}
+
+function percent(share: number): string {
+  return `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
+}

@@ -1,0 +1,247 @@
+import type { KvError } from "@kv/interface";
+import type { Role } from "../doctor/pair-report.js";
+import type { Answer } from "../http/engine-server.js";
+import type { LeakReport } from "../load/block-leaks.js";
+import { type EngineCounters, promptTokens } from "./counters.js";
+import type { VerifyCheck } from "./verify-report.js";
+
+/** One prompt that was sent to the front end, and what the servers counted meanwhile. */
+export interface SentPrompt {
+  /** Tokens of the prompt. */
+  readonly length: number;
+  /** Undefined when it failed. */
+  readonly answer: Answer | undefined;
+  /** Undefined when it was answered. */
+  readonly failure: KvError | undefined;
+  /** The same prompt at one engine; undefined when that failed. */
+  readonly expected: Answer | undefined;
+  readonly counted: Readonly<Record<Role, EngineCounters>>;
+}
+
+/** The blocks of one server after the prompts. */
+export interface HeldBlocks {
+  readonly role: Role;
+  readonly url: string;
+  /** Undefined when /metrics do not show its blocks. */
+  readonly leaks: LeakReport | undefined;
+  /** Requests that ran or waited at the end: their blocks are no leak. */
+  readonly running: number;
+}
+
+/** What `verify` saw of a deployment. */
+export interface SeenDeployment {
+  readonly prompts: readonly SentPrompt[];
+  /** From before the first prompt until after the last. */
+  readonly totals: Readonly<Record<Role, EngineCounters>>;
+  /** The servers without a NixlConnector. */
+  readonly withoutConnector: readonly string[];
+  readonly blocks: readonly HeldBlocks[];
+  /** The URL of the engine whose answers are right. */
+  readonly reference: string;
+}
+
+const prompts = (count: number) => `${count} ${count === 1 ? "prompt" : "prompts"}`;
+const tokens = (count: number) => count.toLocaleString("en-US");
+
+/** Whether the front end answered. */
+export function requestChecks({ prompts: sent }: SeenDeployment): VerifyCheck[] {
+  const area = "requests";
+  const failed = sent.flatMap(({ failure }) => failure ?? []);
+  const [first] = failed;
+  if (first === undefined) {
+    const found = `${prompts(sent.length)} of ${tokens(sent[0]?.length ?? 0)} tokens, with status 200`;
+    return [{ id: "requests.answered", area, title: "answered", status: "ok", found }];
+  }
+  const found = `${failed.length} of ${prompts(sent.length)}; the first: ${first.message}`;
+  const fix = "the logs of the front end and of both servers have the cause; kv-peer doctor checks the pair";
+  return [{ id: "requests.failed", area, title: "requests failed", status: "fail", found, fix }];
+}
+
+/**
+ * How a prompt that was answered was served. `unclear`: D counted other prompts at the same time. `elsewhere`: no D that was given counted it.
+ */
+type ServedHow = "moved" | "recomputed" | "unclear" | "elsewhere";
+
+/** How a prompt was served, by what both sides counted meanwhile. A transfer counts, and not D's word that it has loaded. */
+function servedHow({ length, counted: { prefill, decode } }: SentPrompt): ServedHow {
+  const atDecode = promptTokens(decode);
+  if (atDecode > length) return "unclear";
+  if (decode.bytes + prefill.bytes > 0) return "moved";
+  return atDecode === 0 ? "elsewhere" : "recomputed";
+}
+
+/** Whether KV moved, in which direction and for how many of the prompts, or D computed them. */
+export function transferChecks(seen: SeenDeployment): VerifyCheck[] {
+  const area = "transfer";
+  const answered = seen.prompts.filter(({ answer }) => answer !== undefined);
+  if (answered.length === 0) return [];
+  const { prefill, decode } = seen.totals;
+  const of = (how: ServedHow) => answered.filter((prompt) => servedHow(prompt) === how);
+  const [moved, recomputed, unclear, elsewhere] = [
+    of("moved"),
+    of("recomputed"),
+    of("unclear"),
+    of("elsewhere"),
+  ];
+  const checks: VerifyCheck[] = [];
+  const add = (id: string, title: string, status: VerifyCheck["status"], found: string, fix?: string) =>
+    checks.push({ id: `transfer.${id}`, area, title, status, found, fix });
+  const share = (list: readonly SentPrompt[]) => `${list.length} of ${prompts(answered.length)}`;
+
+  if (moved.length > 0) {
+    const [d, p] = [decode.transfers > 0, prefill.transfers > 0];
+    const how = d && p ? "by READ and WRITE" : d ? "READ by D" : "WRITTEN by P";
+    const all = { bytes: decode.bytes + prefill.bytes, transfers: decode.transfers + prefill.transfers };
+    const found = `${share(moved)}: ${tokens(all.bytes)} bytes in ${tokens(all.transfers)} transfers, ${how}; D computed ${tokens(decode.computedTokens)} of ${tokens(promptTokens(decode))} prompt tokens`;
+    add("moved", "KV moved", "ok", found);
+    const again = moved.filter(({ length, counted }) => counted.decode.computedTokens > length / 2);
+    if (again.length > 0)
+      add(
+        "computed-again",
+        "computed again",
+        "fail",
+        `${share(again)}: KV moved, and D computed the prompt as well`,
+        "compare the block sizes and the prefix caching of both servers; look for failed loads in D's log",
+      );
+  }
+  if (recomputed.length > 0) {
+    const computed = recomputed.reduce((sum, { counted }) => sum + counted.decode.computedTokens, 0);
+    const all = recomputed.reduce((sum, { length }) => sum + length, 0);
+    // A load that failed is computed without being counted as such.
+    const claimed = computed < all ? "; the rest it counts as loaded, though nothing was transferred" : "";
+    add(
+      "recomputed",
+      "D recomputes",
+      "fail",
+      `${share(recomputed)}: no KV moved; D computed ${tokens(computed)} of ${tokens(all)} prompt tokens itself${claimed} (kserve/kserve#5987)`,
+      whyRecomputed(seen),
+    );
+  }
+  if (elsewhere.length > 0)
+    add(
+      "elsewhere",
+      "not at D",
+      "fail",
+      `${share(elsewhere)}: no decode server that was given counted them`,
+      "give every decode server behind this front end with --decode; does it send requests to the prefill servers alone?",
+    );
+  if (unclear.length > 0)
+    add(
+      "unclear",
+      "other requests",
+      moved.length > 0 ? "warn" : "fail",
+      `${share(unclear)}: D counted other requests at the same time, so that what moved for these is not known`,
+      "verify while no other client uses the deployment",
+    );
+  if (decode.failedTransfers + prefill.failedTransfers > 0)
+    add(
+      "failed",
+      "failed transfers",
+      "fail",
+      `${decode.failedTransfers} at D and ${prefill.failedTransfers} at P, handshakes and notifications included`,
+      "kv-peer doctor with this pair names the cause; the servers' logs have a line for each",
+    );
+  if (seen.withoutConnector.length > 0 && recomputed.length === 0)
+    add("no-connector", "connector", "note", `${seen.withoutConnector.join(", ")} has no NIXL metrics`);
+  return checks;
+}
+
+/** The likeliest reason for which D computes, from the outside inwards. */
+function whyRecomputed({ withoutConnector, totals: { prefill, decode } }: SeenDeployment): string {
+  const [first] = withoutConnector;
+  if (first !== undefined)
+    return `${withoutConnector.join(" and ")} ${withoutConnector.length === 1 ? "has" : "have"} no NIXL metrics: no KV connector runs there; start it with --kv-transfer-config`;
+  if (promptTokens(prefill) === 0)
+    return "no prefill server that was given counted a prompt: look at how the front end decides between P and D";
+  if (decode.failedTransfers + prefill.failedTransfers > 0)
+    return "transfers or handshakes failed, and D's kv_load_failure_policy is recompute: kv-peer doctor with this pair names the cause";
+  return "P computed the prompts and no transfer was tried: the front end does not ask P for kv_transfer_params, or does not hand them to D";
+}
+
+const FREE_FIX: Readonly<Record<"prefill" | "decode", string>> = {
+  prefill:
+    "each request that P computes must end at one D: look for a front end that retries or drops the decode leg; until then the blocks stay for a lease",
+  decode: "look for aborted requests in D's log; a restart frees the blocks",
+};
+
+/** Whether both sides freed the blocks of the prompts. */
+export function blockChecks({ blocks, totals }: SeenDeployment): VerifyCheck[] {
+  const area = "blocks";
+  const checks = blocks.map(({ role, url, leaks, running }): VerifyCheck => {
+    const title = `blocks at ${role === "prefill" ? "P" : "D"}`;
+    const about = { id: `blocks.${role}-freed`, area, title } as const;
+    if (leaks === undefined)
+      return { ...about, status: "note", found: `not known: /metrics of ${url} do not show its blocks` };
+    if (leaks.leaked === 0) {
+      const seconds = ((leaks.freedMs ?? 0) / 1000).toFixed(1);
+      return { ...about, status: "ok", found: `${url} has freed them, seen after ${seconds} s` };
+    }
+    const found = `${url} holds ${leaks.leaked} blocks that it did not hold before`;
+    if (running > 0)
+      return { ...about, status: "note", found: `${found}, and ${running} other requests run there` };
+    return {
+      ...about,
+      id: `blocks.${role}-leaked`,
+      title: `${role === "prefill" ? "P" : "D"} leaks`,
+      status: "fail",
+      found: `${found}, though no request runs`,
+      fix: FREE_FIX[role],
+    };
+  });
+  const expired = totals.prefill.expiredRequests;
+  const late = totals.prefill.notificationsAfterExpiry;
+  if (expired + late > 0)
+    checks.push({
+      id: "blocks.expired",
+      area,
+      title: "leases",
+      status: "fail",
+      found: `${expired} leases ended before D had read, and ${late} notifications came after the end of one`,
+      fix: "raise kv_lease_duration at P, or find out why D reads late",
+    });
+  return checks;
+}
+
+/** Whether the answers are those of one engine. */
+export function tokenChecks({ prompts: sent, reference }: SeenDeployment): VerifyCheck[] {
+  const area = "tokens";
+  const pairs = sent.flatMap(({ answer, expected }, index) =>
+    answer === undefined || expected === undefined ? [] : [{ index, answer, expected }],
+  );
+  const about = { id: "tokens.equal", area, title: "tokens" } as const;
+  if (pairs.length === 0)
+    return [{ ...about, status: "note", found: `not known: ${reference} did not answer the same prompts` }];
+  const different = pairs.filter(({ answer, expected }) => firstDifference(answer, expected) !== undefined);
+  const [first] = different;
+  if (first === undefined)
+    return [
+      {
+        ...about,
+        status: "ok",
+        found: `${pairs.length} of ${prompts(sent.length)} have the answer of ${reference} alone`,
+      },
+    ];
+  return [
+    {
+      ...about,
+      id: "tokens.differ",
+      title: "tokens differ",
+      status: "fail",
+      found: `${different.length} of ${prompts(pairs.length)} have another answer than ${reference} alone: ${firstDifference(first.answer, first.expected)}`,
+      fix: "kv-peer doctor with this pair checks the plan and the bytes; engines whose answers depend on the batch need --reference with equal settings",
+    },
+  ];
+}
+
+/** Token ids where both servers answer them, the text otherwise. */
+function firstDifference(answer: Answer, expected: Answer): string | undefined {
+  if (answer.tokens.length === 0 || expected.tokens.length === 0)
+    return answer.text === expected.text
+      ? undefined
+      : `the text is ${JSON.stringify(answer.text.slice(0, 80))} and not ${JSON.stringify(expected.text.slice(0, 80))}`;
+  const length = Math.max(answer.tokens.length, expected.tokens.length);
+  for (let at = 0; at < length; at++)
+    if (answer.tokens[at] !== expected.tokens[at])
+      return `token ${at} is ${answer.tokens[at]} and not ${expected.tokens[at]}`;
+  return undefined;
+}

@@ -1,0 +1,38 @@
+import type { Instance } from "@kv/fleet";
+import type { Clock } from "@kv/interface";
+
+/** How long it is remembered that an instance lacks a model: adapters are loaded at run time. */
+const REMEMBERED_MS = 60_000;
+/** Models that are remembered. Where there are more, the one that was learned first is forgotten. */
+const MOST_MODELS = 1_000;
+const LONGEST_NAME = 256;
+const NONE: ReadonlySet<Instance> = new Set();
+
+/** Which instances lack a model that others have, such as a LoRA adapter that was loaded on some of them. It is learned from their answers. */
+export class MissingModels {
+  readonly #clock: Clock;
+  /** By model, until when each instance counts. */
+  readonly #byModel = new Map<string, Map<Instance, number>>();
+
+  constructor(clock: Clock) {
+    this.#clock = clock;
+  }
+
+  /** Another instance has the model of a request, and these have not. */
+  add(model: unknown, instances: Iterable<Instance>): void {
+    if (typeof model !== "string" || model.length > LONGEST_NAME) return;
+    const known = this.#byModel.get(model) ?? new Map<Instance, number>();
+    for (const instance of instances) known.set(instance, this.#clock.now() + REMEMBERED_MS);
+    this.#byModel.set(model, known);
+    const [first] = this.#byModel.keys();
+    if (this.#byModel.size > MOST_MODELS && first !== undefined) this.#byModel.delete(first);
+  }
+
+  /** The instances that lack a model. */
+  lacking(model: unknown): ReadonlySet<Instance> {
+    const known = this.#byModel.get(String(model));
+    if (known === undefined) return NONE;
+    const nowMs = this.#clock.now();
+    return new Set([...known].filter(([, untilMs]) => nowMs < untilMs).map(([instance]) => instance));
+  }
+}

@@ -1,0 +1,246 @@
+import type { IncomingHttpHeaders } from "node:http";
+import { type Instance, instanceName } from "@kv/fleet";
+import {
+  CacheCapacities,
+  type KeptObject,
+  type KvObject,
+  readKvObject,
+  TurnDigests,
+} from "@kv/fleet/front-end";
+import { KvError, type Timer } from "@kv/interface";
+import type { Part } from "../flow/client-request.js";
+import type { Legs } from "../flow/legs.js";
+import { sendRelease } from "../flow/release-blocks.js";
+import { editMembers } from "../request/json-members.js";
+import type { ObjectStore } from "./object-store.js";
+import type { EndedTurn } from "./turn-answer.js";
+import { promptIdsOf, type Refusal, scopeOf, turnRefusal } from "./turn-refusal.js";
+
+export interface ReadbackSettings {
+  readonly cachePercent: number;
+  readonly ttlMs: number;
+  readonly timeoutMs: number;
+  readonly minTokens: number;
+}
+
+/** A prompt: its token ids, or why no turn is read or kept. */
+export type Turn =
+  | { readonly refusal: Refusal; readonly ids?: undefined; readonly digests?: undefined }
+  | { readonly refusal?: undefined; readonly ids: ArrayLike<number>; readonly digests: TurnDigests };
+
+/** A request of a client, as far as a release needs it: gateways may want its headers. */
+type Requester = Pick<Part, "requestId" | "headers">;
+
+/** A P that may be reading has ended by then: its request was aborted this long ago. */
+const SETTLE_MS = 30_000;
+/** Releases at once, when all objects are given back. */
+const RELEASES = 16;
+/** What was not given back by then, D frees itself. */
+const CLOSE_MS = 3000;
+
+/** The KV of ended turns at the D's: keeps what further turns can use, and has D free what they cannot. */
+export class Readback {
+  readonly settings: ReadbackSettings;
+  readonly objects: ObjectStore;
+  readonly #legs: Legs;
+  readonly #capacities: CacheCapacities;
+  readonly #turns = new WeakMap<Part["request"], Promise<Turn>>();
+  /** D's of which a P could not read: they may have been restarted, until they answer. */
+  readonly #doubted = new WeakSet<Instance>();
+  /** Those of `releaseLater`. */
+  readonly #timers = new Set<Timer>();
+
+  constructor(legs: Legs, settings: ReadbackSettings, objects: ObjectStore) {
+    this.settings = settings;
+    this.objects = objects;
+    this.#legs = legs;
+    const { clock, log } = legs.ambient;
+    this.#capacities = new CacheCapacities({ upstream: legs.fleet.upstream, clock, log });
+  }
+
+  /** What is known of a request's prompt, asked for once. */
+  async turnOf(part: Part): Promise<Turn> {
+    const { request } = part;
+    let turn = this.#turns.get(request);
+    if (turn === undefined) {
+      turn = this.#readTurn(part);
+      this.#turns.set(request, turn);
+    }
+    return await turn;
+  }
+
+  async #readTurn(part: Part): Promise<Turn> {
+    const { request, headers } = part;
+    const refusal = turnRefusal(part);
+    if (refusal !== undefined) return { refusal };
+    if (promptIdsOf(request) === undefined) await this.#legs.fleet.addTokenIds(request, headers);
+    const ids = promptIdsOf(request);
+    return ids === undefined
+      ? { refusal: "no-ids" }
+      : { ids, digests: new TurnDigests(scopeOf(request), ids) };
+  }
+
+  /** How many tokens of the prompt a prefill instance could read from a decode instance now. */
+  async readable(part: Part): Promise<number> {
+    const { digests } = await this.turnOf(part);
+    if (digests === undefined) return 0;
+    const { tokens, expired } = await this.objects.find(digests.chunks);
+    this.#expired(part, expired);
+    const lengths = tokens.flat().filter((length) => length < digests.length);
+    if (lengths.length === 0) return 0;
+    return await this.objects.tokensOf(lengths.map((length) => digests.of(length)));
+  }
+
+  /** Counts an ended turn that is not used, or not kept. */
+  refused(part: Part, reason: Refusal): void {
+    part.record.readback ??= reason;
+    this.#legs.ambient.metrics.count("kv_proxy_readback_refused_total", 1, { reason });
+  }
+
+  /**
+   * Takes the longest kept turn that is a begin of these ids, and no other caller gets it; undefined where there is none. Decode instances that hold too much are avoided by the
+   * part's legs.
+   */
+  async claim(part: Part, digests: TurnDigests): Promise<KeptObject | undefined> {
+    const { tokens, crowded, expired } = await this.objects.find(digests.chunks);
+    this.#expired(part, expired);
+    if (crowded.length > 0)
+      for (const one of this.#legs.decoders.list())
+        if (crowded.includes(instanceName(one))) part.attempts.failedDecode.add(one);
+    const lengths = tokens.flat().filter((length) => length < digests.length);
+    if (lengths.length === 0) return undefined;
+    return await this.objects.claim(lengths.map((length) => digests.of(length)));
+  }
+
+  /** A D begins to answer, and may name what it holds. */
+  answering(instance: Instance): void {
+    this.#capacities.expect(instance);
+  }
+
+  /** Keeps the KV of a turn for the next one, or has D free it, in the background. `refusal`: why it cannot be kept. */
+  ended(part: Part, turn: EndedTurn, refusal: Refusal | undefined): void {
+    this.#legs.inBackground(this.#ended(part, turn, refusal));
+  }
+
+  async #ended(part: Part, turn: EndedTurn, refusal: Refusal | undefined): Promise<void> {
+    const { instance, params } = turn;
+    const { model } = part.request.fields;
+    let object: KvObject | undefined;
+    try {
+      object = readKvObject(params);
+      if (object === undefined) return;
+    } catch (error) {
+      this.refused(part, "shape");
+      const problem = KvError.from(error, "KV_INTERNAL", "kv_transfer_params cannot be read");
+      this.#legs.ambient.log.warn("turn-not-kept", { instance: instance.url, error: problem });
+      await this.#release(part, instance, params, model);
+      return;
+    }
+    const kept = refusal ?? (await this.#keep(part, turn, object));
+    if (kept === undefined) return;
+    this.refused(part, kept);
+    const outcome = await this.#release(part, instance, params, model);
+    if (outcome !== "failed") await this.objects.ended({ ...object, ...UNKEPT });
+  }
+
+  /** Returns why the object is not kept. */
+  async #keep(part: Part, turn: EndedTurn, object: KvObject): Promise<Refusal | undefined> {
+    const { instance, promptIds, outputIds } = turn;
+    const { cachePercent, minTokens } = this.settings;
+    const { tokens, blocks, engineId } = object;
+    this.#doubted.delete(instance);
+    if (tokens < minTokens) return "short";
+    // The KV of the last token is not computed.
+    if (promptIds.length === 0 || promptIds.length + outputIds.length - 1 !== tokens) return "ids";
+    const capacity = await this.#capacities.of(instance, engineId);
+    if (capacity === undefined) return "capacity";
+    // P takes the last blocks: one more than the tokens need would shift all.
+    if (blocks.length !== Math.ceil(tokens / capacity.blockTokens)) return "shape";
+    const digests = new TurnDigests(scopeOf(part.request), [...promptIds, ...outputIds]);
+    const bytes = this.#legs.fleet.pairing?.kvBytes(instance, [blocks]);
+    const named = { server: instanceName(instance), model: part.request.fields.model, bytes };
+    const found = { digest: digests.of(tokens), chunk: digests.chunkOf(tokens) };
+    const budget = Math.floor((capacity.blocks * cachePercent) / 100);
+    const { kept, release, expired } = await this.objects.keep({ ...object, ...named, ...found }, budget);
+    this.#expired(part, expired);
+    for (const one of release) this.release(part, one);
+    return kept ? undefined : "budget";
+  }
+
+  #expired(part: Part, expired: readonly KeptObject[]): void {
+    if (expired.length > 0)
+      this.#legs.ambient.metrics.count("kv_proxy_readback_expired_total", expired.length);
+    for (const one of expired) this.release(part, one);
+  }
+
+  /** Has D free an object that no P reads, in the background. */
+  release(requester: Requester, object: KeptObject): void {
+    this.#legs.inBackground(this.#releaseObject(requester, object));
+  }
+
+  /** As `release`, when a P that was to read the object has surely ended: it may be reading, and what it reads must not be used anew meanwhile. */
+  releaseLater(requester: Requester, object: KeptObject): void {
+    const timer = this.#legs.ambient.clock.setTimer(() => {
+      this.#timers.delete(timer);
+      this.release(requester, object);
+    }, SETTLE_MS);
+    this.#timers.add(timer);
+  }
+
+  /** Has all D's free what is kept: nobody would use it. What a P may still be reading, D frees itself. */
+  async close(): Promise<void> {
+    for (const timer of this.#timers) timer.cancel();
+    const left = [...(await this.objects.drop())];
+    const requester = { requestId: "closing", headers: {} };
+    const release = async () => {
+      for (let one = left.pop(); one !== undefined; one = left.pop())
+        await this.#releaseObject(requester, one);
+    };
+    let timer: Timer | undefined;
+    const late = new Promise<void>((resolve) => {
+      timer = this.#legs.ambient.clock.setTimer(resolve, CLOSE_MS);
+    });
+    await Promise.race([Promise.all(Array.from({ length: RELEASES }, release)), late]);
+    timer?.cancel();
+  }
+
+  async #releaseObject(requester: Requester, object: KeptObject): Promise<void> {
+    await this.objects.releasing(object);
+    const holder = this.holderOf(object);
+    if (holder === undefined) return this.objects.ended(object);
+    const outcome = await this.#release(requester, holder, object.params, object.model);
+    if (outcome !== "failed") await this.objects.ended(object);
+  }
+
+  /** A P could not read from a D. */
+  doubt(holder: Instance): void {
+    this.#doubted.add(holder);
+  }
+
+  /** Whether a P could not read from a D that has not answered since. */
+  isDoubted(holder: Instance): boolean {
+    return this.#doubted.has(holder);
+  }
+
+  /** The D that holds an object; undefined where it has left. */
+  holderOf({ server }: KeptObject): Instance | undefined {
+    return this.#legs.decoders.list().find((one) => instanceName(one) === server);
+  }
+
+  /** A P refuses a request with the parameters of D, turned round, and tells D that it has read them. */
+  async #release(requester: Requester, partner: Instance, params: string, model: unknown): Promise<string> {
+    const { prefillers, ambient } = this.#legs;
+    const set = { do_remote_prefill: "true", do_remote_decode: "false" };
+    const outcome = await sendRelease(this.#legs, {
+      ...{ pool: prefillers, partner, model },
+      kvTransferParams: editMembers(params, { set }),
+      requestId: requester.requestId,
+      headers: requester.headers as IncomingHttpHeaders,
+    });
+    ambient.metrics.count("kv_proxy_readback_released_total", 1, { outcome });
+    return outcome;
+  }
+}
+
+/** Of an object that may not have been kept, only its ids are looked at. */
+const UNKEPT = { server: "", model: undefined, digest: "", chunk: "", bytes: undefined };

@@ -1,0 +1,171 @@
+import { readFileSync } from "node:fs";
+import { CLIENT_HEADERS } from "@kv/fleet/front-end";
+import { type Answer, COMPLETION, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
+import { describe, expect, test } from "vitest";
+import { ANSWER_MEMBERS } from "../../src/response/answer-members.js";
+import { post, runProxy, upstream } from "../support/set-up.js";
+
+interface Api {
+  readonly headers: readonly string[];
+  readonly answers: Readonly<Record<string, readonly string[]>>;
+}
+/** `tools/vllm/read_api.py` reads it from vLLM's sources. */
+const API = Object.entries(
+  JSON.parse(readFileSync(new URL("../../fixtures/vllm-api.json", import.meta.url), "utf8")) as Readonly<
+    Record<string, Api>
+  >,
+);
+
+describe("field.md R6, R10, R11: one table for each leg", () => {
+  test.each(API)("each header that vLLM %s reads has a row", (_release, { headers }) => {
+    expect(headers.length).toBeGreaterThan(5);
+    expect(headers.filter((name) => CLIENT_HEADERS[name] === undefined)).toEqual([]);
+  });
+
+  test.each(API)("each member of an answer of vLLM %s has a row", (_release, { answers }) => {
+    expect(Object.keys(answers)).toHaveLength(4);
+    for (const [route, members] of Object.entries(answers))
+      expect(
+        members.filter((path) => ANSWER_MEMBERS.get(path) === undefined),
+        route,
+      ).toEqual([]);
+  });
+
+  test("each row is one of some vLLM", () => {
+    const members = new Set(API.flatMap(([, { answers }]) => Object.values(answers).flat()));
+    expect([...ANSWER_MEMBERS.keys()].filter((path) => !members.has(path))).toEqual([]);
+  });
+});
+
+test("field.md R6: D's data-parallel rank and the format of its metrics do not reach P; the session and the priority reach both", async () => {
+  const [p, d] = [
+    await upstream(prefillOk),
+    await upstream(({ response }) => sendJson(response, COMPLETION)),
+  ];
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const both = { "x-session-id": "s", "x-vllm-priority": "2", tracestate: "a=b" };
+  const ofD = { "x-data-parallel-rank": "3", "endpoint-load-metrics-format": "json" };
+  await post(`${url}/v1/completions`, { prompt: "a" }, { headers: { ...both, ...ofD } });
+  expect(d.seen[0]?.headers).toMatchObject({ ...both, ...ofD });
+  expect(p.seen[0]?.headers).toMatchObject(both);
+  for (const name of Object.keys(ofD)) expect(p.seen[0]?.headers).not.toHaveProperty(name);
+  const forwarding = await runProxy({
+    prefillers: [p.url],
+    decoders: [d.url],
+    forwardHeaders: ["X-data-parallel-rank"],
+  });
+  await post(`${forwarding.url}/v1/completions`, { prompt: "a" }, { headers: ofD });
+  expect(p.seen[1]?.headers).toMatchObject({ "x-data-parallel-rank": "3" });
+});
+
+const EXPERTS = { ...COMPLETION, choices: [{ ...COMPLETION.choices[0], routed_experts: "AAAA" }] };
+
+test("field.md R11: experts that D cannot know are left out, and a header names them; those of D alone stay", async () => {
+  const [p, d] = [await upstream(prefillOk), await upstream(({ response }) => sendJson(response, EXPERTS))];
+  const instances = { prefillers: [p.url], decoders: [d.url] };
+  const { url } = await runProxy(instances);
+  for (const body of [{ prompt: "a" }, { prompt: "a", n: 2 }]) {
+    const answer = await post(`${url}/v1/completions`, body);
+    expect(answer.headers.get("x-kv-left-out")).toBe("routed_experts");
+    expect(JSON.stringify(await answer.json())).toMatch(/^((?!AAAA).)*"routed_experts":null/);
+  }
+  const alone = await runProxy({ ...instances, disaggregateAbove: 1_000_000 });
+  const answer = await post(`${alone.url}/v1/completions`, { prompt: "a" });
+  expect([answer.headers.get("x-kv-left-out"), await answer.json()]).toEqual([null, EXPERTS]);
+});
+
+test("field.md R13: an answer that is too long to be held has no KV parameters of D either", async () => {
+  const text = "a".repeat(300_000);
+  const long = {
+    choices: [{ index: 0, text, routed_experts: text }],
+    kv_transfer_params: { remote_host: "h" },
+  };
+  const [p, d] = [await upstream(prefillOk), await upstream(({ response }) => sendJson(response, long))];
+  const { url } = await runProxy({
+    prefillers: [p.url],
+    decoders: [d.url],
+    limits: { heldAnswerLengthBytes: 1000 },
+  });
+  const answer = await post(`${url}/v1/completions`, { prompt: "a" });
+  expect(await answer.json()).toEqual({
+    choices: [{ index: 0, text, routed_experts: null }],
+    kv_transfer_params: null,
+  });
+});
+
+describe("field.md R10: in push, the cached tokens are P's", () => {
+  const usage = { prompt_tokens: 10, prompt_tokens_details: { cached_tokens: 10 } };
+  const kv = {
+    do_remote_prefill: true,
+    remote_block_ids: [[1]],
+    remote_engine_id: "e",
+    remote_request_id: "r",
+  };
+  const params = { ...kv, remote_host: "127.0.0.1", remote_port: 5600, tp_size: 1, transfer_mode: "push" };
+  const start = async (prefillAnswer: object, delayMs = 0, decodeAnswer: object = COMPLETION) => {
+    const p = await upstream(async ({ response }) => {
+      await new Promise((resolve) => setTimeout(resolve, delayMs));
+      sendJson(response, { choices: [{ text: "a" }], ...prefillAnswer });
+    });
+    const d = await upstream(({ response }) => sendJson(response, { ...decodeAnswer, usage }));
+    return runProxy({
+      ...{ mode: "push", prefillers: [{ url: p.url, kv: { engineId: "e" } }], decoders: [d.url] },
+      limits: { heldAnswerLengthBytes: 100_000 },
+    });
+  };
+
+  test.each([
+    ["as D is told them in pull", { kv_transfer_params: { ...params, remote_prefill_cached_tokens: 4 } }, 4],
+    [
+      "of its usage",
+      { kv_transfer_params: params, usage: { prompt_tokens_details: { cached_tokens: 0 } } },
+      0,
+    ],
+    ["none where it says nothing", { kv_transfer_params: params, usage: null }, null],
+  ])("%s", async (_name, prefillAnswer, cached) => {
+    const { url } = await start(prefillAnswer, 50);
+    const answer = (await (await post(`${url}/v1/completions`, { prompt: "a" })).json()) as object;
+    expect(answer).toEqual({
+      ...COMPLETION,
+      usage: { prompt_tokens: 10, prompt_tokens_details: { cached_tokens: cached } },
+    });
+  });
+
+  test("also in an answer that is too long to be held, of which all other bytes stay", async () => {
+    const long = { choices: [{ index: 0, text: "1.0é".repeat(100_000) }] };
+    const { url } = await start(
+      { kv_transfer_params: { ...params, remote_prefill_cached_tokens: 4 } },
+      50,
+      long,
+    );
+    const answer = await (await post(`${url}/v1/completions`, { prompt: "a" })).text();
+    const expected = { ...long, usage: { ...usage, prompt_tokens_details: { cached_tokens: 4 } } };
+    expect(answer === JSON.stringify(expected)).toBe(true);
+  });
+});
+
+describe("field.md R13: P's limit of one token", () => {
+  /** As vLLM 0.31 refuses a prompt that is too long. */
+  const tooLong: Answer = ({ json, response }) =>
+    sendJson(
+      response,
+      { error: { message: `However, you requested ${json["max_tokens"]} output tokens`, code: 400 } },
+      400,
+    );
+
+  test.each(["pull", "push"] as const)("%s: its refusal is not what the client reads", async (mode) => {
+    const [p, d] = [await upstream(tooLong), await upstream(tooLong)];
+    const prefillers = [{ url: p.url, kv: { engineId: "e" } }];
+    const { url } = await runProxy({ mode, prefillers, decoders: [d.url] });
+    const refused = (body: object) =>
+      post(`${url}/v1/completions`, { prompt: "a", ...body }).then(async (answer) => [
+        answer.status,
+        await answer.text(),
+      ]);
+    expect(await refused({ max_tokens: 8 })).toEqual([400, expect.stringContaining("requested 8 output")]);
+    const before = d.seen.length;
+    // The client's own limit is P's: nothing is unclear.
+    expect(await refused({ max_tokens: 1 })).toEqual([400, expect.stringContaining("requested 1 output")]);
+    if (mode === "pull") expect(d.seen.length).toBe(before);
+  });
+});

@@ -1,0 +1,341 @@
+import { systemClock } from "@kv/interface";
+import { expect, test, vi } from "vitest";
+import { post, runProxy, upstream } from "../support/set-up.js";
+import { ask, expected } from "./client.js";
+import { TurnServers } from "./turn-servers.js";
+
+type Fields = Record<string, unknown>;
+const CHAT = "/v1/chat/completions";
+const COMPLETIONS = "/v1/completions";
+const LONG = "a system prompt that is longer than the least number of tokens which are worth keeping at D. ";
+
+async function servers(readback: Fields = {}, count = 1, more: Partial<Parameters<typeof runProxy>[0]> = {}) {
+  const turns = new TurnServers();
+  const prefillers = await Promise.all(Array.from({ length: count }, () => upstream(turns.prefill)));
+  const decoder = await upstream(turns.decode);
+  const { url, adminUrl, proxy } = await runProxy({
+    prefillers: prefillers.map((one) => one.url),
+    decoders: [decoder.url],
+    readback,
+    admin: { port: 0 },
+    ...more,
+  });
+  const metrics = async () => (await fetch(`${adminUrl}/metrics`)).text();
+  const count1 = async (name: string) => {
+    const line = (await metrics()).split("\n").find((one) => one.startsWith(name));
+    return line === undefined ? undefined : Number(line.split(" ").at(-1));
+  };
+  return { turns, url, proxy, decoder, prefillers, metric: count1 };
+}
+
+/** A chat of `count` turns. Returns its messages. */
+async function converse(url: string, count: number, more: Fields = {}): Promise<Fields[]> {
+  const messages: Fields[] = [{ role: "system", content: LONG }];
+  for (let turn = 1; turn <= count; turn += 1) {
+    messages.push({ role: "user", content: `question ${turn}` });
+    const body = { model: "m", messages, ...more };
+    const [answer] = await ask(url, CHAT, body);
+    expect([answer]).toEqual(expected(body));
+    messages.push({ role: "assistant", content: answer });
+  }
+  return messages;
+}
+
+test.each([{ stream: true, stream_options: { include_usage: true } }, {}])(
+  "from the second turn on, P computes only what is new: %j",
+  async (more) => {
+    const { turns, url, proxy, metric } = await servers();
+    const messages = await converse(url, 4, more);
+    expect(turns.wrong).toEqual([]);
+    expect(turns.counts.reads).toBe(3);
+    // The prompt of the last turn, its last token, and what three turns have added.
+    const prompt = [...expected({ messages }).join("")].length;
+    expect(prompt).toBeGreaterThan(0);
+    const length = LONG.length + "<system><user>question 1<assistant>".length;
+    expect(turns.counts.computed).toBe(length + 3 * "x<user>question 2<assistant>".length);
+    expect(await metric("kv_proxy_readback_used_total")).toBe(3);
+    expect(await metric("kv_proxy_readback_tokens_total")).toBe(turns.counts.read);
+    expect(await metric("kv_proxy_readback_objects")).toBe(1);
+    expect(await metric("kv_proxy_readback_pinned_blocks")).toBe(turns.pinnedBlocks);
+    expect(proxy.status().readback).toMatchObject([{ objects: 1, blocks: turns.pinnedBlocks }]);
+    // Nobody would use it any more.
+    await proxy.close();
+    expect(turns.pinnedBlocks).toBe(0);
+    expect(turns.counts.released).toBe(1);
+  },
+);
+
+test("completions of text and of token ids are read too, and the ids go to both legs", async () => {
+  const { turns, url } = await servers();
+  const text = { model: "m", prompt: LONG };
+  const [answer = ""] = await ask(url, COMPLETIONS, text);
+  const longer = { model: "m", prompt: `${LONG}${answer} and more`, return_token_ids: true };
+  expect(await ask(url, COMPLETIONS, longer)).toEqual(expected(longer));
+  const [second = ""] = expected(longer);
+  const ids = { model: "m", prompt: [...`${longer.prompt}${second}!`].map((one) => one.codePointAt(0)) };
+  expect(await ask(url, COMPLETIONS, ids)).toEqual(expected(ids));
+  expect(turns.wrong).toEqual([]);
+  expect(turns.counts.reads).toBe(2);
+});
+
+test.each([
+  ["another salt", { cache_salt: "other" }],
+  ["another model", { model: "lora" }],
+  ["copies", { n: 2, seed: 1 }],
+  ["a token that differs", { messages: [{ role: "system", content: `!${LONG}` }] }],
+  ["tools before it", { tools: [{ type: "function", function: { name: "f" } }] }],
+])("a turn with %s reads nothing", async (_, change: Fields) => {
+  const { turns, url } = await servers();
+  const messages = await converse(url, 1, { cache_salt: "own" });
+  const { messages: first, ...rest } = change;
+  const next = [...((first as Fields[]) ?? messages.slice(0, 1)), ...messages.slice(1)];
+  const body = {
+    model: "m",
+    cache_salt: "own",
+    messages: [...next, { role: "user", content: "?" }],
+    ...rest,
+  };
+  expect(await ask(url, CHAT, body)).toEqual(expected(body));
+  expect(turns.wrong).toEqual([]);
+  expect(turns.counts.reads).toBe(0);
+});
+
+test("regenerated, an answer's KV is not read: the prompt is shorter than it", async () => {
+  const { turns, url } = await servers();
+  const messages = await converse(url, 2);
+  const before = turns.counts.reads;
+  const body = { model: "m", messages: messages.slice(0, -1), seed: 7 };
+  expect(await ask(url, CHAT, body)).toEqual(expected(body));
+  expect(turns.counts.reads).toBe(before);
+  expect(turns.wrong).toEqual([]);
+});
+
+test("copies, images, stop strings and short answers leave nothing pinned", async () => {
+  const { turns, url } = await servers();
+  const messages = [{ role: "user", content: LONG }];
+  const image = [
+    {
+      role: "user",
+      content: [
+        { type: "text", text: LONG },
+        { type: "image_url", image_url: {} },
+      ],
+    },
+  ];
+  await ask(url, CHAT, { model: "m", messages, n: 3 });
+  await ask(url, CHAT, { model: "m", messages: image });
+  await ask(url, CHAT, { model: "m", messages: image, stream: true });
+  await ask(url, CHAT, { model: "m", messages: [{ role: "user", content: "hi" }] });
+  for (const stop of "abc") await ask(url, CHAT, { model: "m", messages, stop, cache_salt: stop });
+  await vi.waitFor(() => expect(turns.pinnedBlocks).toBe(0));
+  expect(turns.wrong).toEqual([]);
+});
+
+test("an object is used once: of two turns that go on from it at once, one is computed", async () => {
+  const { turns, url } = await servers();
+  const messages = await converse(url, 1);
+  const branches = ["one", "two", "three"].map((content) => ({
+    model: "m",
+    messages: [...messages, { role: "user", content }],
+  }));
+  const answers = await Promise.all(branches.map((body) => ask(url, CHAT, body)));
+  expect(answers).toEqual(branches.map(expected));
+  expect(turns.counts.reads).toBe(1);
+  expect(turns.wrong).toEqual([]);
+});
+
+test.each(["500", "hang", "break"] as const)(
+  "where P cannot read a turn (%s), the prompt is computed, and a P that does not answer gets none for a while",
+  async (failure) => {
+    const { turns, url, metric } = await servers({ timeoutMs: 200 });
+    const messages = await converse(url, 1);
+    turns.failures.push(failure);
+    for (const content of ["second", "third"]) {
+      messages.push({ role: "user", content });
+      const body = { model: "m", messages, stream: true };
+      const [answer] = await ask(url, CHAT, body);
+      expect([answer]).toEqual(expected(body));
+      messages.push({ role: "assistant", content: answer });
+    }
+    expect(turns.wrong).toEqual([]);
+    expect(await metric('kv_proxy_readback_refused_total{reason="failed"}')).toBe(1);
+    // A P that has answered may read the next one. One that breaks off is left out for a while, and there is no other one to render the next prompt.
+    expect(turns.counts.reads).toBe(failure === "500" ? 1 : 0);
+    const next = failure === "break" ? "no-ids" : "no-prefill";
+    if (failure !== "500")
+      expect(await metric(`kv_proxy_readback_refused_total{reason="${next}"}`)).toBeGreaterThan(0);
+    // P has answered, so D frees the blocks. Else they wait: P may be reading.
+    if (failure === "500") await vi.waitFor(() => expect(turns.counts.released).toBe(1));
+    else expect(turns.pinnedBlocks).toBeGreaterThan(0);
+  },
+);
+
+test("a P that died while it read a turn reads the next one as soon as it is back", async () => {
+  const timeouts = { coolDownMs: 1, maxCoolDownMs: 1 };
+  const { turns, url } = await servers({}, 1, { timeouts });
+  const messages = await converse(url, 1);
+  turns.failures.push("break");
+  for (const content of ["second", "third", "fourth"]) {
+    messages.push({ role: "user", content });
+    const body = { model: "m", messages };
+    const [answer] = await ask(url, CHAT, body);
+    expect([answer]).toEqual(expected(body));
+    messages.push({ role: "assistant", content: answer });
+  }
+  expect(turns.wrong).toEqual([]);
+  expect(turns.counts.reads).toBeGreaterThan(0);
+});
+
+test("what was of a D before its restart is not read", async () => {
+  const { turns, url, metric } = await servers();
+  const [one, two] = [
+    await converse(url, 1, { cache_salt: "1" }),
+    await converse(url, 1, { cache_salt: "2" }),
+  ];
+  turns.restartDecoder();
+  // The first answer of the new engine tells it.
+  await converse(url, 1, { cache_salt: "3" });
+  for (const [salt, messages] of [one, two].entries()) {
+    const body = {
+      model: "m",
+      cache_salt: `${salt + 1}`,
+      messages: [...messages, { role: "user", content: "?" }],
+    };
+    expect(await ask(url, CHAT, body)).toEqual(expected(body));
+  }
+  expect(turns.counts.reads).toBe(0);
+  expect(turns.wrong).toEqual([]);
+  expect(await metric("kv_proxy_readback_objects")).toBe(3);
+});
+
+test("turns hold at most their share of D: the one that waits for longest is given back", async () => {
+  const { turns, url, metric } = await servers({ cachePercent: 10 });
+  turns.cacheBlocks = 300;
+  for (let user = 0; user < 12; user += 1) {
+    await converse(url, 1, { cache_salt: `${user}` });
+    await vi.waitFor(() => expect(turns.pinnedBlocks).toBeLessThanOrEqual(30));
+  }
+  expect(turns.pinnedBlocks).toBeGreaterThan(20);
+  expect(await metric("kv_proxy_readback_budget_blocks")).toBe(30);
+  const before = turns.counts.reads;
+  await converse(url, 2, { cache_salt: "12" });
+  expect(turns.counts.reads).toBe(before + 1);
+  expect(turns.wrong).toEqual([]);
+});
+
+test("nothing is kept at a D whose cache is of unknown size, or when it is too small", async () => {
+  const { turns, url, metric } = await servers({ cachePercent: 1 });
+  turns.cacheBlocks = 300;
+  await converse(url, 2);
+  await vi.waitFor(() => expect(turns.pinnedBlocks).toBe(0));
+  expect(turns.counts.reads).toBe(0);
+  expect(await metric('kv_proxy_readback_refused_total{reason="budget"}')).toBe(2);
+  turns.hasMetrics = false;
+  turns.restartDecoder();
+  await converse(url, 2);
+  expect(await metric('kv_proxy_readback_refused_total{reason="capacity"}')).toBe(2);
+});
+
+type Ids = readonly number[];
+
+test.each([
+  ["several groups of layers", (ids: Ids) => ({ remote_block_ids: [ids, [9999]] })],
+  ["a block more than the tokens need", (ids: Ids) => ({ remote_block_ids: [[...ids, 9999]] })],
+  ["pipeline stages", () => ({ pp_size: 2 })],
+  ["decode context parallelism", () => ({ dcp_size: 2 })],
+  ["push", () => ({ transfer_mode: "push" })],
+  ["no end of the lease", () => ({ remote_blocks_expiry_time: null })],
+])("a D with %s is not read: the reason is counted, and its blocks are given back", async (_, says) => {
+  const { turns, url, metric } = await servers();
+  turns.decodeSays = says;
+  await converse(url, 3);
+  expect(turns.counts.reads).toBe(0);
+  expect(turns.wrong).toEqual([]);
+  expect(await metric('kv_proxy_readback_refused_total{reason="shape"}')).toBe(3);
+  await vi.waitFor(() => expect(turns.pinnedBlocks).toBe(0));
+  expect(turns.counts.released).toBe(3);
+});
+
+const KV_PEER = { kv_peer: { incarnation: "i", generation: 1, capability: "AAAAAAAAAAAAAAAAAAAAAA" } };
+
+test.each([
+  ["a vLLM", {}, {}, 0],
+  ["a vLLM, as P alone is an engine of this project", KV_PEER, {}, 0],
+  ["a vLLM, as D alone is an engine of this project", {}, KV_PEER, 0],
+  ["an engine of this project, as D is", KV_PEER, KV_PEER, 1],
+])("a P with another tensor-parallel size than D reads only from its own kind: %s", async (...given) => {
+  const [, prefillSays, decodeSays, reads] = given;
+  const { turns, url, metric } = await servers();
+  turns.prefillSays = { ...prefillSays, tp_size: 2 };
+  turns.decodeSays = () => decodeSays;
+  const messages = await converse(url, 1);
+  const body = { model: "m", messages: [...messages, { role: "user", content: "?" }] };
+  expect(await ask(url, CHAT, body)).toEqual(expected(body));
+  expect(turns.counts.reads).toBe(reads);
+  expect(turns.wrong).toEqual([]);
+  expect(await metric('kv_proxy_readback_refused_total{reason="no-prefill"}')).toBe(1 - reads || undefined);
+});
+
+test("an object that no P fits stays for one that does", async () => {
+  const { turns, url, proxy } = await servers();
+  const messages = await converse(url, 1);
+  const [p] = proxy.instances.prefill.list();
+  if (p === undefined) throw new Error("there is no P");
+  const own = vi.spyOn(p, "kv", "get").mockReturnValue({ tpSize: 2 });
+  const body = { model: "m", messages: [...messages, { role: "user", content: "?" }] };
+  expect(await ask(url, CHAT, body)).toEqual(expected(body));
+  expect(turns.counts.reads).toBe(0);
+  own.mockRestore();
+  expect(await ask(url, CHAT, body)).toEqual(expected(body));
+  expect(turns.counts.reads).toBe(1);
+});
+
+test("a client that leaves while P reads leaves the turn to nobody", async () => {
+  const { turns, url, metric } = await servers();
+  const messages = await converse(url, 1);
+  turns.failures.push("hang");
+  const body = { model: "m", messages: [...messages, { role: "user", content: "?" }] };
+  const abort = new AbortController();
+  const left = post(`${url}${CHAT}`, body, { signal: abort.signal });
+  await vi.waitFor(() => expect(turns.failures).toEqual([]));
+  abort.abort();
+  await expect(left).rejects.toThrow();
+  expect(await ask(url, CHAT, body)).toEqual(expected(body));
+  expect(turns.counts.reads).toBe(0);
+  expect(await metric("kv_proxy_readback_objects")).toBe(1);
+});
+
+test("a closed proxy sends nothing for what a P may have been reading", async () => {
+  const waiting = new Set<number>();
+  let serial = 0;
+  const system = systemClock();
+  const clock = {
+    ...system,
+    setTimer(run: () => void, ms: number) {
+      const timer = system.setTimer(run, ms);
+      serial += 1;
+      const number = serial;
+      // The time after which a P has surely ended.
+      if (ms === 30_000) waiting.add(number);
+      const cancel = () => {
+        waiting.delete(number);
+        timer.cancel();
+      };
+      return { cancel };
+    },
+  };
+  const { turns, url, proxy } = await servers({ timeoutMs: 200 }, 1, { clock });
+  const messages = await converse(url, 1);
+  turns.failures.push("hang");
+  const body = { model: "m", messages: [...messages, { role: "user", content: "?" }] };
+  expect(await ask(url, CHAT, body)).toEqual(expected(body));
+  expect(waiting.size).toBe(1);
+  await proxy.close();
+  expect(waiting.size).toBe(0);
+});
+
+test("readback is a setting of pull", async () => {
+  await expect(
+    runProxy({ prefillers: ["p:1"], decoders: ["d:1"], mode: "push", readback: {} }),
+  ).rejects.toThrow("readback is set and mode is push");
+});

@@ -1,0 +1,33 @@
+import { itSharesSequences } from "@kv/testing/scenarios/context-parallel";
+import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
+import { coordinatesOf } from "@kv/testing/simulator/sim-engine";
+import { expect, it } from "vitest";
+import { pushConnector } from "../src/index.js";
+
+itSharesSequences(pushConnector);
+
+const SHARED = { kind: "mla", numKvHeads: 1, tpSize: 2, dcpSize: 2 } as const;
+
+it("both legs at once: D plans for P's share of the sequence before P has answered", async () => {
+  const play = createScenario({ connector: pushConnector });
+  const p = await play.engine("p", SHARED);
+  const d = await play.engine("d", { ...SHARED, tpSize: 4, dcpSize: 4 });
+  const params = { ...coordinatesOf(p, "r1"), dcp_size: 2 };
+  const received = d.decode({ ...prompt(1, 150), params });
+  await play.clock.settle(p.prefill(prompt(1, 150)));
+  expect(await play.outcome(received)).toBe("ok");
+  await play.end();
+});
+
+it.each(["p", "d"] as const)(
+  "vllm#56186: a plain vLLM peer of %s with DCP is refused, as vLLM 0.33 does",
+  async (own) => {
+    const play = createScenario({ connector: pushConnector });
+    const cache = { kind: "mla", numKvHeads: 1 } as const;
+    const p = await play.engine("p", own === "p" ? SHARED : { ...cache, plain: true });
+    const d = await play.engine("d", own === "d" ? SHARED : { ...cache, plain: true });
+    expect(await play.handedOver(p, d)).toMatch(/^KV_(PLAN_UNSUPPORTED|REQUEST_TIMEOUT|TRANSFER_TIMEOUT)$/);
+    await play.clock.advance(600_000);
+    await play.end();
+  },
+);

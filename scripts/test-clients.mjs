@@ -1,0 +1,32 @@
+// npm run test:clients: clients as their users have them (openai and litellm of Python, those of npm, curl) in front of kv-proxy and of Envoy, with
+// recorded answers and the demo's engines behind them. Fetches the Python clients once (380 MB on disk).
+//   npm run test:clients -- --live      # vLLM 0.33 behind them (sets it up once, as npm run test:vllm)
+//   npm run test:clients -- --record    # record vLLM's answers anew
+// All other arguments go to vitest.
+import { spawn } from "node:child_process";
+import { join } from "node:path";
+import { root, run, setup } from "./setup.mjs";
+
+const args = process.argv.slice(2);
+const [isLive, isRecording] = ["--live", "--record"].map((flag) => {
+  const at = args.indexOf(flag);
+  return at >= 0 && args.splice(at, 1).length > 0;
+});
+const { nixl } = await setup();
+let suites = ["tools/clients"];
+if (isLive || isRecording) {
+  if (!nixl.ready) {
+    console.error(`live tests need NIXL: ${nixl.why}`);
+    process.exit(1);
+  }
+  await run("bash", [join(root, "tools/vllm/setup.sh")], { show: true });
+  suites = ["--config", "vitest.vllm.config.ts", "tools/clients/clients.live.ts"];
+}
+const env = { ...process.env, KV_LONG: "1", ...(isRecording ? { KV_RECORD: "1" } : {}) };
+spawn(join(root, "node_modules/.bin/vitest"), ["run", ...suites, ...args], {
+  cwd: root,
+  env,
+  stdio: "inherit",
+}).on("close", (code) => {
+  process.exitCode = code ?? 1;
+});

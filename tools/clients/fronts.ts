@@ -1,0 +1,49 @@
+import { createProxy } from "@kv/proxy";
+import { startEnvoy } from "../../apps/demo/src/envoy/envoy-process.js";
+import { startPicker } from "../envoy/support/start-picker.js";
+
+/** What clients send their requests to. */
+export interface Front {
+  readonly url: string;
+  /** Requests that have not ended. */
+  inFlight(): number;
+  close(): Promise<void>;
+}
+
+const pairing = { mode: "off" } as const;
+
+/** `kv-proxy` in front of one P and one D. */
+export async function startProxyFront(
+  mode: "pull" | "push",
+  prefill: string,
+  decode: string,
+): Promise<Front> {
+  const proxy = createProxy({ mode, prefillers: [prefill], decoders: [decode], pairing });
+  const { url } = await proxy.listen({ port: 0 });
+  const inFlight = () => proxy.status().requests.in_flight;
+  return { url, inFlight, close: () => proxy.close({ graceMs: 0 }) };
+}
+
+/** Envoy, which asks `kv-epp`, in front of a sidecar beside D. */
+export async function startEnvoyFront(
+  mode: "pull" | "push",
+  prefill: string,
+  decode: string,
+): Promise<Front> {
+  const sidecar = createProxy({ mode, decoders: [decode], sidecar: { allow: ["127.0.0.1"] }, pairing });
+  const endpoint = new URL((await sidecar.listen({ port: 0 })).url).host;
+  const picker = await startPicker([
+    ...["--pairing", "off", "--health-interval-ms", "200"],
+    ...["--prefill", new URL(prefill).host, "--decode", endpoint],
+  ]);
+  const envoy = await startEnvoy({ pickerPort: picker.port, endpoints: [endpoint], failOpen: false });
+  return {
+    url: envoy.url,
+    inFlight: () => sidecar.status().requests.in_flight,
+    async close() {
+      await envoy.stop();
+      await picker.kill();
+      await sidecar.close({ graceMs: 0 });
+    },
+  };
+}

@@ -1,0 +1,83 @@
+import { execFile, spawn } from "node:child_process";
+import { createHash } from "node:crypto";
+import { existsSync, readFileSync } from "node:fs";
+import { writeFile } from "node:fs/promises";
+import { homedir } from "node:os";
+import { join } from "node:path";
+import { createInterface } from "node:readline";
+import { fileURLToPath } from "node:url";
+import { promisify } from "node:util";
+
+const run = promisify(execFile);
+export const cache = process.env["XDG_CACHE_HOME"] || join(homedir(), ".cache");
+
+/** Creates a virtual environment of Python once, and returns its `bin` folder. `installs` are the arguments of each call of pip. */
+export async function environment(name: string, installs: readonly (readonly string[])[]): Promise<string> {
+  const folder = join(cache, "kv-nixl", name);
+  const bin = join(folder, "bin");
+  if (existsSync(join(folder, "ready"))) return bin;
+  process.stderr.write(`set up ${installs.flat().at(-1)} (once) …\n`);
+  await run("python3", ["-m", "venv", "--clear", folder]);
+  for (const install of installs) {
+    await run(join(bin, "python"), ["-m", "pip", "install", "-q", ...install], { maxBuffer: 1 << 24 });
+  }
+  await writeFile(join(folder, "ready"), "");
+  return bin;
+}
+
+export interface LinePeer {
+  ask<T>(command: object): Promise<T>;
+  /** Stops the process between two answers: NIXL's progress thread in Python uses most of a core even when idle. */
+  pause(): void;
+  resume(): void;
+  close(): Promise<void>;
+}
+
+/** Starts a child that answers each JSON line on stdin with one on stdout. */
+export function linePeer(
+  command: string,
+  args: readonly string[],
+  env: NodeJS.ProcessEnv = process.env,
+): LinePeer {
+  const child = spawn(command, args, { stdio: ["pipe", "pipe", "inherit"], env });
+  const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
+  const ended = new Promise<void>((resolve) => child.on("close", () => resolve()));
+  return {
+    async ask<T>(request: object) {
+      child.stdin.write(`${JSON.stringify(request)}\n`);
+      const { value, done } = await lines.next();
+      if (done === true) throw new Error(`${command} ${args.join(" ")} ended before it answered`);
+      return JSON.parse(value) as T;
+    },
+    pause: () => void child.kill("SIGSTOP"),
+    resume: () => void child.kill("SIGCONT"),
+    async close() {
+      // A stopped process would not notice the end of its stdin.
+      child.kill("SIGCONT");
+      child.stdin.end();
+      await ended;
+    },
+  };
+}
+
+const requirements = fileURLToPath(new URL("./requirements.txt", import.meta.url));
+const digest = createHash("sha256").update(readFileSync(requirements)).digest("hex").slice(0, 12);
+const CLIENTS = `clients-venv-${digest}`;
+
+/** Whether `openai` and `litellm` of Python are there. */
+export const hasClients = () => existsSync(join(cache, "kv-nixl", CLIENTS, "ready"));
+
+/** Starts the Python clients, which answer `{ url, asked }` with their outcomes. Fetches them first where they are missing: 380 MB on disk, once. */
+export async function startClients(): Promise<LinePeer> {
+  // Wheels only, each with its digest: no package runs code when it is installed.
+  const install = [
+    "--disable-pip-version-check",
+    "--only-binary",
+    ":all:",
+    "--require-hashes",
+    "-r",
+    requirements,
+  ];
+  const python = join(await environment(CLIENTS, [install]), "python");
+  return linePeer(python, [fileURLToPath(new URL("./clients.py", import.meta.url))]);
+}

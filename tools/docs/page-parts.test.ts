@@ -1,0 +1,30 @@
+import { readdirSync } from "node:fs";
+import { join } from "node:path";
+import { expect, test } from "vitest";
+import { readPages, root } from "../site/pages.js";
+import { examplesOn, withExamples, withInstallLines } from "./page-parts.js";
+
+// `npx vitest run tools/docs/page-parts.test.ts -u` writes what the pages have of files and settings.
+const { pages } = readPages();
+
+test.each(
+  pages.filter(({ text }) => text !== withInstallLines(withExamples(text)) || examplesOn(text).length > 0),
+)("$source has the examples as they are, and the install lines that work now", ({ source, text }) =>
+  expect(withInstallLines(withExamples(text))).toMatchFileSnapshot(join(root, source)),
+);
+
+test("each example is on a page", () => {
+  const shown = new Set(pages.flatMap(({ text }) => examplesOn(text)));
+  const files = readdirSync(join(root, "examples")).filter((name) => name.endsWith(".mjs"));
+  expect(files.filter((name) => !shown.has(`examples/${name}`))).toEqual([]);
+});
+
+test("the install lines switch between a registry and tarballs, and back", () => {
+  const text =
+    "```sh\nnpm install --save-dev @kv/plan vitest@4   # note\nnpm install x\n```\n\n    npm install @kv/proxy\n";
+  const packed = withInstallLines(text, false);
+  expect(packed).toContain("\nnpm run pack -- --save-dev @kv/plan vitest@4   # note\nnpm install x\n");
+  expect(packed).toContain("\n    npm run pack -- @kv/proxy\n");
+  expect(withInstallLines(packed, false)).toBe(packed);
+  expect(withInstallLines(packed, true)).toBe(text);
+});

@@ -1,0 +1,107 @@
+import { execFile } from "node:child_process";
+import { createProxy } from "@kv/proxy";
+import { type FrontFault, startFaultyFront } from "@kv/testing/http/faulty-front";
+import { builtProgram } from "@kv/testing/node-programs";
+import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
+import { plain } from "./completion.js";
+import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
+import { showLogs, startVllm, type VllmServer } from "./server.js";
+import { prompt } from "./tiny-peer.js";
+
+// kv-peer verify against vLLM 0.33: a good pair behind kv-proxy and behind a plain proxy, pairs that recompute or leak, and a pair on TCP within one host.
+
+const LEASE_SECONDS = 120;
+/** Blocks of 32 tokens: 17 for each prompt of 512. */
+const BLOCKS = 400;
+
+describe.each([
+  { mode: "pull", tls: "all", moved: "READ by D" },
+  { mode: "push", tls: "all", moved: "WRITTEN by P" },
+  { mode: "pull", tls: "tcp,self", moved: "READ by D" },
+] as const)("kv-peer verify: vLLM 0.33, $mode, UCX_TLS=$tls", ({ mode, tls, moved }) => {
+  let p: VllmServer | undefined;
+  let d: VllmServer | undefined;
+  const urls = () => ({ prefill: p?.url ?? "", decode: d?.url ?? "" });
+  beforeAll(async () => {
+    const common = {
+      ...{ kind: { version: "0.33", mode } as const, blocks: BLOCKS, leaseSeconds: LEASE_SECONDS },
+      env: { UCX_TLS: tls, UCX_NET_DEVICES: tls === "all" ? "all" : "lo", UCX_PROTO_INFO: "y" },
+    };
+    const name = (role: string) => `verify-${mode}-${tls.slice(0, 3)}-${role}`;
+    [p, d] = await Promise.all([
+      startVllm({ name: name("p"), ...common }),
+      startVllm({ name: name("d"), ...common }),
+    ]);
+    const timeouts = [p, d].map(handshakeTimedOut);
+    // The pair's first handshake may take longer than vLLM allows on a busy machine.
+    await proxied((url) =>
+      retryAfterTimeout(
+        () => plain(url, prompt(40), 1),
+        () => timeouts.map((timedOut) => timedOut()).includes(true),
+      ),
+    );
+  });
+  beforeEach(({ onTestFailed }) => onTestFailed(() => showLogs(p, d)));
+  afterAll(() => Promise.all([p?.stop(), d?.stop()]));
+
+  async function proxied<T>(work: (url: string) => Promise<T>): Promise<T> {
+    const { prefill, decode } = urls();
+    const proxy = createProxy({ prefillers: [prefill], decoders: [decode], mode });
+    try {
+      return await work((await proxy.listen({ port: 0 })).url);
+    } finally {
+      await proxy.close({ graceMs: 0 });
+    }
+  }
+  async function through<T>(fault: FrontFault, work: (url: string) => Promise<T>): Promise<T> {
+    const front = await startFaultyFront(urls(), fault);
+    try {
+      return await work(front.url);
+    } finally {
+      await front.close();
+    }
+  }
+  function verify(front: string): Promise<{ code: number; stdout: string; verdict: string }> {
+    const { prefill, decode } = urls();
+    const args = ["verify", front, "--prefill", prefill, "--decode", decode, "--requests", "3"];
+    return new Promise((resolve) => {
+      execFile(
+        process.execPath,
+        [builtProgram("kv-peer"), ...args, "--free-within", "30s"],
+        (error, stdout, stderr) => {
+          console.info(`${stdout}${stderr}`);
+          const verdict = /\n(?:fail|warn|ok): (.*)\n$/.exec(stdout)?.[1] ?? stderr;
+          resolve({ code: typeof error?.code === "number" ? error.code : 0, stdout, verdict });
+        },
+      );
+    });
+  }
+
+  if (tls !== "all") {
+    test("vllm#52607: TCP within one host fails with that name, and KV moves", async () => {
+      const { code, stdout, verdict } = await proxied(verify);
+      expect(stdout).toMatch(/^ok {4}KV moved .* 3 of 3 prompts: .* READ by D/m);
+      expect({ code, verdict }).toEqual({ code: 1, verdict: "lane.tcp-on-one-host" });
+    });
+    return;
+  }
+
+  test("a good pair behind kv-proxy passes", async () => {
+    const { code, stdout } = await proxied(verify);
+    expect(stdout).toContain(moved);
+    expect(stdout).toMatch(/^ok {4}KV moved .* 3 of 3 prompts: /m);
+    expect(stdout).toMatch(/^ok {4}tokens .* 3 of 3 prompts have the answer of /m);
+    expect(code).toBe(0);
+  });
+
+  test("kserve#5987: a D that computes each prompt itself fails as recomputed, though every answer is right", async () => {
+    const { code, verdict } = await through("decode-alone", verify);
+    expect({ code, verdict }).toEqual({ code: 1, verdict: "transfer.recomputed" });
+  });
+
+  test.runIf(mode === "pull")("a plain proxy passes; one that repeats the prefill leg leaks", async () => {
+    expect((await through("none", verify)).code).toBe(0);
+    const { code, verdict } = await through("prefill-twice", verify);
+    expect({ code, verdict }).toEqual({ code: 1, verdict: "blocks.prefill-leaked" });
+  });
+});
