@@ -23,11 +23,11 @@ function closed(schema) {
 }
 
 /** Returns a function that says what is wrong with an object: undefined for nothing. */
-export function crdValidator() {
+export async function crdValidator() {
   const ajv = new Ajv({ strict: false, validateFormats: false, allErrors: true });
   const schemas = new Map();
   for (const [module, folder] of SOURCES) {
-    const place = join(goModule(module), folder);
+    const place = join(await goModule(module), folder);
     for (const name of readdirSync(place)) {
       for (const document of parseAllDocuments(readFileSync(join(place, name), "utf8"))) {
         const { kind, spec } = document.toJS() ?? {};

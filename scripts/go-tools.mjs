@@ -4,6 +4,7 @@ import { spawnSync } from "node:child_process";
 import { mkdirSync, renameSync, rmSync } from "node:fs";
 import { homedir, tmpdir } from "node:os";
 import { join } from "node:path";
+import { setTimeout as sleep } from "node:timers/promises";
 import { run } from "./setup.mjs";
 
 const cache = join(process.env.XDG_CACHE_HOME || join(homedir(), ".cache"), "kv-nixl");
@@ -11,6 +12,19 @@ const cache = join(process.env.XDG_CACHE_HOME || join(homedir(), ".cache"), "kv-
 /** The `go` command, or undefined. */
 function go() {
   return ["go", "/usr/local/go/bin/go"].find((command) => spawnSync(command, ["version"]).status === 0);
+}
+
+/** Calls `fetch` up to three times: a module proxy can fail for a moment. */
+async function fetched(fetch) {
+  for (const pause of [2_000, 10_000]) {
+    try {
+      return await fetch();
+    } catch (error) {
+      process.stderr.write(`once more in ${pause / 1000} s: ${error.message}\n`);
+      await sleep(pause);
+    }
+  }
+  return fetch();
 }
 
 /** Whether this machine has Go. */
@@ -33,7 +47,7 @@ export function goTool({ name, version, source, probe }) {
     try {
       mkdirSync(join(work, "bin"), { recursive: true });
       const env = { ...process.env, GOBIN: join(work, "bin") };
-      await run(command, ["install", `${source}@v${version}`], { env });
+      await fetched(() => run(command, ["install", `${source}@v${version}`], { env }));
       rmSync(folder, { recursive: true, force: true });
       renameSync(work, folder);
     } finally {
@@ -45,15 +59,17 @@ export function goTool({ name, version, source, probe }) {
 }
 
 /** The folder with the files of a module, such as `sigs.k8s.io/gateway-api@v1.5.1`, in Go's own cache. */
-export function goModule(module) {
+export async function goModule(module) {
   const command = go();
   if (command === undefined) throw new Error(`Go is missing, which fetches ${module}: install Go`);
-  const { stdout } = spawnSync(command, ["mod", "download", "-json", module], {
-    cwd: tmpdir(),
-    encoding: "utf8",
+  return fetched(() => {
+    const { stdout } = spawnSync(command, ["mod", "download", "-json", module], {
+      cwd: tmpdir(),
+      encoding: "utf8",
+    });
+    const { Dir: folder, Error: error } = JSON.parse(stdout || "{}");
+    if (folder === undefined)
+      throw new Error(`${module} could not be fetched: ${error ?? "go printed nothing"}`);
+    return folder;
   });
-  const { Dir: folder, Error: error } = JSON.parse(stdout || "{}");
-  if (folder === undefined)
-    throw new Error(`${module} could not be fetched: ${error ?? "go printed nothing"}`);
-  return folder;
 }

@@ -120,7 +120,7 @@ for (const file of files) {
 }
 if (positionals.length === 0) {
   const kustomize = await fetchKustomize();
-  const wrongInCustom = crdValidator();
+  const wrongInCustom = await crdValidator();
   for (const shape of SHAPES) lintShape(shape, { bin, kustomize, wrongInCustom });
 }
 process.exitCode = failed === 0 ? 0 : 1;

@@ -17,7 +17,13 @@ const tsc = join(root, "node_modules/typescript-7/bin/tsc");
 /** The exit code of scripts/lint-deploy.mjs without its linters. */
 const NOT_FETCHED = 3;
 let passed = 0;
-let failed = 0;
+/** What failed: printed once more at the end, where it is found. */
+const failures = [];
+
+function fail(name, message) {
+  failures.push(name);
+  console.log(`FAIL  ${name}\n${message}`);
+}
 
 async function check(name, work) {
   const begun = Date.now();
@@ -26,8 +32,7 @@ async function check(name, work) {
     passed += 1;
     console.log(`ok    ${name} (${((Date.now() - begun) / 1000).toFixed(1)} s)`);
   } catch (error) {
-    failed += 1;
-    console.log(`FAIL  ${name}\n${error.message ?? error}`);
+    fail(name, error.message ?? error);
   }
 }
 
@@ -45,23 +50,21 @@ async function suites(args, leftOut = []) {
     }).on("close", resolve);
   });
   if (!existsSync(report)) {
-    failed += 1;
-    console.log(`FAIL  vitest ended with ${code} and wrote no report`);
-    return;
+    return fail("vitest", `it ended with ${code} and wrote no report`);
   }
   const result = JSON.parse(readFileSync(report, "utf8"));
   rmSync(folder, { recursive: true });
   passed += result.numPassedTests;
-  failed += result.numFailedTests;
-  const brokenFiles = result.testResults.filter(
-    (file) => file.status === "failed" && file.assertionResults.length === 0,
-  );
-  failed += brokenFiles.length;
-  for (const file of brokenFiles) console.log(`FAIL  ${file.name} could not be loaded: ${file.message}`);
-  if (code !== 0 && result.numFailedTests + brokenFiles.length === 0) {
-    failed += 1;
-    console.log(`FAIL  vitest ended with ${code} although no test failed: an error outside a test`);
+  const before = failures.length;
+  for (const file of result.testResults) {
+    const path = relative(root, file.name);
+    const tests = file.assertionResults.filter((test) => test.status === "failed");
+    for (const test of tests) fail(`${path}: ${test.fullName}`, test.failureMessages.join("\n"));
+    if (file.status === "failed" && file.assertionResults.length === 0)
+      fail(path, `it could not be loaded: ${file.message}`);
   }
+  if (code !== 0 && failures.length === before)
+    fail("vitest", `it ended with ${code} although no test failed: an error outside a test`);
   const skipped = result.testResults.flatMap((file) =>
     file.assertionResults.filter((test) => test.status !== "passed" && test.status !== "failed"),
   );
@@ -165,6 +168,7 @@ if (only.length === 0) {
   }
 }
 await suites(only, leftOut);
-if (only.length === 0 && failed === 0) unchanged.passed();
-console.log(`${passed} passed, ${failed} failed`);
-process.exitCode = failed === 0 ? 0 : 1;
+if (only.length === 0 && failures.length === 0) unchanged.passed();
+for (const name of failures) console.log(`FAILED  ${name}`);
+console.log(`${passed} passed, ${failures.length} failed`);
+process.exitCode = failures.length === 0 ? 0 : 1;
