@@ -18,6 +18,13 @@ import { sidebarOf } from "./sidebar.js";
 
 // npm run docs [-- FOLDER]: builds the documentation site: the pages of docs/ and the READMEs, with search; the reference of all packages; kv-plan.
 
+/** Long paths and names in code, in a sentence or a table, may break between their words. The site's configuration has this text. */
+function breakable(markdown: { renderer: { rules: { code_inline: (...args: unknown[]) => string } } }): void {
+  const { rules } = markdown.renderer;
+  const render = rules.code_inline;
+  rules.code_inline = (...args) => render(...args).replace(/(?<=>[^<]*\w[/_.:-])(?=\w)/g, "<wbr>");
+}
+
 /** Builds the site into a folder, which is emptied. Returns the links that lead nowhere. */
 export async function buildSite(out: string): Promise<readonly string[]> {
   // Inside tools, where VitePress and Vue are installed.
@@ -63,7 +70,7 @@ export async function buildSite(out: string): Promise<readonly string[]> {
   const slugify = `const slugify = ${slugOf.toString()};`;
   write(
     ".vitepress/config.mjs",
-    `${slugify}\nexport default { ...${JSON.stringify(config)}, markdown: { anchor: { slugify } } };\n`,
+    `${slugify}\n${breakable.toString()}\nexport default { ...${JSON.stringify(config)}, markdown: { anchor: { slugify }, config: breakable } };\n`,
   );
   cpSync(join(root, "tools/site/theme"), join(work, ".vitepress/theme"), { recursive: true });
   mkdirSync(join(work, "public"), { recursive: true });
