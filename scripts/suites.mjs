@@ -96,11 +96,7 @@ export const BY_INPUTS = [
     suites: ["packages/nixl/test"],
     inputs: [...inputsOf("nixl"), /^native\//],
   },
-  {
-    name: "the demo over NIXL",
-    suites: ["matrix-libfabric", "matrix-nixl"].map((name) => `apps/demo/test/${name}.test.ts`),
-    inputs: [...inputsOf("demo"), /^(native|apps\/demo)\//],
-  },
+  { name: "the demo", suites: ["apps/demo/test"], inputs: [...inputsOf("demo"), /^(native|apps\/demo)\//] },
   {
     name: "kv-peer",
     suites: ["packages/peer/test"],
