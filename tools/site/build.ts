@@ -18,11 +18,20 @@ import { sidebarOf } from "./sidebar.js";
 
 // npm run docs [-- FOLDER]: builds the documentation site: the pages of docs/ and the READMEs, with search; the reference of all packages; kv-plan.
 
-/** Long paths and names in code, in a sentence or a table, may break between their words. The site's configuration has this text. */
-function breakable(markdown: { renderer: { rules: { code_inline: (...args: unknown[]) => string } } }): void {
-  const { rules } = markdown.renderer;
+interface Markdown {
+  readonly renderer: { readonly rules: Record<"code_block" | "code_inline" | "fence", Render> };
+}
+type Render = (...args: unknown[]) => string;
+
+/**
+ * Long paths and names in code, in a sentence or a table, may break between their words; an indented block looks as a fenced one. The site's
+ * configuration has this text.
+ */
+function codeOf({ renderer: { rules } }: Markdown): void {
   const render = rules.code_inline;
-  rules.code_inline = (...args) => render(...args).replace(/(?<=>[^<]*\w[/_.:-])(?=\w)/g, "<wbr>");
+  rules.code_inline = (...args) =>
+    render(...args).replace(/(?<=>)[^<]{19,}/, (text) => text.replace(/(?<=\w[/_.:-])(?=\w)/g, "<wbr>"));
+  rules.code_block = rules.fence;
 }
 
 /** Builds the site into a folder, which is emptied. Returns the links that lead nowhere. */
@@ -70,7 +79,7 @@ export async function buildSite(out: string): Promise<readonly string[]> {
   const slugify = `const slugify = ${slugOf.toString()};`;
   write(
     ".vitepress/config.mjs",
-    `${slugify}\n${breakable.toString()}\nexport default { ...${JSON.stringify(config)}, markdown: { anchor: { slugify }, config: breakable } };\n`,
+    `${slugify}\n${codeOf.toString()}\nexport default { ...${JSON.stringify(config)}, markdown: { anchor: { slugify }, config: codeOf } };\n`,
   );
   cpSync(join(root, "tools/site/theme"), join(work, ".vitepress/theme"), { recursive: true });
   mkdirSync(join(work, "public"), { recursive: true });
