@@ -1,6 +1,7 @@
 import { mkdir, readdir, readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import ts from "typescript";
+import { stringify } from "yaml";
 import {
   examplesOf,
   installLine,
@@ -39,9 +40,9 @@ export async function installInto(specifiers: readonly string[], options: Instal
   if (manager === "npm") {
     await run("npm", ["install", "--no-audit", "--no-fund", ...specifiers], { cwd: folder });
   } else {
-    // It is a workspace of its own, whatever is above it. YAML reads JSON.
+    // It is a workspace of its own, whatever is above it. pnpm adds to this file, and refuses one in JSON's form.
     const workspace = { packages: ["."], overrides, engineStrict: true };
-    await writeFile(join(folder, "pnpm-workspace.yaml"), JSON.stringify(workspace));
+    await writeFile(join(folder, "pnpm-workspace.yaml"), stringify(workspace));
     await pnpm(["add", "--workspace-root", ...specifiers], folder);
   }
 }

@@ -40,9 +40,17 @@ export class AttackedProxy {
 
   /** Requests of the attack that reached the prefill server: all but those of the honest client, 20 of which warm up. */
   async reached({ right, wrong }: Observed): Promise<number> {
+    return (await this.#counts()).requests - right - wrong - 20;
+  }
+
+  /** For how long the prefill server has had a slow request. */
+  async slowMs(): Promise<number> {
+    return (await this.#counts()).slowMs;
+  }
+
+  async #counts(): Promise<{ requests: number; slowMs: number }> {
     const response = await fetch(`http://127.0.0.1:${this.#prefill}/counts`);
-    const { requests } = (await response.json()) as { requests: number };
-    return requests - right - wrong - 20;
+    return (await response.json()) as { requests: number; slowMs: number };
   }
 
   /** Open descriptors. */

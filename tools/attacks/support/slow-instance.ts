@@ -1,6 +1,6 @@
 // A prefill and a decode server in one process, for attacks on the proxy. Prints {"prefill": port, "decode": port, ...}.
 // A prompt that contains "slow" is answered after 3 s. The decode server counts nothing; the prefill server's `GET /counts` has the
-// requests so far and the most at once.
+// requests so far, the most at once, and for how long it has had a slow one.
 import { createServer, type IncomingMessage, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
 
@@ -16,7 +16,9 @@ const PARAMS = {
 };
 const SLOW_MS = 3_000;
 
-const counts = { requests: 0, atOnce: 0, most: 0 };
+const counts = { requests: 0, atOnce: 0, most: 0, slowMs: 0 };
+let slowOnes = 0;
+let slowSinceMs = 0;
 
 function sendJson(response: ServerResponse, value: object): void {
   response.setHeader("content-type", "application/json");
@@ -37,8 +39,14 @@ async function answer(request: IncomingMessage, response: ServerResponse, prefil
   for await (const chunk of request) slow ||= (chunk as Buffer).includes('"slow');
   const choices = [{ index: 0, text: "right", finish_reason: "length" }];
   const send = () => sendJson(response, prefill ? { choices, kv_transfer_params: PARAMS } : { choices });
-  if (slow && prefill) setTimeout(send, SLOW_MS);
-  else send();
+  if (!slow || !prefill) return send();
+  if (slowOnes === 0) slowSinceMs = performance.now();
+  slowOnes += 1;
+  setTimeout(send, SLOW_MS);
+  response.once("close", () => {
+    slowOnes -= 1;
+    if (slowOnes === 0) counts.slowMs += Math.round(performance.now() - slowSinceMs);
+  });
 }
 
 async function listen(prefill: boolean): Promise<number> {
