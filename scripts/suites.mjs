@@ -133,6 +133,7 @@ export const LONG = [
     "tools/repository/doc-comments.test.ts",
     "30 s of the type checker; `npm run lint:docs` is the same check",
   ],
+  ["tools/pack/bundlers.test.ts", "installs bundlers, and builds with each of them"],
   ["tools/repository/listening.test.ts", "starts every program to see on which addresses it listens"],
   ["tools/faults", "fault runs over the addon; npm test has those over the memory transport"],
   ["tools/long", "50 processes that exit in the middle of something"],

@@ -1,6 +1,6 @@
 // npm run test:long: the runs that take too long for npm test. The last line counts runs and processes.
 //   npm run test:long -- --requests 200000 --connectors pull,push --exits 200 --property-factor 50 --mutations 1000000 --seed WORD
-//     --addon-requests 5000 --only whole,faults,addon,exits,deaths,properties,isolation-property,mutations,stream-cuts,growth,restarts,attacks --attacks WORD,WORD --jobs 2
+//     --addon-requests 5000 --only whole,faults,addon,exits,deaths,descriptors,bundlers,properties,isolation-property,mutations,stream-cuts,growth,restarts,attacks --attacks WORD,WORD --jobs 2
 //     --cells WORD,WORD
 import { spawn } from "node:child_process";
 import { readdirSync } from "node:fs";
@@ -18,6 +18,8 @@ const KINDS = [
   "isolation-property",
   "exits",
   "deaths",
+  "descriptors",
+  "bundlers",
   "mutations",
   "stream-cuts",
   "growth",
@@ -184,6 +186,17 @@ function deathsOfPeers(nixl) {
   return countedRuns(nixl, "deaths", values.cells === "" ? [] : ["--cells", values.cells]);
 }
 
+/** Every number of free file descriptors from 0 to 32, each with a new agent, two of them, and a peer that is added and read: no process ends by a signal. */
+async function fewDescriptors() {
+  const file = "packages/nixl/test/process/few-descriptors.test.ts";
+  await check("0 to 32 descriptors left", { KV_LONG: "1" }, vitest, ["run", file]);
+}
+
+/** The recipes for bundlers: each is built with the packed packages, and its output runs alone. */
+async function bundlers() {
+  await check("bundles of @kv/nixl, alone in a folder", {}, vitest, ["run", "tools/pack/bundlers.test.ts"]);
+}
+
 /** Runs a program of tools/long over NIXL, and adds what its last line has counted. */
 async function countedRuns(nixl, kind, args) {
   if (!nixl.ready) {
@@ -295,6 +308,9 @@ if (only.includes("growth")) await growth();
 if (only.includes("restarts")) await restarts();
 if (only.includes("exits")) await exitsOfProcesses(nixl);
 if (only.includes("deaths")) await deathsOfPeers(nixl);
+// "whole" has these two among others.
+if (only.includes("descriptors") && !only.includes("whole")) await fewDescriptors();
+if (only.includes("bundlers") && !only.includes("whole")) await bundlers();
 if (only.includes("attacks")) await attacks();
 console.log(`${passed} passed, ${failed} failed`);
 process.exitCode = failed === 0 && passed > 0 ? 0 : 1;

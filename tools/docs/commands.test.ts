@@ -155,10 +155,10 @@ const FLAGS_OF_OTHERS: Readonly<Record<string, readonly string[]>> = {
   node: [
     ...["--cpu-prof", "--expose-gc", "--import", "--max-semi-space-size", "--no-memory-reducer"],
     ...["--v8-pool-size", "--single-threaded-gc", "--permission", "--allow-addons", "--allow-fs-read"],
-    "--allow-child-process",
+    ...["--allow-child-process", "--experimental-permission"],
   ],
   vitest: ["--inspect-brk", "--no-file-parallelism", "--max"],
-  esbuild: ["--external"],
+  next: ["--webpack"],
   docker: ["--ulimit"],
   "vllm serve and vllm bench": [
     ...["--dataset-name", "--tensor-parallel-size", "--disable-log-stats", "--enable-scale-out", "--api-key"],

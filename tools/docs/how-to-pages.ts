@@ -38,7 +38,7 @@ export const HOW_TOS: readonly HowTo[] = [
 export const textOf = (page: string) => readFileSync(join(root, "docs/how-to", `${page}.md`), "utf8");
 
 /** The files of a page. Each is a line with the path in bold code, an empty line, and a fenced block. */
-function filesOf(text: string): Map<string, string> {
+export function filesOf(text: string): Map<string, string> {
   const blocks = text.matchAll(/^\*\*`([\w./-]+)`\*\*\n\n```\w+\n([\s\S]*?)^```$/gm);
   return new Map(Array.from(blocks, ([, path = "", content = ""]) => [path, content]));
 }

@@ -18,3 +18,11 @@ test.each(rows.map((cells) => [cells[0] ?? "", cells] as const))("%s", (_, cells
 });
 
 test("there are rows", () => expect(rows.length).toBeGreaterThan(15));
+
+test("each row of what NIXL does to its process names a test that is there", () => {
+  const page = readFileSync(join(root, "docs/operate/host-process.md"), "utf8");
+  const rowsOfPage = page.split("\n").filter((line) => /^\| (?!---|what )/.test(line));
+  expect(rowsOfPage.length).toBeGreaterThan(12);
+  expect(rowsOfPage.filter((row) => namedTests(row).length === 0)).toEqual([]);
+  expect(namedTests(page).filter(namesNothing)).toEqual([]);
+});

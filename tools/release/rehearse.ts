@@ -229,6 +229,13 @@ try {
   );
   if (nixlMissing === undefined)
     await step("@kv/nixl in Node 20, 22 and 24, Bun and Deno", () => report("runtimes", runtimeProblems()));
+  if (nixlMissing === undefined)
+    await step("bundles of @kv/nixl, alone in a folder", async () => {
+      const test = ["node_modules/vitest/vitest.mjs", "run", "tools/pack/bundlers.test.ts"];
+      await run(process.execPath, test, { cwd: root }).catch((error: Error) =>
+        report("bundles", [error.message]),
+      );
+    });
   await step("what each package installs: SBOM, licenses, notices, audit", () =>
     twoAtATime(alone, ([name]) => examineDependencies(name, registry)),
   );

@@ -39,6 +39,7 @@ const GROUPS: readonly (readonly [group: string, pages: Readonly<Record<string, 
       "recipes/efa": "AWS EFA",
       "how-to/run-on-neuron": "AWS Neuron",
       "recipes/air-gapped": "Air-gapped hosts",
+      "recipes/bundlers": "Bundlers and containers",
     },
   ],
   [

@@ -1,6 +1,8 @@
-import { readdirSync } from "node:fs";
+import { readdirSync, readFileSync } from "node:fs";
+import { join, posix } from "node:path";
 import { fileURLToPath } from "node:url";
 import { expect, test } from "vitest";
+import { publishedPackages, root } from "../release/packages.js";
 import { SUBJECTS } from "./subjects.js";
 import { PAGES, pageText } from "./table.js";
 
@@ -16,4 +18,14 @@ test.each(PAGES)(
 test("each record belongs to a row", () => {
   const files = readdirSync(fileURLToPath(new URL("../../docs/tested", import.meta.url)));
   expect(files.filter((file) => !SUBJECTS.some(({ id }) => file === `${id}.json`))).toEqual([]);
+});
+
+test("the README of each package links to the table", () => {
+  const folders = [...publishedPackages().values()].map(({ folder }) => folder);
+  expect(folders.length).toBeGreaterThan(20);
+  const without = folders.filter((folder) => {
+    const link = posix.relative(folder, "docs/tested-where.md");
+    return !readFileSync(join(root, folder, "README.md"), "utf8").includes(`](${link})`);
+  });
+  expect(without).toEqual([]);
 });

@@ -1,3 +1,4 @@
+import { existsSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 import { isMainThread } from "node:worker_threads";
 import { KvError } from "@kv/interface";
@@ -8,7 +9,8 @@ import type { NativeAddon } from "./native.js";
 /** The repository's own build, where this file or its bundle lies in the repository. An installed package and a bundle look nowhere else. */
 const repositoryBuild = (): string[] => {
   const root = /^(.*\/)packages\/nixl\/(?:src|dist)\/(?:[^/]+\/)*[^/]+$/.exec(fileURLToPath(moduleUrl))?.[1];
-  return root === undefined || root.includes("/node_modules/") ? [] : [`${root}native/build/kv_nixl.node`];
+  const isCheckout = root !== undefined && existsSync(`${root}native/build.mjs`);
+  return !isCheckout || root.includes("/node_modules/") ? [] : [`${root}native/build/kv_nixl.node`];
 };
 /** The addons of the platform packages. Each name stands whole in a call, so that tools which trace files find it. */
 const PLATFORMS: Readonly<Record<string, () => unknown>> = {

@@ -55,7 +55,7 @@ export async function explainBackendError(error: unknown, start: FailedStart): P
       plugin.remedy,
     );
   }
-  const obstacles = backends.some(({ name }) => name === "UCX") ? ucxObstacles() : [];
+  const obstacles = backends.some(({ name }) => name === "UCX") ? ucxObstacles(environment.UCX_TLS) : [];
   if (obstacles.length > 0) {
     const reasons = obstacles.map(({ reason }) => reason).join("; ");
     const fixes = obstacles.map(({ fix }) => fix).join("; ");

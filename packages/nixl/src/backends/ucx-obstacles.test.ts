@@ -1,23 +1,48 @@
 import { expect, test } from "vitest";
 import { ucxObstacles } from "./ucx-obstacles.js";
 
-const host = (missing: string, interfaces: readonly string[] = ["lo"]) => ({
+const host = (missing: string, { interfaces = ["lo"], files = {} as Record<string, string> } = {}) => ({
   exists: (path: string) => path !== missing,
   writable: (path: string) => `read-only ${path}` !== missing,
   interfaces: () => interfaces,
+  read: (path: string) => files[path] ?? "",
 });
-const reasons = (...args: Parameters<typeof host>) =>
-  ucxObstacles(host(...args)).map(({ reason, fix }) => `${reason}: ${fix}`);
+const reasons = (of: ReturnType<typeof host>, transports?: string) =>
+  ucxObstacles(transports, of).map(({ reason, fix }) => `${reason}: ${fix}`);
 
-/** nixl.md N10: the error only said that NIXL's log has more. Each case was tried in a namespace with UCX itself. */
+/** nixl.md N10: the error only said that NIXL's log has more. test/backends/ucx-cannot-start.test.ts has each with UCX itself. */
 test("N10: what keeps UCX from starting is named, with what to set", () => {
-  expect(reasons("nothing")).toEqual([]);
-  expect(reasons("/dev/shm")).toEqual([]);
-  expect(reasons("read-only /dev/shm")).toEqual([expect.stringContaining("set UCX_TLS=^posix")]);
-  expect(reasons("/sys/class/net", [])).toEqual([expect.stringContaining("mount /sys")]);
-  expect(reasons("nothing", [])).toEqual([expect.stringContaining("ip link set lo up")]);
+  expect(reasons(host("nothing"))).toEqual([]);
+  expect(reasons(host("/dev/shm"))).toEqual([]);
+  expect(reasons(host("read-only /dev/shm"))).toEqual([expect.stringContaining("set UCX_TLS=^posix")]);
+  expect(reasons(host("read-only /dev/shm"), "^sysv,posix")).toEqual([]);
+  expect(reasons(host("/sys/class/net", { interfaces: [] }))).toEqual([
+    expect.stringContaining("mount /sys"),
+  ]);
+  expect(reasons(host("nothing", { interfaces: [] }))).toEqual([
+    expect.stringContaining("ip link set lo up"),
+  ]);
+});
+
+test("N10: limits of System V shared memory, and segments that others hold", () => {
+  const used = "key shmid perms size\n 0 327708 1660 36864 12364\n 0 327709 1660 4296704 12364\n";
+  const sysv = (limits: Record<string, string>, transports?: string) => {
+    const files = Object.fromEntries(
+      Object.entries(limits).map(([name, limit]) => [`/proc/sys/kernel/${name}`, `${limit}\n`]),
+    );
+    return reasons(host("nothing", { files: { ...files, "/proc/sysvipc/shm": used } }), transports);
+  };
+  const usual = { shmmni: "4096", shmmax: "18446744073692774399", shmall: "18446744073692774399" };
+  expect(sysv(usual)).toEqual([]);
+  expect(sysv({ ...usual, shmmni: "3", shmmax: "36864", shmall: "1067" })).toEqual([]);
+  expect(sysv({ ...usual, shmmni: "2" })).toEqual([
+    expect.stringMatching(/kernel.shmmni is 2, and 2 segments are in use: raise .* UCX_TLS=\^sysv/),
+  ]);
+  expect(sysv({ ...usual, shmmax: "36863" })).toEqual([expect.stringContaining("kernel.shmmax is 36863")]);
+  expect(sysv({ ...usual, shmall: "1066" })).toEqual([expect.stringContaining("1058 pages are in use")]);
+  expect(sysv({ ...usual, shmmni: "0" }, "^sysv")).toEqual([]);
 });
 
 test("N10: this machine has none of them", () => {
-  expect(ucxObstacles()).toEqual([]);
+  expect(ucxObstacles(undefined)).toEqual([]);
 });

@@ -1,5 +1,6 @@
 import { constants } from "node:buffer";
-import * as threads from "node:worker_threads";
+// Not by name: a bundler writes the names that are used into an import, and Node 20 lacks one of them.
+import threads from "node:worker_threads";
 import { KvError, type Memory, takeBuffer } from "@kv/interface";
 import type { NativeAddon, NativeMemory } from "../addon/native.js";
 import { callNative, fromNative } from "../addon/native-errors.js";

@@ -1,4 +1,4 @@
-// What happens with few free file descriptors. `matrix`: leaves 0 to 32 and creates agents, or adds and reads a peer. `owner`: a peer that has none for
+// What happens with few free file descriptors. `matrix`: leaves 0 to 32 and creates an agent, or two, or adds a peer, or connects to it. `owner`: a peer that has none for
 // a while, as its parent tells it.
 import { closeSync, openSync } from "node:fs";
 import { KvError, type Log } from "@kv/interface";
@@ -28,8 +28,34 @@ const outcome = (call: Promise<unknown>) =>
   );
 
 if (role === "matrix") {
-  const outcomes: Record<string, string[]> = { create: [], two: [], add: [] };
+  const outcomes: Record<string, string[]> = { create: [], two: [], add: [], connect: [] };
   const transport = nixlTransport({ backends: [backend], env });
+  /** Adds a peer of this process and reads it: from `addRemote` on, or only from the first transfer on, `left` descriptors are free. */
+  const read = async (left: number, from: "add" | "connect") => {
+    const [reader, owner] = [await transport.createAgent(), await transport.createAgent()];
+    const [target, source] = [transport.allocate(LENGTH), transport.allocate(LENGTH)];
+    await reader.register(target);
+    await owner.register(source);
+    const metadata = await owner.localMetadata();
+    const local = await reader.prepareLocal({ memoryType: "DRAM", rows: rows(target.address) });
+    if (from === "add") leave(left);
+    const ended = await outcome(
+      (async () => {
+        await reader.addRemote(metadata);
+        const table = { memoryType: "DRAM", rows: rows(source.address) } as const;
+        const remote = await reader.prepareRemote(owner.name, table);
+        if (from === "connect") leave(left);
+        const ends = { local, localIds: ids, remote, remoteIds: ids };
+        await reader.transfer({ operation: "READ", ...ends, timeoutMs: 300 }).done;
+      })(),
+    );
+    free(held.length);
+    await reader.close({ timeoutMs: 100 });
+    await owner.close({ timeoutMs: 100 });
+    target.close();
+    source.close();
+    return ended;
+  };
   const first = await outcome(transport.createAgent());
   for (let left = 0; left <= 32; left += Number(step)) {
     leave(left);
@@ -38,34 +64,8 @@ if (role === "matrix") {
       (await Promise.all([outcome(transport.createAgent()), outcome(transport.createAgent())])).join(),
     );
     free(held.length);
-    const [reader, owner] = [await transport.createAgent(), await transport.createAgent()];
-    const [target, source] = [transport.allocate(LENGTH), transport.allocate(LENGTH)];
-    await reader.register(target);
-    await owner.register(source);
-    const metadata = await owner.localMetadata();
-    const local = await reader.prepareLocal({ memoryType: "DRAM", rows: rows(target.address) });
-    leave(left);
-    const add = async () => {
-      await reader.addRemote(metadata);
-      const remote = await reader.prepareRemote(owner.name, {
-        memoryType: "DRAM",
-        rows: rows(source.address),
-      });
-      await reader.transfer({
-        operation: "READ",
-        local,
-        localIds: ids,
-        remote,
-        remoteIds: ids,
-        timeoutMs: 300,
-      }).done;
-    };
-    outcomes.add?.push(await outcome(add()));
-    free(held.length);
-    await reader.close({ timeoutMs: 100 });
-    await owner.close({ timeoutMs: 100 });
-    target.close();
-    source.close();
+    outcomes.add?.push(await read(left, "add"));
+    outcomes.connect?.push(await read(left, "connect"));
   }
   await transport.close();
   process.stdout.write(JSON.stringify({ first, ...outcomes }));

@@ -1,6 +1,7 @@
 // Creates an agent, and reports what that has changed in the process. Starts a child before and after.
 import { type ChildProcess, spawn } from "node:child_process";
-import { readdirSync, readFileSync, readlinkSync } from "node:fs";
+import { createHash } from "node:crypto";
+import { closeSync, openSync, readdirSync, readFileSync, readlinkSync, readSync } from "node:fs";
 import { nixlTransport } from "@kv/nixl";
 
 const backend = process.argv[2] ?? "UCX";
@@ -17,24 +18,67 @@ const inherited = async (): Promise<string[]> => {
   child.kill("SIGKILL");
   return names;
 };
+const ownFile = (name: string) => readFileSync(`/proc/self/${name}`, "utf8");
+const mappings = () => ownFile("maps").split("\n");
 const state = () => ({
-  signals: /SigCgt:\s*(\w+)/.exec(readFileSync("/proc/self/status", "utf8"))?.[1],
-  ignored: /SigIgn:\s*(\w+)/.exec(readFileSync("/proc/self/status", "utf8"))?.[1],
-  umask: process.umask(),
+  status: ownFile("status").match(/^(Sig(Ign|Cgt|Blk)|Umask|NoNewPrivs|Seccomp|Cap\w+|THP_enabled):.*$/gm),
   cwd: process.cwd(),
-  coreLimit: /Max core.*/.exec(readFileSync("/proc/self/limits", "utf8"))?.[0],
-  number: (1.5).toLocaleString("en"),
+  limits: ownFile("limits"),
+  coreDumps: ownFile("coredump_filter"),
+  // Such as O_NONBLOCK, which the shell that started this process would see.
+  streams: [0, 1, 2].map((fd) => /flags:\s*(\w+)/.exec(ownFile(`fdinfo/${fd}`))?.[1]),
+  // setlocale() maps the files of the locale that LC_ALL names.
+  locale: mappings().filter((line) => line.includes("/locale/")),
+  // Functions that the libraries replace by others, such as mmap by UCX's memory hooks.
+  code: codeOf(programs),
 });
 
+/** The programs and libraries that are loaded: the address, the length and the file of their code. */
+function loadedCode(): [address: number, length: number, file: string][] {
+  return mappings().flatMap((line): [number, number, string][] => {
+    const [, from = "", to = "", file = ""] = /^(\w+)-(\w+) r-xp .* (\/.*)$/.exec(line) ?? [];
+    const address = Number.parseInt(from, 16);
+    return file === "" ? [] : [[address, Number.parseInt(to, 16) - address, file]];
+  });
+}
+
+/** A digest of the code of each of them, as it is in memory. */
+function codeOf(programs: ReturnType<typeof loadedCode>): string[] {
+  const memory = openSync("/proc/self/mem", "r");
+  const digests = programs.map(([address, length, file]) => {
+    const bytes = Buffer.alloc(length);
+    readSync(memory, bytes, 0, length, address);
+    return `${file} ${createHash("sha256").update(bytes).digest("hex")}`;
+  });
+  closeSync(memory);
+  return digests;
+}
+
+/** How many threads have each name. */
+function threads(): Record<string, number> {
+  const counts: Record<string, number> = {};
+  for (const id of readdirSync("/proc/self/task")) {
+    const name = ownFile(`task/${id}/comm`).trim();
+    counts[name] = (counts[name] ?? 0) + 1;
+  }
+  return counts;
+}
+
+// Node sets O_NONBLOCK when it first uses them.
+void [process.stdin, process.stdout, process.stderr];
+const programs = loadedCode();
 let hangups = 0;
 process.on("SIGHUP", () => {
   hangups += 1;
 });
 const environment = { ...process.env };
-const [before, inheritedBefore] = [state(), await inherited()];
+const [before, inheritedBefore, threadsBefore] = [state(), await inherited(), threads()];
 const transport = nixlTransport({ backends: [backend] });
 const agent = await transport.createAgent();
-const [after, inheritedAfter] = [state(), await inherited()];
+const [after, inheritedAfter, threadsAfter] = [state(), await inherited(), threads()];
+const second = await transport.createAgent();
+const threadsOfTwo = threads();
+await second.close();
 process.kill(process.pid, "SIGHUP");
 await new Promise((done) => setTimeout(done, 50));
 // V8 handles SIGSEGV of WebAssembly: a load beyond the end of memory is an error of JavaScript.
@@ -54,5 +98,8 @@ try {
 await agent.close();
 const variables = Object.keys(process.env).filter((name) => process.env[name] !== environment[name]);
 await transport.close();
-const report = { before, after, inheritedBefore, inheritedAfter, hangups, trapped, variables };
+const report = {
+  ...{ before, after, inheritedBefore, inheritedAfter, hangups, trapped, variables },
+  ...{ threadsBefore, threadsAfter, threadsOfTwo, threadsClosed: threads() },
+};
 process.stdout.write(JSON.stringify(report));

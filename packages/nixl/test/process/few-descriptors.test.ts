@@ -13,6 +13,7 @@ const CHILD = fileURLToPath(new URL("../children/few-descriptors.ts", import.met
 for (const { backend, missing } of BOTH_BACKENDS) {
   test.skipIf(missing)(
     `N5, N6: with 0 to 32 descriptors left ${backend} ends no process, and a lack of them is told as that`,
+    { timeout: 300_000 },
     async () => {
       const { code, signal, stdout, stderr } = await runChild("few-descriptors.ts", [
         "matrix",
@@ -20,12 +21,17 @@ for (const { backend, missing } of BOTH_BACKENDS) {
         isLongRun ? "1" : "8",
       ]);
       expect({ code, signal }, stderr.slice(-2000)).toEqual({ code: 0, signal: null });
-      const { first, create, two, add } = JSON.parse(stdout) as Record<string, string[]> & { first: string };
+      const { first, create, two, add, connect } = JSON.parse(stdout) as Record<string, string[]> & {
+        first: string;
+      };
       expect(first).toBe("done");
       expect(new Set(create)).toEqual(new Set(["KV_TRANSPORT_UNAVAILABLE"]));
       expect(new Set(two)).toEqual(new Set(["KV_TRANSPORT_UNAVAILABLE,KV_TRANSPORT_UNAVAILABLE"]));
       // With enough of them the peer is read.
       expect(add?.at(-1)).toBe("done");
+      expect(connect?.at(-1)).toBe("done");
+      const known = /^(done|KV_[A-Z_]+)$/;
+      expect([...(add ?? []), ...(connect ?? [])].filter((each) => !known.test(each))).toEqual([]);
     },
   );
 }

@@ -1,20 +1,72 @@
+import { readFileSync } from "node:fs";
 import { nixlTransport } from "@kv/nixl";
-import { describe, expect, test } from "vitest";
+import { beforeAll, describe, expect, test } from "vitest";
 import { BOTH_BACKENDS } from "../support/both-backends.js";
 import { startPeer } from "../support/peer-process.js";
-import { runChild } from "../support/run-child.js";
+import { type ChildEnd, runChild } from "../support/run-child.js";
+
+const readme = readFileSync(new URL("../../README.md", import.meta.url), "utf8");
+/** A setlocale() of a library would load this locale, which Debian and Fedora have. */
+const LOCALE = { LC_ALL: "C.UTF-8" };
 
 for (const { backend, missing } of BOTH_BACKENDS) {
-  describe.skipIf(missing)(`what ${backend} does to its process (${missing ?? "found"})`, () => {
-    test("N2, N3: signals, umask, folder, limits and stdout stay; SIGHUP is the host's; children inherit nothing", async () => {
-      const { code, stdout, stderr } = await runChild("host-process.ts", [backend]);
-      expect(code, stderr).toBe(0);
+  describe.skipIf(missing)(`N2, N3: what ${backend} does to its process (${missing ?? "found"})`, () => {
+    let end: ChildEnd;
+    // biome-ignore lint/suspicious/noExplicitAny: the child's report, as it wrote it
+    let report: any;
+    beforeAll(async () => {
+      end = await runChild("host-process.ts", [backend], { env: LOCALE });
+      expect(end.code, end.stderr).toBe(0);
       // Anything else on stdout would not be JSON.
-      const report = JSON.parse(stdout);
-      expect(report.after).toEqual(report.before);
-      expect(report.inheritedAfter.length).toBe(report.inheritedBefore.length);
+      report = JSON.parse(end.stdout);
+    });
+
+    test("no signal gets a handler, and SIGHUP and the SIGSEGV of WebAssembly are the program's", () => {
+      expect(report.before.status.length).toBeGreaterThan(5);
+      expect(report.after.status).toEqual(report.before.status);
       expect(report).toMatchObject({ hangups: 1, trapped: "RuntimeError" });
-      expect(report.variables.filter((name: string) => !/^(UCX|FI|NIXL)_/.test(name))).toEqual([]);
+    });
+
+    test("children inherit no descriptor of the libraries", () => {
+      expect(report.inheritedAfter.length).toBe(report.inheritedBefore.length);
+    });
+
+    test("umask, folder, limits, core dumps, locale and the flags of stdin, stdout and stderr stay", () => {
+      const kept = ({ cwd, limits, coreDumps, locale, streams }: typeof report.before) => ({
+        ...{ cwd, limits, coreDumps, locale, streams },
+      });
+      expect(report.before.status.join()).toMatch(/Umask:/);
+      expect(kept(report.after)).toEqual(kept(report.before));
+    });
+
+    test("no code of Node and of the libraries that it had loaded is replaced, such as that of malloc", () => {
+      expect(report.before.code.join()).toMatch(/\/libc\.so\.6 /);
+      expect(report.after.code).toEqual(report.before.code);
+    });
+
+    test("threads: one of each agent, one of UCX for its events, and none when they are closed", () => {
+      const ofLibraries = backend === "UCX" ? { async: 1 } : {};
+      const { threadsBefore } = report;
+      expect(report.threadsAfter).toEqual({ ...threadsBefore, ...ofLibraries, kv_nixl: 1 });
+      expect(report.threadsOfTwo).toEqual({ ...threadsBefore, ...ofLibraries, kv_nixl: 2 });
+      expect(report.threadsClosed).toEqual(threadsBefore);
+    });
+
+    test("only the variables that the README names are set", () => {
+      const named = Array.from(readme.matchAll(/^\| `((?:UCX|FI)_\w+)` \|/gm), ([, name]) => name);
+      expect(report.variables.length).toBeGreaterThan(3);
+      expect(report.variables.filter((name: string) => !named.includes(name))).toEqual([]);
+    });
+
+    test("nothing is written to stderr, and with all logs of the libraries on nothing to stdout", async () => {
+      expect(end.stderr).toBe("");
+      const logs = { UCX_LOG_LEVEL: "info", NIXL_LOG_LEVEL: "INFO", FI_LOG_LEVEL: "info" };
+      const { stdout, stderr } = await runChild("host-process.ts", [backend], {
+        env: { ...LOCALE, ...logs },
+      });
+      expect(() => JSON.parse(stdout), stdout).not.toThrow();
+      expect(stderr).toMatch(/nixl_\w+\.cpp/);
+      expect(stderr).toMatch(backend === "UCX" ? /UCX {2}INFO/ : /libfabric:/);
     });
   });
 }
