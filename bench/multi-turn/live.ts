@@ -5,6 +5,7 @@ import { startVllm } from "../../tools/vllm/server.js";
 import {
   converse,
   type EndedTurn,
+  equalTurns,
   promptTokensOf,
   readTurns,
   recordRequests,
@@ -26,6 +27,8 @@ export interface LiveTurns {
   readonly off: readonly EndedTurn[];
   readonly read: ReturnType<typeof readTurns>;
   readonly computed: { readonly on: number; readonly off: number };
+  readonly equal: number;
+  readonly traffic: Traffic;
 }
 
 /** Conversations through a P (without a prefix cache) and a D of vLLM 0.33, with and without readback in turn. */
@@ -67,7 +70,8 @@ export async function liveTurns(): Promise<LiveTurns> {
         }
         await proxy.close();
       }
-    return { ...turns, read: readTurns(turns.on, records, BLOCK_TOKENS), computed };
+    const equal = equalTurns(turns.on, turns.off);
+    return { ...turns, read: readTurns(turns.on, records, BLOCK_TOKENS), computed, equal, traffic: TRAFFIC };
   } finally {
     await Promise.all([p.stop(), d.stop()]);
   }
