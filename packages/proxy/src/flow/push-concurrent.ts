@@ -115,7 +115,7 @@ class ConcurrentLegs {
     this.#prefillDeadline = part.deadline.fork();
     this.#decodeDeadline = part.deadline.fork();
     this.#prefilling = legs
-      .prefill({ ...part, deadline: this.#prefillDeadline }, KV_REQUEST_PUSH, visit)
+      .prefill({ ...part, deadline: this.#prefillDeadline }, KV_REQUEST_PUSH, { only: visit })
       .then(
         (outcome) => {
           if (outcome.kind === "kv") {
