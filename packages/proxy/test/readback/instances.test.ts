@@ -1,0 +1,115 @@
+import type { Answer } from "@kv/testing/http/fake-upstream";
+import { expect, test } from "vitest";
+import { post, runProxy, upstream } from "../support/set-up.js";
+import { ask, expected } from "./client.js";
+import { TurnServers } from "./turn-servers.js";
+
+// Several P's and D's, and a sidecar. Prompts are token ids, so nobody renders them.
+
+const COMPLETIONS = "/v1/completions";
+const codes = (text: string) => Array.from(text, (one) => one.codePointAt(0) ?? 0);
+const LONG = codes("a prompt that is longer than the least number of tokens which are worth keeping at D. ");
+
+/** Sends a turn. Returns the prompt of the next one. */
+async function turn(url: string, prompt: readonly number[], more: object = {}): Promise<number[]> {
+  const body = { model: "m", prompt, ...more };
+  const [answer = ""] = await ask(url, COMPLETIONS, body);
+  expect([answer]).toEqual(expected(body));
+  return [...prompt, ...codes(`${answer} and more`)];
+}
+
+test.each([0, 1])("where P %i of two cannot be reached, the other P reads the turn", async (dead) => {
+  const turns = new TurnServers();
+  const prefillers = [await upstream(turns.prefill), await upstream(turns.prefill)];
+  const decoder = await upstream(turns.decode);
+  const urls = prefillers.map(({ url }) => url);
+  const { url } = await runProxy({ prefillers: urls, decoders: [decoder.url], readback: {} });
+  // Both have answered, so their tensor-parallel sizes are known.
+  await turn(url, LONG, { cache_salt: "other" });
+  const next = await turn(url, LONG);
+  expect(prefillers.map(({ seen }) => seen.length)).toEqual([1, 1]);
+  await prefillers[dead]?.close();
+  await turn(url, await turn(url, next));
+  expect(turns.counts.reads).toBe(2);
+  expect(turns.wrong).toEqual([]);
+});
+
+test("a D that fails when P has read the turn: the request begins again with P, and the answer is right", async () => {
+  const turns = new TurnServers();
+  let fails = false;
+  const decode: Answer = (seen) => {
+    if (!fails || seen.path !== COMPLETIONS) return turns.decode(seen);
+    fails = false;
+    return void seen.response.destroy();
+  };
+  const prefiller = await upstream(turns.prefill);
+  const decoders = [await upstream(decode), await upstream(decode)].map(({ url }) => url);
+  const { url } = await runProxy({ prefillers: [prefiller.url], decoders, readback: {} });
+  const next = await turn(url, LONG);
+  const { legs } = turns.counts;
+  fails = true;
+  const last = await turn(url, next);
+  // One leg reads the turn, the other one computes the prompt.
+  expect([turns.counts.legs - legs, turns.counts.reads]).toEqual([2, 1]);
+  await turn(url, last);
+  expect(turns.counts.reads).toBe(2);
+  expect(turns.wrong).toEqual([]);
+});
+
+test("a sidecar keeps what its D holds, and gives it to the P that the header names", async () => {
+  const turns = new TurnServers();
+  const prefillers = [await upstream(turns.prefill), await upstream(turns.prefill)];
+  const decoder = await upstream(turns.decode);
+  const { url, proxy } = await runProxy({
+    decoders: [decoder.url],
+    sidecar: { allow: ["127.0.0.0/8"] },
+    readback: {},
+  });
+  let prompt = LONG;
+  for (const one of [...prefillers, ...prefillers, ...prefillers]) {
+    const body = { model: "m", prompt, max_tokens: 16 };
+    const headers = { "x-prefiller-host-port": new URL(one.url).host };
+    const answer = await post(url + COMPLETIONS, body, { headers });
+    const { choices } = (await answer.json()) as { choices: [{ text: string }] };
+    expect([choices[0].text]).toEqual(expected(body));
+    prompt = [...prompt, ...codes(`${choices[0].text} and more`)];
+  }
+  // The tensor-parallel size of the second P is not known before it has answered.
+  expect(turns.counts.reads).toBe(4);
+  expect(prefillers.map(({ seen }) => seen.length)).toEqual([3, 3]);
+  expect(turns.wrong).toEqual([]);
+  await proxy.close();
+  expect(turns.pinned.size).toBe(0);
+});
+
+test("a D that holds more than its budget gets no request that another D can take", async () => {
+  const turns = new TurnServers();
+  turns.cacheBlocks = 300;
+  // Nobody tells D to free anything.
+  const prefiller = await upstream((seen) =>
+    seen.json.use_beam_search === true ? void seen.response.destroy() : turns.prefill(seen),
+  );
+  const decoders = [await upstream(turns.decode), await upstream(turns.decode)];
+  const { url, proxy } = await runProxy({
+    ...{ prefillers: [prefiller.url], decoders: decoders.map((one) => one.url) },
+    readback: { cachePercent: 10 },
+  });
+  const crowded = () =>
+    proxy
+      .status()
+      .readback?.filter(({ blocks, budget_blocks }) => blocks > budget_blocks)
+      .map(({ server }) => server) ?? [];
+  let avoided = 0;
+  for (let user = 0; user < 40 && crowded().length < 2; user += 1) {
+    const [full] = crowded();
+    const before = decoders.map(({ seen }) => seen.length);
+    await turn(url, LONG, { cache_salt: `${user}` });
+    const asked = decoders.findIndex(({ seen }, at) => seen.length > (before[at] ?? 0));
+    await expect.poll(() => turns.pinned.size).toBe(user + 1);
+    if (full === undefined) continue;
+    expect(full.includes(new URL(decoders[asked]?.url ?? "").host)).toBe(false);
+    avoided += 1;
+  }
+  expect(avoided).toBeGreaterThan(0);
+  expect(turns.wrong).toEqual([]);
+});
