@@ -19,6 +19,7 @@ import {
   equalTurns,
   readTurns,
   recordRequests,
+  SHORT,
   type Traffic,
 } from "./traffic.js";
 
@@ -27,8 +28,6 @@ const MAX_MODEL_LEN = 8192;
 /** Chunks of a prompt: the model takes memory for each token of a chunk times all before. */
 const CHUNK_TOKENS = 512;
 const SEED = 1;
-/** `--short`. */
-const SHORT: Traffic = { ...AGENTS, conversations: 4, turns: 5 };
 
 interface Played {
   readonly turns: readonly EndedTurn[];

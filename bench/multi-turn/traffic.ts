@@ -18,6 +18,9 @@ export const AGENTS: Traffic = {
   addedTokens: [50, 200, 500, 100, 350],
 };
 
+/** `--short`. */
+export const SHORT: Traffic = { ...AGENTS, conversations: 4, turns: 5 };
+
 export interface EndedTurn {
   readonly conversation: number;
   readonly requestId: string;
