@@ -8,11 +8,11 @@ interface Victim {
 
 /** Replaces instances, one after another, each time so many requests were sent; the next one is not ended before the last one is back. */
 export class Replacements {
-  /** Streams that had begun, which the client asked for again. */
-  failed = 0;
   readonly #every: number;
   readonly #victims: readonly Victim[];
   readonly #client: Client;
+  /** Requests that the client has sent again, as their stream broke. */
+  readonly #again = new Set<string>();
   readonly #ends: { readonly url: string; readonly atMs: number }[] = [];
   #sent = 0;
   #back = Promise.resolve();
@@ -27,6 +27,11 @@ export class Replacements {
     return this.#ends.length;
   }
 
+  /** Streams that had begun, which the client asked for again. */
+  get failed(): number {
+    return this.#again.size;
+  }
+
   /** The client whose requests are counted. */
   get client(): Client {
     const send: Client["send"] = async (...request) => {
@@ -35,8 +40,9 @@ export class Replacements {
       try {
         return await this.#client.send(...request);
       } catch {
-        this.failed += 1;
-        return await this.#client.send(...request);
+        const sent = await this.#client.send(...request);
+        this.#again.add(sent.requestId);
+        return sent;
       }
     };
     return { send, now: () => this.#client.now(), sleep: (ms) => this.#client.sleep(ms) };
@@ -47,8 +53,9 @@ export class Replacements {
     await this.#back;
   }
 
-  /** Whether the D of the turn before was there until this one had ended. */
-  hadItsDecode({ before, endedAtMs }: EndedTurn, records: ReadonlyMap<string, Served>): boolean {
+  /** Whether the D of the turn before was there until this one had ended, and this one's too. */
+  hadItsDecode({ before, requestId, endedAtMs }: EndedTurn, records: ReadonlyMap<string, Served>): boolean {
+    if (this.#again.has(requestId) || records.get(requestId)?.restarts !== undefined) return false;
     if (before === undefined) return true;
     const decode = records.get(before.requestId)?.decode;
     const took = ({ url, atMs }: { url: string; atMs: number }) =>

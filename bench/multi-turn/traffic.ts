@@ -54,6 +54,8 @@ export interface Served {
   readonly readback?: string;
   readonly readbackTokens?: number;
   readonly decode?: string;
+  /** How often it began again with P. */
+  readonly restarts?: number;
 }
 
 /** The records of a proxy's requests, by request id, and the log that fills them. */
