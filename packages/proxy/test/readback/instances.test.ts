@@ -113,3 +113,31 @@ test("a D that holds more than its budget gets no request that another D can tak
   expect(avoided).toBeGreaterThan(0);
   expect(turns.wrong).toEqual([]);
 });
+
+test("a client that leaves when D has ended the request, and before the names have come: D holds the blocks, and the next turn is computed", async () => {
+  const turns = new TurnServers();
+  const left = new AbortController();
+  const decode: Answer = async (seen) => {
+    const isFirst = seen.path === COMPLETIONS && !left.signal.aborted;
+    if (isFirst) {
+      left.abort();
+      await new Promise((resolve) => seen.response.once("close", resolve));
+    }
+    return turns.decode(seen);
+  };
+  const [prefiller, decoder] = [await upstream(turns.prefill), await upstream(decode)];
+  const { url, proxy } = await runProxy({
+    prefillers: [prefiller.url],
+    decoders: [decoder.url],
+    readback: {},
+  });
+  const body = { model: "m", prompt: LONG };
+  await expect(post(url + COMPLETIONS, body, { signal: left.signal })).rejects.toThrow();
+  await expect.poll(() => turns.pinned.size).toBe(1);
+  const [lost] = turns.pinned.keys();
+  await turn(url, [...LONG, ...codes(`${expected(body)[0]} and more`)]);
+  expect(turns.counts.reads).toBe(0);
+  await proxy.close();
+  expect([...turns.pinned.keys()]).toEqual([lost]);
+  expect(turns.wrong).toEqual([]);
+});
