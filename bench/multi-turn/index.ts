@@ -66,7 +66,7 @@ async function links(): Promise<readonly Row[]> {
   await writeSection("links", {
     intro: `Written by \`npm run bench -- multi-turn --only links\`. ${trafficText(AGENTS)} \`kv-proxy\`, the pull connectors and the schedulers are the production code, on a
 virtual clock, with one P and one D and the times of a model of 8 billion parameters (20,000 prompt tokens a second, 8 ms for a step of D, 128 KiB of KV a token). In the last rows there are two P and two D,
-one of which ends without a word after every ${REPLACED_EVERY} requests, and another one takes its place; there the turns count whose D was not replaced.`,
+one of which is killed after every ${REPLACED_EVERY} requests, and another one takes its place; there the turns count whose D was not replaced.`,
     ...{ rows, compared },
     after:
       "A P that has the prompts in its own prefix cache computes little without readback too: then only the last answer is read, and what the cache has lost.",
