@@ -13,8 +13,8 @@ import { forwardedHeaders, legHeaders } from "@kv/fleet/front-end";
 import { type Ambient, KvError, type Log, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { decodeBody, prefillBody, singleInstanceBody } from "../request/leg-bodies.js";
-import { cachedTokensOf } from "../response/cached-tokens.js";
 import {
+  cachedTokensOf,
   endedVisit,
   type LegAnswer,
   type PrefillOutcome,
