@@ -152,7 +152,7 @@ async function live(): Promise<readonly Row[]> {
   ]);
   await writeSection("live", {
     intro: `Written by \`npm run bench -- multi-turn --only live\`. ${trafficText(traffic)} P (without a prefix cache) and D are vLLM 0.33 with its tiny model on the CPU, with room for 8,192 tokens, and none is replaced. Without readback,
-the setting is left out at vLLM too. What P computed is what its metrics say. Clients asked again ${on.failed} times with readback, and ${off.failed} times without.`,
+the setting is left out at vLLM too. The tokens that P computed are those of its metrics. Clients asked again ${on.failed} times with readback, and ${off.failed} times without.`,
     ...{ rows, compared: [{ name, ratios: ratios(on.turns, off.turns) }] },
   });
   return rows;
