@@ -9,7 +9,9 @@ import { firstLine, watchMemory } from "./child-processes.js";
 const GROWTH_LIMIT = 1.25;
 /** The proxy gives back after so long what a P may have been reading. */
 const SETTLE_MS = 31_000;
-const SYSTEM = "words that all conversations begin with, and that are more than sixty-four tokens long. ";
+/** Prompts of 2,000 tokens: what the proxy remembers of them reaches its limit in the first minutes. */
+const SYSTEM =
+  "words that all conversations begin with, and that are more than sixty-four tokens long. ".repeat(23);
 const CHAT = "/v1/chat/completions";
 
 interface State {

@@ -5,7 +5,7 @@ import { type Answer, type Seen, startUpstream } from "@kv/testing/http/fake-ups
 import { TurnServers } from "../packages/proxy/test/readback/turn-servers.js";
 
 const turns = new TurnServers();
-turns.cacheBlocks = 4000;
+turns.cacheBlocks = 40_000;
 /** Health checks are no requests of an engine. */
 const serve = (answer: Answer) =>
   startUpstream((seen) =>

@@ -11,6 +11,8 @@ export interface TestReport {
     readonly assertionResults: readonly { readonly fullName: string; readonly status: string }[];
   }[];
 }
+/** Pages that name tests. */
+export const PAGES: readonly string[];
 export function namedTests(text: string): NamedTest[];
 export function namesNothing(test: NamedTest): boolean;
 export function notShown(named: readonly NamedTest[], report: TestReport, whole?: boolean): NamedTest[];

@@ -4,8 +4,13 @@ import { join } from "node:path";
 import { root } from "./setup.mjs";
 import { isWhole } from "./suites.mjs";
 
-/** Pages whose rows name tests in the form `FILE` "part of the name". */
-export const PAGES = ["docs/parity.md", "docs/field-reports.md", "docs/operate/host-process.md"];
+/** Pages that name tests in the form `FILE` "part of the name". */
+export const PAGES = [
+  "docs/parity.md",
+  "docs/field-reports.md",
+  "docs/operate/host-process.md",
+  "docs/readback.md",
+];
 
 /** The tests that a row, or a whole page, names. */
 export function namedTests(text) {

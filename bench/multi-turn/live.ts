@@ -1,74 +1,106 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { createProxy } from "@kv/proxy";
 import { complete } from "../../apps/demo/src/run/completion-client.js";
-import { startVllm } from "../../tools/vllm/server.js";
+import { startVllm, type VllmServer } from "../../tools/vllm/server.js";
+import { Replacements } from "./replacements.js";
 import {
+  AGENTS,
   converse,
   type EndedTurn,
+  equalTurns,
   promptTokensOf,
   readTurns,
   recordRequests,
+  SHORT,
   type Traffic,
 } from "./traffic.js";
 
-/** As much as the tiny model's context of 1,024 tokens holds. */
-const TRAFFIC: Traffic = {
-  ...{ conversations: 4, turns: 7, firstTokens: 200, outputTokens: 16, pauseMs: 100 },
-  addedTokens: [60, 150, 90],
-};
 const EXTRA = { bidirectional_kv_xfer: true, kv_recompute_threshold: 32, decoder_kv_blocks_ttl: 480 };
 /** vLLM's on the CPU, of the tiny model. */
 const BLOCK_TOKENS = 32;
-const ROUNDS = 3;
+/** D keeps the last turn of each conversation, and has room for the next one. */
+const BLOCKS = 4000;
+const BLOCK_BYTES = 131_072;
+/** The tiny model has 2,048, which 20 turns do not fit in. */
+const MAX_MODEL_LEN = 8192;
+const ARGS = [
+  ...["--max-model-len", `${MAX_MODEL_LEN}`, "--kv-cache-memory-bytes", `${BLOCKS * BLOCK_BYTES}`],
+  ...["--hf-overrides", JSON.stringify({ max_position_embeddings: MAX_MODEL_LEN })],
+];
+const SEED = 1;
+/** Of the conversation that makes the handshake. */
+const WARM_UP: Traffic = { ...AGENTS, conversations: 1, turns: 2 };
 
-export interface LiveTurns {
-  readonly on: readonly EndedTurn[];
-  readonly off: readonly EndedTurn[];
+interface Played {
+  readonly turns: readonly EndedTurn[];
   readonly read: ReturnType<typeof readTurns>;
-  readonly computed: { readonly on: number; readonly off: number };
+  /** By P's metrics. */
+  readonly computed: number;
+  /** Requests that the client has sent again. */
+  readonly failed: number;
 }
 
-/** Conversations through a P (without a prefix cache) and a D of vLLM 0.33, with and without readback in turn. */
+export interface LiveTurns {
+  readonly traffic: Traffic;
+  readonly on: Played;
+  readonly off: Played;
+  /** Turns with readback whose tokens are those of P alone. */
+  readonly equal: number;
+}
+
+/** Conversations through a P (without a prefix cache) and a D of vLLM 0.33: with readback; and, without the setting at vLLM and at the router, through another pair. Then P answers them alone. */
 export async function liveTurns(): Promise<LiveTurns> {
+  const traffic = process.argv.includes("--short") ? SHORT : AGENTS;
+  const on = await withPair(EXTRA, (p, d) => play(traffic, p, d, true));
+  return withPair({}, async (p, d) => {
+    const off = await play(traffic, p, d, false);
+    const reference = await converse(clientOf(p.url, "alone"), traffic, SEED);
+    return { traffic, on, off, equal: equalTurns(on.turns, reference) };
+  });
+}
+
+async function withPair<T>(
+  extra: Readonly<Record<string, unknown>>,
+  run: (p: VllmServer, d: VllmServer) => Promise<T>,
+): Promise<T> {
   const kind = { version: "0.33", mode: "pull" } as const;
-  const [p, d] = await Promise.all([
-    startVllm({ kind, name: "turns-p", blocks: 400, extra: EXTRA, args: ["--no-enable-prefix-caching"] }),
-    // Without readback nobody has its blocks freed, so the cache holds those of all turns.
-    startVllm({ kind, name: "turns-d", blocks: 4000, extra: EXTRA }),
-  ]);
-  const turns: Record<"on" | "off", EndedTurn[]> = { on: [], off: [] };
-  const computed = { on: 0, off: 0 };
-  const { records, log } = recordRequests();
-  let sent = 0;
-  const computedByP = async () =>
-    promptTokensOf(await (await fetch(`${p.url}/metrics`)).text())["local_compute"] ?? 0;
+  const options = { kind, blocks: BLOCKS, extra };
+  const starting = [
+    startVllm({ ...options, name: "turns-p", args: [...ARGS, "--no-enable-prefix-caching"] }),
+    startVllm({ ...options, name: "turns-d", args: ARGS }),
+  ] as const;
   try {
-    for (let round = 0; round <= ROUNDS; round += 1)
-      for (const way of ["on", "off"] as const) {
-        const proxy = createProxy({
-          ...{ prefillers: [p.url], decoders: [d.url], mode: "pull", log },
-          ...(way === "on" ? { readback: { minTokens: 32 } } : {}),
-        });
-        const { url } = await proxy.listen({ port: 0 });
-        const before = await computedByP();
-        const send = (prompt: readonly number[], maxTokens: number) => {
-          sent += 1;
-          return complete({ url, requestId: `turns-${sent}`, promptTokens: prompt, maxTokens });
-        };
-        const ended = await converse(
-          { send, sleep: (ms) => sleep(ms), now: () => performance.now() },
-          TRAFFIC,
-          10 * round + 1,
-        );
-        // The first round warms up.
-        if (round > 0) {
-          turns[way].push(...ended);
-          computed[way] += (await computedByP()) - before;
-        }
-        await proxy.close();
-      }
-    return { ...turns, read: readTurns(turns.on, records, BLOCK_TOKENS), computed };
+    return await run(...(await Promise.all(starting)));
   } finally {
-    await Promise.all([p.stop(), d.stop()]);
+    for (const one of await Promise.allSettled(starting))
+      if (one.status === "fulfilled") await one.value.stop();
   }
+}
+
+function clientOf(url: string, name: string) {
+  let sent = 0;
+  const send = (promptTokens: readonly number[], maxTokens: number) => {
+    sent += 1;
+    return complete({ url, requestId: `${name}-${sent}`, promptTokens, maxTokens });
+  };
+  return { send, sleep, now: () => performance.now() };
+}
+
+async function play(traffic: Traffic, p: VllmServer, d: VllmServer, isOn: boolean): Promise<Played> {
+  const { records, log } = recordRequests();
+  await using proxy = createProxy({
+    ...{ prefillers: [p.url], decoders: [d.url], mode: "pull", log },
+    ...(isOn ? { readback: { cachePercent: 50, minTokens: 32, timeoutMs: 60_000 } } : {}),
+  });
+  const { url } = await proxy.listen({ port: 0 });
+  const computed = async () =>
+    promptTokensOf(await (await fetch(`${p.url}/metrics`)).text())["local_compute"] ?? 0;
+  // The first handshake may take longer than vLLM waits for it: then the client asks again.
+  const warmUp = new Replacements(Number.POSITIVE_INFINITY, [], clientOf(url, "warm-up"));
+  await converse(warmUp.client, WARM_UP, SEED + 1);
+  const before = await computed();
+  const client = new Replacements(Number.POSITIVE_INFINITY, [], clientOf(url, "turn"));
+  const turns = await converse(client.client, traffic, SEED);
+  const read = readTurns(turns, records, BLOCK_TOKENS);
+  return { turns, read, computed: (await computed()) - before, failed: client.failed };
 }

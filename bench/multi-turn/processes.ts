@@ -1,25 +1,39 @@
+import { mkdtemp, rm } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
 import { silentLog } from "@kv/interface";
 import { createProxy } from "@kv/proxy";
 import { startCluster } from "../../apps/demo/src/cluster/cluster.js";
 import { type ClusterOptions, planProxy } from "../../apps/demo/src/cluster/cluster-plan.js";
+import { writeTinyModel } from "../../apps/demo/src/model/tiny-model.js";
 import { complete } from "../../apps/demo/src/run/completion-client.js";
 import { READBACK } from "../../apps/demo/src/run/turns.js";
-import { converse, type EndedTurn, readTurns, recordRequests, type Traffic } from "./traffic.js";
+import { withOneEngine } from "./reference.js";
+import { Replacements } from "./replacements.js";
+import {
+  AGENTS,
+  computedTokens,
+  converse,
+  type EndedTurn,
+  equalTurns,
+  readTurns,
+  recordRequests,
+  SHORT,
+  type Traffic,
+} from "./traffic.js";
 
 const BLOCK_TOKENS = 16;
-/** An instance is replaced after so many requests: each of the four in turn. */
-const REPLACED_EVERY = 50;
-/** Long conversations of the demo's engines, in blocks of all that hold KV at once. */
-const TRAFFIC: Traffic = {
-  ...{ conversations: 8, turns: 20, firstTokens: 300, outputTokens: 16, pauseMs: 100 },
-  addedTokens: [50, 200, 100, 150, 75],
-};
+const MAX_MODEL_LEN = 8192;
+/** Chunks of a prompt: the model takes memory for each token of a chunk times all before. */
+const CHUNK_TOKENS = 512;
+const SEED = 1;
 
-export interface Played {
+interface Played {
   readonly turns: readonly EndedTurn[];
   /** Of the turns whose D was there from the begin of the turn before. */
   readonly read: ReturnType<typeof readTurns>;
+  readonly computed: number;
   readonly replaced: number;
   /** Streams that had begun, which the client asked for again. */
   readonly failed: number;
@@ -27,20 +41,41 @@ export interface Played {
   readonly reasons: Readonly<Record<string, number>>;
 }
 
-/** The conversations through two P and two D of the demo over NIXL, each in its own process, one of which is replaced after every 50 requests. */
-export async function throughProcesses(isOn: boolean): Promise<Played> {
+export interface ThroughProcesses {
+  readonly traffic: Traffic;
+  readonly every: number;
+  readonly on: Played;
+  readonly off: Played;
+  /** Turns with readback whose tokens are those of one engine. */
+  readonly equal: number;
+}
+
+/**
+ * The conversations through two P and two D of the demo over NIXL, each in its own process, which are replaced in turn; with and without readback, and with one engine. The model is the built-in
+ * one, with room for 8,192 tokens.
+ */
+export async function throughProcesses(): Promise<ThroughProcesses> {
+  const isShort = process.argv.includes("--short");
+  const [traffic, every] = isShort ? [SHORT, 8] : [AGENTS, 50];
+  const model = await mkdtemp(join(tmpdir(), "multi-turn-"));
+  try {
+    await writeTinyModel(model, { maxModelLen: MAX_MODEL_LEN });
+    const reference = await withOneEngine(model, traffic, SEED, CHUNK_TOKENS);
+    const on = await play(model, traffic, every, true);
+    const off = await play(model, traffic, every, false);
+    return { traffic, every, on, off, equal: equalTurns(on.turns, reference) };
+  } finally {
+    await rm(model, { recursive: true, force: true });
+  }
+}
+
+async function play(model: string, traffic: Traffic, every: number, isOn: boolean): Promise<Played> {
   const options: ClusterOptions = {
     ...{ transport: "nixl", connector: "NixlConnector", prefills: 2, decodes: 2, prefillTp: 1, decodeTp: 1 },
-    ...{ prefillBlockSize: BLOCK_TOKENS, decodeBlockSize: BLOCK_TOKENS, cacheTokens: 131_072 },
+    ...{ prefillBlockSize: BLOCK_TOKENS, decodeBlockSize: BLOCK_TOKENS, cacheTokens: 65_536 },
     extraConfig: isOn ? READBACK : {},
-    ...{ leaseSeconds: 10, requestTimeoutSeconds: 5 },
-    instance: {
-      simulate: {
-        ...{ layers: 4, kvHeads: 4, headDim: 64, maxModelLen: 8192 },
-        ...{ forwardMsPer512Tokens: 25.6, leastPassMs: 8 },
-      },
-      digests: false,
-    },
+    ...{ model, leaseSeconds: 60, requestTimeoutSeconds: 30 },
+    instance: { maxNumBatchedTokens: CHUNK_TOKENS },
     prefillInstance: { prefixCaching: false },
   };
   await using cluster = await startCluster(options, { log: silentLog, logLevel: "silent", restart: true });
@@ -48,48 +83,41 @@ export async function throughProcesses(isOn: boolean): Promise<Played> {
   await using proxy = createProxy({
     ...planProxy(cluster.prefills, cluster.decodes, options),
     health: { intervalMs: 500 },
-    ...(isOn ? { readback: { cachePercent: 60, minTokens: 1 } } : {}),
+    ...(isOn ? { readback: { cachePercent: 60, minTokens: 1, timeoutMs: 60_000 } } : {}),
     log,
   });
   const { url } = await proxy.listen({ port: 0 });
-  const members = [...cluster.prefills, ...cluster.decodes];
-  let [sent, replaced, failed] = [0, 0, 0];
-  const replacing: Promise<void>[] = [];
-  const ends: { readonly url: string; readonly atMs: number }[] = [];
-  const send = async (prompt: readonly number[], maxTokens: number) => {
-    sent += 1;
-    const requestId = `turn-${sent}`;
-    if (sent % REPLACED_EVERY === 0) {
-      const victim = members[replaced % members.length];
-      replaced += 1;
-      if (victim?.process !== undefined) {
-        replacing.push(victim.process.replaced());
-        ends.push({ url: victim.url, atMs: performance.now() });
-        process.kill(victim.process.pid, "SIGKILL");
-      }
-    }
-    const ask = (id: string) => complete({ url, requestId: id, promptTokens: prompt, maxTokens });
-    try {
-      return await ask(requestId);
-    } catch {
-      // A stream that had begun: the client asks again.
-      failed += 1;
-      return await ask(`${requestId}-again`);
-    }
+  const isBack = () => {
+    const { prefillers, decoders } = proxy.status();
+    return [...prefillers, ...decoders].every(({ available }) => available);
   };
-  const client = { send, sleep: (ms: number) => sleep(ms), now: () => performance.now() };
-  const turns = await converse(client, TRAFFIC, 1);
-  await Promise.all(replacing);
+  // A D, a P, the other D, the other P.
+  const [[p1, p2], [d1, d2]] = [cluster.prefills, cluster.decodes];
+  const victims = [d1, p1, d2, p2].flatMap((member) => {
+    const victim = member?.process;
+    if (member === undefined || victim === undefined) return [];
+    const replace = async () => {
+      const replaced = victim.replaced();
+      process.kill(victim.pid, "SIGKILL");
+      await replaced;
+      while (!isBack()) await sleep(50);
+    };
+    return [{ url: member.url, replace }];
+  });
+  let sent = 0;
+  const send = (promptTokens: readonly number[], maxTokens: number) => {
+    sent += 1;
+    return complete({ url, requestId: `turn-${sent}`, promptTokens, maxTokens });
+  };
+  const replacements = new Replacements(every, victims, { send, sleep, now: () => performance.now() });
+  const turns = await converse(replacements.client, traffic, SEED);
+  await replacements.ended();
   const reasons: Record<string, number> = {};
   for (const { readback = "none" } of records.values())
     if (readback !== "used") reasons[readback] = (reasons[readback] ?? 0) + 1;
-  const hadItsDecode = ({ before, endedAtMs }: EndedTurn) => {
-    if (before === undefined) return true;
-    const decode = records.get(before.requestId)?.decode;
-    return !ends.some(
-      ({ url: ended, atMs }) => ended === decode && atMs >= before.startedAtMs && atMs <= endedAtMs,
-    );
+  const whole = turns.filter((turn) => replacements.hadItsDecode(turn, records));
+  return {
+    ...{ turns, read: readTurns(whole, records, BLOCK_TOKENS), computed: computedTokens(turns, records) },
+    ...{ replaced: replacements.count, failed: replacements.failed, reasons },
   };
-  const read = readTurns(turns.filter(hadItsDecode), records, BLOCK_TOKENS);
-  return { turns, read, replaced, failed, reasons };
 }

@@ -18,7 +18,11 @@ export const AGENTS: Traffic = {
   addedTokens: [50, 200, 500, 100, 350],
 };
 
+/** `--short`. */
+export const SHORT: Traffic = { ...AGENTS, conversations: 4, turns: 5 };
+
 export interface EndedTurn {
+  readonly conversation: number;
   readonly requestId: string;
   /** The conversation's turn before. */
   readonly before: EndedTurn | undefined;
@@ -26,6 +30,8 @@ export interface EndedTurn {
   readonly promptTokens: number;
   /** Tokens of the prompt whose KV no D has from the turn before. */
   readonly newTokens: number;
+  /** The answer. */
+  readonly tokens: readonly number[];
   /** On the client's clock. */
   readonly startedAtMs: number;
   readonly endedAtMs: number;
@@ -48,6 +54,8 @@ export interface Served {
   readonly readback?: string;
   readonly readbackTokens?: number;
   readonly decode?: string;
+  /** How often it began again with P. */
+  readonly restarts?: number;
 }
 
 /** The records of a proxy's requests, by request id, and the log that fills them. */
@@ -74,6 +82,23 @@ export function readTurns(
   return { further: further.length, used: used.length, newOnly: newOnly.length };
 }
 
+/** Prompt tokens that P has computed, by the proxy's records. */
+export function computedTokens(
+  turns: readonly EndedTurn[],
+  records: ReadonlyMap<string, Served> = new Map(),
+): number {
+  const readTokens = ({ requestId }: EndedTurn) => records.get(requestId)?.readbackTokens ?? 0;
+  return turns.reduce((sum, turn) => sum + turn.promptTokens - readTokens(turn), 0);
+}
+
+/** How many turns have the answer that the same turn has in `reference`. */
+export function equalTurns(turns: readonly EndedTurn[], reference: readonly EndedTurn[]): number {
+  const keyOf = ({ conversation, turn, tokens: answer }: EndedTurn) =>
+    `${conversation} ${turn} ${answer.join()}`;
+  const wanted = new Set(reference.map(keyOf));
+  return turns.filter((turn) => wanted.has(keyOf(turn))).length;
+}
+
 /** Output tokens a second of all turns together. */
 export function tokensPerSecond(turns: readonly EndedTurn[], outputTokens: number): number {
   const startMs = Math.min(...turns.map(({ startedAtMs }) => startedAtMs));
@@ -91,18 +116,18 @@ export async function converse(client: Client, traffic: Traffic, seed: number): 
     let before: EndedTurn | undefined;
     for (let turn = 1; turn <= turns; turn += 1) {
       const startedAtMs = client.now();
-      const { requestId, ttftMs, ...sent } = await client.send(prompt, outputTokens);
+      const { requestId, ttftMs, tokens: answer, totalMs } = await client.send(prompt, outputTokens);
       // D has not computed the KV of an answer's last token.
       const heldTokens = before === undefined ? 0 : before.promptTokens + outputTokens - 1;
       const promptTokens = prompt.length;
       before = {
-        ...{ requestId, before, turn, promptTokens, newTokens: promptTokens - heldTokens, ttftMs },
-        ...{ startedAtMs, endedAtMs: client.now() },
-        tokenMs: (sent.totalMs - ttftMs) / (outputTokens - 1),
+        ...{ conversation, requestId, before, turn, promptTokens, tokens: answer, ttftMs },
+        ...{ newTokens: promptTokens - heldTokens, startedAtMs, endedAtMs: client.now() },
+        tokenMs: (totalMs - ttftMs) / (outputTokens - 1),
       };
       ended.push(before);
       const added = addedTokens[(turn + conversation) % addedTokens.length] ?? 0;
-      prompt = [...prompt, ...sent.tokens, ...tokens(added, seed, 1000 * turn + conversation + 17)];
+      prompt = [...prompt, ...answer, ...tokens(added, seed, 1000 * turn + conversation + 17)];
       await client.sleep(pauseMs);
     }
   };

@@ -1,7 +1,7 @@
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, expect, test } from "vitest";
-import { namedTests, namesNothing, notShown } from "../../scripts/named-tests.mjs";
+import { namedTests, namesNothing, notShown, PAGES } from "../../scripts/named-tests.mjs";
 import { root } from "../repository/source-files.js";
 
 // docs/field-reports.md: what others have reported, what happens here, and the tests that show it.
@@ -40,8 +40,10 @@ test("what happens here is shown by a test, or is open", () => {
   expect(quoted).toEqual([]);
 });
 
-test("each test that is named is there", () => {
-  expect(namedTests(page).filter(namesNothing)).toEqual([]);
+test.each(PAGES)("each test that %s names is there", (path) => {
+  const named = namedTests(readFileSync(join(root, path), "utf8"));
+  expect(named).not.toEqual([]);
+  expect(named.filter(namesNothing)).toEqual([]);
 });
 
 describe("npm test compares the names with its report", () => {

@@ -19,6 +19,8 @@ export interface DelayedLinkOptions {
 /** A TCP relay to a server of this process that delays every chunk on the given clock. */
 export interface DelayedLink {
   readonly url: string;
+  /** Breaks the connections. New ones go to another server; undefined: to none. */
+  cut(targetUrl: string | undefined): void;
   close(): Promise<void>;
 }
 
@@ -26,7 +28,7 @@ export async function delayedLink(
   targetUrl: string,
   { clock, hopMs, handle }: DelayedLinkOptions,
 ): Promise<DelayedLink> {
-  const { hostname, port } = new URL(targetUrl);
+  let target: string | undefined = targetUrl;
   const sockets = new Set<Socket>();
   const forward = (from: Socket, to: Socket) => {
     sockets.add(from);
@@ -51,6 +53,8 @@ export async function delayedLink(
     from.on("close", () => sockets.delete(from));
   };
   const server = createServer({ allowHalfOpen: true }, (client) => {
+    if (target === undefined) return void client.destroy();
+    const { hostname, port } = new URL(target);
     const upstream = connect({ host: hostname, port: Number(port), allowHalfOpen: true });
     forward(client, upstream);
     forward(upstream, client);
@@ -58,6 +62,10 @@ export async function delayedLink(
   await new Promise<void>((resolve) => void server.listen(0, "127.0.0.1", resolve));
   return {
     url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
+    cut(url) {
+      target = url;
+      for (const socket of sockets) socket.destroy();
+    },
     close: () =>
       new Promise((resolve) => {
         for (const socket of sockets) socket.destroy();

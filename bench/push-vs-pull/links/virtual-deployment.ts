@@ -56,9 +56,18 @@ export interface VirtualDeployment {
   /** Advances the clock until the work is done. */
   settled<T>(work: Promise<T>): Promise<T>;
   readonly clock: Clock;
-  /** The metrics of P, as Prometheus reads them. */
+  /** P's, then D's. */
+  readonly instances: readonly VirtualInstance[];
+  /** The metrics of the first P, as Prometheus reads them. */
   prefillMetrics(): Promise<string>;
   close(): Promise<void>;
+}
+
+/** An instance, at the address that the proxy has. */
+export interface VirtualInstance {
+  readonly url: string;
+  /** Ends as by SIGKILL. Resolves when a spare one has taken the place, after so long. */
+  replace(goneMs: number): Promise<void>;
 }
 
 /** A request that has ended. */
@@ -80,6 +89,8 @@ export interface VirtualDeploymentOptions {
   readonly requestDone?: ((fields: LogFields) => void) | undefined;
   /** The instance that has the part `hitPercent` of each prompt in its prefix cache. Default: decode. */
   readonly hitsAt?: "prefill" | "decode" | undefined;
+  /** Instances of each role that take the place of others. Default: none. */
+  readonly spares?: number | undefined;
   /** Turns of the event loop that the clock waits before it advances: more than any chain of readers, promises and immediates between two timers. Default: 24. */
   readonly turns?: number | undefined;
 }
@@ -98,7 +109,7 @@ export async function openVirtualDeployment(
   world: World,
   given: VirtualDeploymentOptions = {},
 ): Promise<VirtualDeployment> {
-  const { hitsAt = "decode", turns = 24, requestDone } = given;
+  const { hitsAt = "decode", turns = 24, requestDone, spares = 0 } = given;
   const clock = virtualClock({ turn: () => settledIo(turns) });
   const scale = world.kvBytesPerToken / SIMULATED_BYTES_PER_TOKEN;
   const network = memoryNetwork({
@@ -128,7 +139,11 @@ export async function openVirtualDeployment(
     prefillInstance: { prefixCaching: hitsAt === "prefill" },
     ...given.cluster,
   } as const;
-  const planned = planInstances(options);
+  const planned = planInstances({
+    ...options,
+    prefills: options.prefills + spares,
+    decodes: options.decodes + spares,
+  });
   const stepMs = given.decodeStepMs ?? (world.cores === undefined ? undefined : STEP_MS);
   const processors = new Processors(clock, world.cores ?? 1);
   let costs: ProcessorCosts | undefined;
@@ -198,18 +213,36 @@ export async function openVirtualDeployment(
       sideChannel: memorySideChannel({ network, host: name }),
     });
     closers.push(() => instance.close());
-    const link = await delayedLink(instance.url, linkAt(role));
-    closers.push(() => link.close());
-    return link.url;
+    return { url: instance.url, host: network.host(name) };
   };
-  const prefills = await Promise.all(planned.prefills.map((one) => start("prefill", one)));
-  const [prefill = ""] = prefills;
-  const decodes = await Promise.all(planned.decodes.map((one) => start("decode", one)));
+  const startAll = async (role: "prefill" | "decode", count: number): Promise<VirtualInstance[]> => {
+    const all = await Promise.all(planned[`${role}s`].map((one) => start(role, one)));
+    const waiting = all.slice(count);
+    const open = async (first: (typeof all)[number]) => {
+      const link = await delayedLink(first.url, linkAt(role));
+      closers.push(() => link.close());
+      let present = first;
+      const replace = async (goneMs: number) => {
+        const next = waiting.shift();
+        if (next === undefined) throw new Error(`no spare ${role} instance is left`);
+        present.host.kill();
+        link.cut(undefined);
+        await new Promise<void>((resolve) => void clock.setTimer(resolve, goneMs, { ref: true }));
+        present = next;
+        link.cut(next.url);
+      };
+      return { url: link.url, replace };
+    };
+    return Promise.all(all.slice(0, count).map(open));
+  };
+  const prefills = await startAll("prefill", options.prefills);
+  const [{ url: prefill } = { url: "" }] = prefills;
+  const decodes = await startAll("decode", options.decodes);
   // Pairing reads side channels over TCP.
   const proxy = createProxy({
     ...planProxy(
-      prefills.map((url) => ({ url })),
-      decodes.map((url) => ({ url })),
+      prefills.map(({ url }) => ({ url })),
+      decodes.map(({ url }) => ({ url })),
       options,
     ),
     pairing: { mode: "off" },
@@ -258,6 +291,7 @@ export async function openVirtualDeployment(
   return {
     clock,
     settled,
+    instances: [...prefills, ...decodes],
     send: (prompt, maxTokens) => send(prompt, maxTokens),
     prefillMetrics: () => settled(fetch(`${prefill}/metrics`).then((response) => response.text())),
     async ttftMs(point, ofPoint) {

@@ -68,7 +68,7 @@ export {
   SIDECAR_ROUTES,
   whyRefused,
 } from "./request/routes.js";
-export { type EndedPrefill, PrefillCosts, usageOf } from "./routing/prefill-costs.js";
+export { type EndedPrefill, PrefillCosts } from "./routing/prefill-costs.js";
 export {
   type FleetSettings,
   type FleetSettingsInput,

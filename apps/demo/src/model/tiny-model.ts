@@ -7,8 +7,17 @@ import { seededWeights } from "./weights/seeded-weights.js";
 export const tinyModelName = "tiny-qwen3";
 const seed = 1234;
 
+interface TinyModelOptions {
+  readonly kvHeads?: number;
+  /** Default: 2048. */
+  readonly maxModelLen?: number;
+}
+
 /** The `config.json` of the demo's model: 2.9 million random weights in the shape of Qwen3, and words `t0` to `t1023`. */
-export function tinyModelConfig({ kvHeads = 4 }: { kvHeads?: number } = {}): Record<string, unknown> {
+export function tinyModelConfig({
+  kvHeads = 4,
+  maxModelLen = 2048,
+}: TinyModelOptions = {}): Record<string, unknown> {
   return {
     architectures: ["Qwen3ForCausalLM"],
     model_type: "qwen3",
@@ -19,7 +28,7 @@ export function tinyModelConfig({ kvHeads = 4 }: { kvHeads?: number } = {}): Rec
     num_attention_heads: 8,
     num_key_value_heads: kvHeads,
     head_dim: 32,
-    max_position_embeddings: 2048,
+    max_position_embeddings: maxModelLen,
     rope_parameters: { rope_theta: 10_000, rope_type: "default" },
     rms_norm_eps: 1e-6,
     tie_word_embeddings: false,
@@ -40,11 +49,8 @@ const chatTemplate =
   "{% if add_generation_prompt %}t5{% endif %}";
 
 /** Writes the demo's model as a directory: config.json, tokenizer_config.json, model.onnx and its data. */
-export async function writeTinyModel(
-  directory: string,
-  { kvHeads = 4 }: { kvHeads?: number } = {},
-): Promise<void> {
-  const json = tinyModelConfig({ kvHeads });
+export async function writeTinyModel(directory: string, options: TinyModelOptions = {}): Promise<void> {
+  const json = tinyModelConfig(options);
   const config = readDecoderConfig(json, { where: tinyModelName });
   await buildOnnx({ config, weights: seededWeights(config, { seed }), directory });
   await writeFile(join(directory, "config.json"), JSON.stringify(json, null, 2));

@@ -7,6 +7,10 @@ export interface EndedPrefill {
   readonly request: GenerationRequest;
   /** The answer's `usage`. */
   readonly usage: unknown;
+  /** Tokens of the prompt that were cached, where the answer says it elsewhere than in its usage. */
+  readonly cachedTokens?: number | undefined;
+  /** Tokens that were given to the instance to read from a decode instance; undefined where there were none. */
+  readonly readTokens?: number | undefined;
   /** How long the leg took. */
   readonly durationMs: number;
   /** No other leg was at the instance when it began. */
@@ -45,13 +49,6 @@ export class PrefillCosts {
     return msPerToken * Math.max(0, promptTokens - readTokens) + (this.#readMsPerToken ?? 0) * readTokens;
   }
 
-  /** A prefill leg of `durationMs` has read tokens from a decode instance, and computed the others. */
-  read(readTokens: number, computedTokens: number, durationMs: number): void {
-    const computeMs = this.legMs(computedTokens);
-    if (computeMs === undefined || readTokens === 0) return;
-    this.#readMsPerToken = average(this.#readMsPerToken, Math.max(0, durationMs - computeMs) / readTokens);
-  }
-
   /** Tokens of the prompt: exact for token ids, else estimated; undefined for a prompt without text. */
   promptTokens(request: GenerationRequest): number | undefined {
     const ids = tokenIds(request);
@@ -68,21 +65,37 @@ export class PrefillCosts {
   }
 
   /** Takes a leg into the averages. Of an answer without usage only the duration counts. */
-  ended({ request, usage, durationMs, wasAlone }: EndedPrefill): void {
-    const { promptTokens, cachedTokens } = usageOf(usage);
+  ended(leg: EndedPrefill): void {
+    const { request, usage, durationMs, wasAlone, readTokens } = leg;
+    const { promptTokens } = usageOf(usage);
+    const cachedTokens = cachedTokensOf(leg) ?? 0;
     if (wasAlone) this.#msPerLeg = average(this.#msPerLeg, durationMs);
     if (promptTokens === undefined || promptTokens === 0) return;
     if (!Array.isArray(request.fields.prompt))
       this.#charactersPerToken = average(this.#charactersPerToken, bodyLength(request) / promptTokens);
     const computed = promptTokens - cachedTokens;
-    if (wasAlone && computed > 0) this.#fit.add(computed, durationMs);
+    if (!wasAlone || computed <= 0) return;
+    if (readTokens === undefined) {
+      this.#fit.add(computed, durationMs);
+      return;
+    }
+    // What is not computing is the READ.
+    const computeMs = this.legMs(computed);
+    const read = Math.min(readTokens, cachedTokens);
+    if (computeMs === undefined || read === 0) return;
+    this.#readMsPerToken = average(this.#readMsPerToken, Math.max(0, durationMs - computeMs) / read);
   }
+}
+
+/** Tokens of a leg's prompt that the instance did not compute; undefined where nothing says so. */
+export function cachedTokensOf({ usage, cachedTokens, readTokens }: EndedPrefill): number | undefined {
+  return cachedTokens ?? usageOf(usage).cachedTokens ?? readTokens;
 }
 
 /** The counts of an answer's `usage`, of the OpenAI or the Messages API. */
 export function usageOf(usage: unknown): {
   readonly promptTokens: number | undefined;
-  readonly cachedTokens: number;
+  readonly cachedTokens: number | undefined;
 } {
   const {
     prompt_tokens,
@@ -98,7 +111,7 @@ export function usageOf(usage: unknown): {
     typeof value === "number" && Number.isFinite(value) && value >= 0 ? value : undefined;
   return {
     promptTokens: count(prompt_tokens) ?? count(input_tokens),
-    cachedTokens: count(details.cached_tokens) ?? count(cache_read_input_tokens) ?? 0,
+    cachedTokens: count(details.cached_tokens) ?? count(cache_read_input_tokens),
   };
 }
 

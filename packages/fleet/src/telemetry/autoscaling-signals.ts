@@ -3,7 +3,7 @@ import type { Clock, Metrics } from "@kv/interface";
 import type { Instance } from "../instances/instance.js";
 import type { InstancePool } from "../instances/instance-pool.js";
 import type { Pairing } from "../pairing/pairing.js";
-import { type EndedPrefill, type PrefillCosts, usageOf } from "../routing/prefill-costs.js";
+import { cachedTokensOf, type EndedPrefill, type PrefillCosts, usageOf } from "../routing/prefill-costs.js";
 
 /** What an autoscaler needs to know, as JSON for `/status`. A value that is not known is null. */
 export interface SignalsStatus {
@@ -75,11 +75,13 @@ export class AutoscalingSignals {
     this.#options = options;
   }
 
-  /** A prefill leg has ended with a computed prompt, of which so many tokens were expected to be cached. Returns how many were. */
-  prefillEnded(leg: EndedPrefill, expectedCachedTokens = 0): number {
+  /** A prefill leg has ended with a computed prompt, of which so many tokens were expected to be cached. Returns how many were; undefined where that is not known. */
+  prefillEnded(leg: EndedPrefill, expectedCachedTokens = 0): number | undefined {
     const { costs, metrics } = this.#options;
     costs.ended(leg);
-    const { promptTokens = 0, cachedTokens } = usageOf(leg.usage);
+    const { promptTokens = 0 } = usageOf(leg.usage);
+    const known = cachedTokensOf(leg);
+    const cachedTokens = known ?? 0;
     // A leg that waited behind others took longer than its prompt kept the instance busy.
     const estimatedMs = costs.legMs(Math.max(0, promptTokens - cachedTokens)) ?? leg.durationMs;
     this.prefilled(promptTokens, cachedTokens, Math.min(leg.durationMs, estimatedMs));
@@ -87,7 +89,7 @@ export class AutoscalingSignals {
     if (cachedTokens > 0) metrics.count("kv_proxy_cached_prompt_tokens_total", cachedTokens);
     if (expectedCachedTokens > 0)
       metrics.count("kv_proxy_expected_cached_prompt_tokens_total", expectedCachedTokens);
-    return cachedTokens;
+    return known;
   }
 
   /** A prompt is computed. `workMs`: what it took of the instance's time. */

@@ -14,6 +14,7 @@ import { type Ambient, KvError, type Log, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { decodeBody, prefillBody, singleInstanceBody } from "../request/leg-bodies.js";
 import {
+  cachedTokensOf,
   endedVisit,
   type LegAnswer,
   type PrefillOutcome,
@@ -65,6 +66,15 @@ interface GenerationLeg extends DecodeLegOptions {
   readonly alone?: boolean | undefined;
 }
 
+export interface PrefillLegOptions {
+  /** This instance is visited, and no other. */
+  readonly only?: Visit | undefined;
+  /** Tokens of an ended turn that the leg is to read from a decode instance. */
+  readonly readTokens?: number | undefined;
+  /** The leg's time limit. Default: that of the settings. */
+  readonly limitMs?: number | undefined;
+}
+
 /** Runs single legs at the instances of both roles: retries, time limits, checks of the answer, records and spans. */
 export class Legs {
   readonly prefillers: InstancePool;
@@ -87,14 +97,13 @@ export class Legs {
   }
 
   /**
-   * Sends the prompt to a prefill instance. `kvRequest` (JSON text) makes it keep the KV. With `only`, that instance is visited and no other. `limitMs`: the leg's time limit.
+   * Sends the prompt to a prefill instance. `kvRequest` (JSON text) makes it keep the KV.
    * Errors: `KV_PROXY_UPSTREAM_FAILED`, `KV_PROXY_NO_INSTANCE`, the deadline's reason.
    */
   async prefill(
     part: Part,
     kvRequest: string,
-    only?: Visit,
-    limitMs = this.settings.timeouts.prefillMs,
+    { only, readTokens, limitMs = this.settings.timeouts.prefillMs }: PrefillLegOptions = {},
   ): Promise<PrefillOutcome> {
     const { clock, log } = this.ambient;
     const { limits } = this.settings;
@@ -139,7 +148,8 @@ export class Legs {
         visit.succeeded();
         if (outcome.kind === "kv") {
           const { usage } = outcome.fields;
-          const ended = { request: part.request, usage, durationMs: nowMs - startedAtMs, wasAlone };
+          const timed = { request: part.request, durationMs: nowMs - startedAtMs, wasAlone };
+          const ended = { ...timed, usage, cachedTokens: cachedTokensOf(outcome.fields), readTokens };
           record.cachedTokens = this.fleet.signals.prefillEnded(ended, expected);
           span?.set({ "kv.cached_tokens": record.cachedTokens });
         }

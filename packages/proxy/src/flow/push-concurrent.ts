@@ -2,8 +2,12 @@ import { failureStage, type Instance, type Role, type Visit } from "@kv/fleet";
 import type { Deadline } from "@kv/fleet/front-end";
 import { KvError, type Timer } from "@kv/interface";
 import { KV_REQUEST_PUSH } from "../request/leg-bodies.js";
-import { cachedTokensOf } from "../response/cached-tokens.js";
-import { type LegAnswer, type PrefillOutcome, withPromptAnswer } from "../response/leg-answer.js";
+import {
+  cachedTokensOf,
+  type LegAnswer,
+  type PrefillOutcome,
+  withPromptAnswer,
+} from "../response/leg-answer.js";
 import { MODEL_MISSING, requireAnyInstance } from "../upstream/upstream-errors.js";
 import { type Attempts, type Part, underUniqueId } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
@@ -115,7 +119,7 @@ class ConcurrentLegs {
     this.#prefillDeadline = part.deadline.fork();
     this.#decodeDeadline = part.deadline.fork();
     this.#prefilling = legs
-      .prefill({ ...part, deadline: this.#prefillDeadline }, KV_REQUEST_PUSH, visit)
+      .prefill({ ...part, deadline: this.#prefillDeadline }, KV_REQUEST_PUSH, { only: visit })
       .then(
         (outcome) => {
           if (outcome.kind === "kv") {

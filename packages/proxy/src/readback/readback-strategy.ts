@@ -7,7 +7,6 @@ import type { Legs } from "../flow/legs.js";
 import type { PrefillEngines, PullStrategy } from "../flow/pull-strategy.js";
 import { editMembers } from "../request/json-members.js";
 import { KV_REQUEST_PULL, withFields } from "../request/leg-bodies.js";
-import { cachedTokensOf } from "../response/cached-tokens.js";
 import type { LegAnswer, PrefillOutcome } from "../response/leg-answer.js";
 import type { Readback } from "./readback.js";
 import { type EndedTurn, readTurnAnswer } from "./turn-answer.js";
@@ -98,7 +97,8 @@ export class ReadbackStrategy implements DisaggregationStrategy {
       const attempts = { ...part.attempts, prefillRetries: 0 };
       try {
         const { timeoutMs } = readback.settings;
-        const outcome = await this.#legs.prefill({ ...part, deadline, attempts }, params, visit, timeoutMs);
+        const options = { only: visit, readTokens: object.tokens, limitMs: timeoutMs };
+        const outcome = await this.#legs.prefill({ ...part, deadline, attempts }, params, options);
         if (outcome.kind === "error") {
           // P has answered, so it reads no more: D was restarted, or it has freed the blocks.
           readback.release(part, object);
@@ -106,7 +106,7 @@ export class ReadbackStrategy implements DisaggregationStrategy {
           return this.#failed(part, visit.instance);
         }
         await readback.objects.ended(object);
-        this.#used(part, object, outcome);
+        this.#used(part, object);
         return outcome;
       } catch (error) {
         if (failureStage(error) === "connect" && !part.deadline.aborted) {
@@ -168,16 +168,11 @@ export class ReadbackStrategy implements DisaggregationStrategy {
     return undefined;
   }
 
-  #used(part: Part, object: KeptObject, outcome: PrefillOutcome): void {
-    const { fleet, ambient } = this.#legs;
-    const cached = outcome.kind === "kv" ? (cachedTokensOf(outcome.fields) ?? object.tokens) : object.tokens;
-    const tokens = Math.min(cached, object.tokens);
-    part.record.readback = "used";
-    part.record.readbackTokens = tokens;
-    const { prefillMs } = part.record;
-    const promptTokens = fleet.prefillCosts.promptTokens(part.request);
-    if (prefillMs !== undefined && promptTokens !== undefined)
-      fleet.prefillCosts.read(tokens, promptTokens - tokens, prefillMs);
+  #used({ record }: Part, object: KeptObject): void {
+    const { ambient } = this.#legs;
+    const tokens = Math.min(record.cachedTokens ?? object.tokens, object.tokens);
+    record.readback = "used";
+    record.readbackTokens = tokens;
     ambient.metrics.count("kv_proxy_readback_used_total");
     if (tokens > 0) ambient.metrics.count("kv_proxy_readback_tokens_total", tokens);
   }

@@ -26,15 +26,6 @@ export function withCachedTokens(usage: Usage, cached: number | undefined): Usag
   return changed;
 }
 
-/** How many tokens of the prompt P had cached by its answer, from where D takes it in pull, or from P's usage; undefined where P does not say so. */
-export function cachedTokensOf(prefillAnswer: Readonly<Fields>): number | undefined {
-  const { kv_transfer_params: params, usage } = prefillAnswer;
-  if (isObject(params) && typeof params.remote_prefill_cached_tokens === "number")
-    return params.remote_prefill_cached_tokens;
-  const details = isObject(usage) ? usage.prompt_tokens_details : undefined;
-  return isObject(details) && typeof details.cached_tokens === "number" ? details.cached_tokens : undefined;
-}
-
 function isObject(value: unknown): value is Fields {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }

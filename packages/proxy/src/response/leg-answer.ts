@@ -381,3 +381,12 @@ export async function streamResponse(
     record.answerLengthBytes = lengthBytes;
   }
 }
+
+/** How many tokens of the prompt P had cached by its answer, from where D takes it in pull, or from P's usage; undefined where P does not say so. */
+export function cachedTokensOf(prefillAnswer: Fields): number | undefined {
+  const { kv_transfer_params: params, usage } = prefillAnswer;
+  if (isObject(params) && typeof params.remote_prefill_cached_tokens === "number")
+    return params.remote_prefill_cached_tokens;
+  const details = isObject(usage) ? usage.prompt_tokens_details : undefined;
+  return isObject(details) && typeof details.cached_tokens === "number" ? details.cached_tokens : undefined;
+}

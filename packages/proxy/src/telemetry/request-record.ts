@@ -27,7 +27,7 @@ export class RequestRecord {
   streamed: boolean | undefined = undefined;
   /** Tokens of the prompt that the prefill instance was expected to have cached; undefined where the routing does not know. */
   expectedCachedTokens: number | undefined = undefined;
-  /** Tokens of the prompt that it had cached, by its answer. */
+  /** Tokens of the prompt that it did not compute, by its answer; where that does not say so, those of an ended turn that it read. */
   cachedTokens: number | undefined = undefined;
   /** Bytes of the answer's body that left for the client. */
   answerLengthBytes: number | undefined = undefined;

@@ -1,4 +1,4 @@
-import { systemClock } from "@kv/interface";
+import { silentLog, systemClock } from "@kv/interface";
 import { expect, test, vi } from "vitest";
 import { post, runProxy, upstream } from "../support/set-up.js";
 import { ask, expected } from "./client.js";
@@ -62,6 +62,23 @@ test.each([{ stream: true, stream_options: { include_usage: true } }, {}])(
     await proxy.close();
     expect(turns.pinnedBlocks).toBe(0);
     expect(turns.counts.released).toBe(1);
+  },
+);
+
+test.each([true, false])(
+  "the log says how many tokens of the prompt P had, where it says so (%s) and where it does not",
+  async (tellsCached) => {
+    const lines: Fields[] = [];
+    const info = (event: string, fields: Fields = {}) => {
+      if (event === "request-done") lines.push(fields);
+    };
+    const { turns, url } = await servers({}, 1, { log: { ...silentLog, info } });
+    turns.tellsCached = tellsCached;
+    await converse(url, 2);
+    await vi.waitFor(() => expect(lines).toHaveLength(2));
+    const { read } = turns.counts;
+    expect(lines.map(({ cachedTokens }) => cachedTokens)).toEqual([tellsCached ? 0 : undefined, read]);
+    expect(lines[1]).toMatchObject({ readback: "used", readbackTokens: read });
   },
 );
 

@@ -32,6 +32,8 @@ export class TurnServers {
   readonly failures: ("500" | "hang" | "break")[] = [];
   cacheBlocks = 100_000;
   hasMetrics = true;
+  /** P says how many tokens of the prompt it had. */
+  tellsCached = true;
   /** What other kinds of engines say in the parameters of their answers. */
   prefillSays: Fields = {};
   decodeSays: (blocks: readonly number[]) => Fields = () => ({});
@@ -70,9 +72,13 @@ export class TurnServers {
       usage: {
         prompt_tokens: ids.length,
         completion_tokens: 1,
-        prompt_tokens_details: { cached_tokens: cached },
+        ...(this.tellsCached ? { prompt_tokens_details: { cached_tokens: cached } } : {}),
       },
-      kv_transfer_params: { ...own, remote_prefill_cached_tokens: cached, ...this.prefillSays },
+      kv_transfer_params: {
+        ...own,
+        ...(this.tellsCached ? { remote_prefill_cached_tokens: cached } : {}),
+        ...this.prefillSays,
+      },
     });
   };
 

@@ -120,7 +120,7 @@ test("a worker counts the load that other workers put on an instance", { timeout
   await Promise.all(asked);
 });
 
-test("what one worker keeps of a turn, another one gives to P; at the end D holds nothing (issue 48)", {
+test("what one worker keeps of a turn, another one gives to P, also when a worker has ended; at the end D holds nothing (issue 48)", {
   timeout: MINUTE,
 }, async () => {
   const turns = new TurnServers();
@@ -144,6 +144,12 @@ test("what one worker keeps of a turn, another one gives to P; at the end D hold
   const { json: text } = await ask(group.adminUrl, undefined, "/metrics");
   expect(text).toMatch(new RegExp(`^kv_proxy_readback_used_total ${reads}$`, "m"));
   expect(text).toMatch(new RegExp(`^kv_proxy_readback_objects\\{.*\\} ${objects}$`, "m"));
+  // A worker that ends takes no kept turn with it.
+  const [killed = 0] = workersOf(group.child.pid);
+  process.kill(killed, "SIGKILL");
+  await eventually(() => workersOf(group.child.pid).includes(killed)).toBe(false);
+  await ask(group.url, { prompt, model: "m" });
+  expect(turns.counts.reads).toBe(reads + 1);
   group.child.kill("SIGTERM");
   expect(await group.exited).toBe(0);
   expect([turns.pinnedBlocks, turns.wrong]).toEqual([0, []]);
