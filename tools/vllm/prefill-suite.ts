@@ -181,18 +181,20 @@ export function prefillSuite(server: () => VllmServer): void {
         ask: () => decode(url, tokens, OUTPUT_TOKENS, { ...params, ...change }, { id, salt: id }),
       };
     };
+    expect((await call("sleep")).status).toBe(200);
+    expect((await call("wake_up")).status).toBe(200);
+    const { remote_engine_id, remote_registration_generation: before } = first;
+    // By the old number D takes P's cache for the one that it knows.
+    const stale = await ask({ remote_registration_generation: before });
+    const next = { remote_engine_id, remote_registration_generation: Number(before) + 1 };
+    expect(stale.params).toMatchObject(next);
+    await expect(stale.ask()).rejects.toThrow(/answered 500/);
+    expect(await served(ours)).toEqual(reference.hf_greedy16);
     const lost = await ask();
     expect((await call("sleep")).status).toBe(200);
     expect(ours.held()).toBe(0);
     await expect(lost.ask()).rejects.toThrow(/answered 500/);
     expect((await call("wake_up")).status).toBe(200);
-    const { remote_registration_generation: before } = first;
-    const stale = await ask({ remote_registration_generation: before });
-    expect(stale.params).toMatchObject({
-      remote_engine_id: first.remote_engine_id,
-      remote_registration_generation: Number(before) + 1,
-    });
-    await expect(stale.ask()).rejects.toThrow(/answered 500/);
     expect(await served(ours)).toEqual(reference.hf_greedy16);
     expect(await served(ours)).toEqual(reference.hf_greedy16);
   });
