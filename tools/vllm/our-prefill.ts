@@ -63,6 +63,8 @@ export async function openOurPrefill(options: OurPrefillOptions): Promise<OurPre
     tp,
     blockSize,
     numBlocks: NUM_BLOCKS,
+    // For the routes of sleep mode.
+    debug: true,
     // Plain [K|V] in each head. vLLM's decode worker repacks blocks that come from another attention backend.
     attentionBackend: "PLAIN",
     compat: {

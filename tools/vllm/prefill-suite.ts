@@ -165,6 +165,40 @@ export function prefillSuite(server: () => VllmServer): void {
     }
   });
 
+  test("our P sleeps and wakes: D reads by the new registration generation, and by no other", async () => {
+    const { kind, url } = server();
+    // Earlier versions and push have no generation.
+    if (kind.mode === "push" || kind.version !== "0.33") return;
+    const { ours, params: first, made } = await prefillThenDecode({});
+    expect(made).toEqual(reference.hf_greedy16);
+    const call = (route: string) => fetch(`${ours.url}/${route}`, { method: "POST" });
+    const ask = async (change: object = {}) => {
+      const id = freshId();
+      const tokens = prompt(PROMPT_TOKENS);
+      const params = await prefill(ours.url, tokens, { id });
+      return {
+        params,
+        ask: () => decode(url, tokens, OUTPUT_TOKENS, { ...params, ...change }, { id, salt: id }),
+      };
+    };
+    expect((await call("sleep")).status).toBe(200);
+    expect((await call("wake_up")).status).toBe(200);
+    const { remote_engine_id, remote_registration_generation: before } = first;
+    // By the old number D takes P's cache for the one that it knows.
+    const stale = await ask({ remote_registration_generation: before });
+    const next = { remote_engine_id, remote_registration_generation: Number(before) + 1 };
+    expect(stale.params).toMatchObject(next);
+    await expect(stale.ask()).rejects.toThrow(/answered 500/);
+    expect(await served(ours)).toEqual(reference.hf_greedy16);
+    const lost = await ask();
+    expect((await call("sleep")).status).toBe(200);
+    expect(ours.held()).toBe(0);
+    await expect(lost.ask()).rejects.toThrow(/answered 500/);
+    expect((await call("wake_up")).status).toBe(200);
+    expect(await served(ours)).toEqual(reference.hf_greedy16);
+    expect(await served(ours)).toEqual(reference.hf_greedy16);
+  });
+
   /** The tokens that the decode worker generates from our KV. Then our blocks are free, except those of an attempt whose handshake timed out. */
   async function served(ours: OurPrefill): Promise<readonly number[]> {
     return retryAfterTimeout(async () => {

@@ -57,6 +57,7 @@ async function createScheduler(
     loadFailurePolicy: config.loadFailurePolicy,
     requestQueued: (request) => of(request).requestQueued?.(request),
     cacheHitSource: (request) => of(request).cacheHitSource?.(request) ?? "external_unspecified",
+    firstToken: (request) => of(request).firstToken?.(request),
     tokensToPrefill: (request) => of(request).tokensToPrefill?.(request) ?? request.numPromptTokens,
     matchedTokens: (request, ...computed) => of(request).matchedTokens(request, ...computed),
     afterAllocation: (request, blockIds, ...tokens) =>

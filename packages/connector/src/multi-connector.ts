@@ -110,6 +110,7 @@ function multiScheduler(
     },
     cacheHitSource: (request) =>
       loaders.get(request.requestId)?.cacheHitSource?.(request) ?? "external_unspecified",
+    firstToken: (request) => loaders.get(request.requestId)?.firstToken?.(request),
     afterAllocation(request, blockIds, externalTokens, computedTokens) {
       const loader = loaders.get(request.requestId);
       for (const part of parts)

@@ -48,6 +48,12 @@ export interface ConnectorRequest {
    * Absent: only a vLLM P can read that KV back.
    */
   readonly outputTokenIds?: ArrayLike<number> | undefined;
+  /**
+   * All that decides how the first output token is sampled (temperature, seed and so on), in the engine's own form, 1 to 256 characters; equal at P and D for the
+   * same request. `SchedulerConnector.firstToken` compares the two. Absent where P's token cannot stand for D's: D is asked for its log probability, or for
+   * several outputs. @default D samples the first token
+   */
+  readonly samplingKey?: string | undefined;
   /** W3C `traceparent` of the engine's span of the request: the parent of the connector's spans. Absent: parameters of an `@kv` peer may have one. */
   readonly traceparent?: string | undefined;
 }
@@ -196,6 +202,12 @@ export interface SchedulerConnector {
    * Where the tokens of the request's last `matchedTokens` come from (vLLM: `get_external_cache_hit_sources`). Absent: "external_unspecified".
    */
   cacheHitSource?(request: ConnectorRequest): CacheHitSource;
+  /**
+   * Returns the first output token, which P has sampled with this engine's `samplingKey` (`seed_first_token`; vllm#51919, in no release). Ask when the KV of the whole
+   * prompt has arrived: the engine then emits this token in place of computing the last one of the prompt. Undefined: the engine samples it. Throws nothing;
+   * `matchedTokens` has refused malformed parameters.
+   */
+  firstToken?(request: ConnectorRequest): number | undefined;
   /**
    * Passes the blocks of an admitted request, those of a local prefix hit first (vLLM: `update_state_after_alloc`). `externalTokens` is the
    * `tokens` of `matchedTokens`; 0 when all tokens are computed locally. `computedTokens` as in the last call of `matchedTokens`.

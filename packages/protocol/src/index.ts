@@ -119,6 +119,7 @@ export {
   type RemotePrefillParams,
   type RequestParams,
   readbackParams,
+  readFirstToken,
   readTransferId,
   type TransferMode,
 } from "./transfer-params/transfer-params.js";

@@ -68,6 +68,7 @@ function setUp(
         failedReceiving: [],
         failedBlockIds: [],
       }),
+    firstToken: (request: ConnectorRequest) => scheduler.firstToken(request),
     takeStep: () => pullStepMetadata(scheduler.buildStepMetadata()),
     outstanding: () => scheduler.outstanding(),
     hasPendingWork: () => scheduler.hasPendingWork(),
@@ -77,7 +78,7 @@ function setUp(
     numPromptTokens,
     kvTransferParams: params,
   });
-  return { clock, decode, request, warned };
+  return { clock, decode, scheduler, request, warned };
 }
 const blocks = (count: number) => [Array.from({ length: count }, (_, i) => i + 1)];
 const rest = (decode: ReturnType<typeof setUp>["decode"]) => [
@@ -85,6 +86,76 @@ const rest = (decode: ReturnType<typeof setUp>["decode"]) => [
   decode.outstanding()["heartbeats"],
   decode.hasPendingWork(),
 ];
+
+describe("seed_first_token (vllm#51919)", () => {
+  const extra = { seed_first_token: true };
+  const seeded = { ...PARAMS, first_token_ids: [42] };
+  const ofKv = { ...seeded, kv_peer: { incarnation: "p", generation: 1, sampling: "greedy" } };
+  const asked = (params: KvTransferParams, more: Partial<ConnectorRequest> = {}, on: object = extra) => {
+    const { decode, request } = setUp(simConfig(16), { ...on });
+    return decode.firstToken({ ...request("d", params), samplingKey: "greedy", ...more });
+  };
+
+  it("D takes the token of a vLLM P, and of one of @kv that has sampled as D would, and no other", () => {
+    expect([asked(seeded), asked(ofKv)]).toEqual([42, 42]);
+    const others = [
+      asked(PARAMS),
+      asked({ ...seeded, first_token_ids: null }),
+      // Log probabilities are asked for, or P has sampled otherwise, or does not say how.
+      asked(ofKv, { samplingKey: undefined }),
+      asked(ofKv, { samplingKey: "[1,1,0,7]" }),
+      asked({ ...ofKv, kv_peer: { incarnation: "p", generation: 1 } }),
+      // P has sampled after another prompt.
+      asked({ ...ofKv, remote_num_tokens: 99 }),
+      asked({ ...ofKv, remote_num_tokens: null }),
+      // A P that reads the last turn back, and one without the setting.
+      asked({ ...ofKv, do_remote_prefill: false, do_remote_decode: true }),
+      asked(ofKv, {}, {}),
+    ];
+    expect(others).toEqual(others.map(() => undefined));
+  });
+
+  it("refuses malformed first_token_ids by name, and only with the setting", () => {
+    const malformed = { ...PARAMS, first_token_ids: [1, 2] };
+    const on = setUp(simConfig(16), extra);
+    expect(() => on.decode.matched(on.request("d", malformed), 0)).toThrow(
+      /first_token_ids is a list of 2, not a list of one token id/,
+    );
+    const off = setUp();
+    expect(off.decode.matched(off.request("d", malformed), 0)).toEqual({ tokens: 100, async: true });
+  });
+
+  it.each([
+    [
+      "its one token, and how it was sampled",
+      { extra, cache: simConfig(16), outputTokenIds: [42], found: [42] },
+    ],
+    ["none without the setting", { extra: {}, cache: simConfig(16), outputTokenIds: [42] }],
+    ["none of several tokens", { extra, cache: simConfig(16), outputTokenIds: [42, 43] }],
+    [
+      "none where the engine does not say how it samples",
+      { extra, cache: simConfig(16), outputTokenIds: [42], samplingKey: undefined },
+    ],
+    [
+      "none after a shortened prompt: it is a token of the prompt",
+      { extra, cache: { ...simConfig(16), prefillBackoffTokens: 3 }, outputTokenIds: [42] },
+    ],
+  ])("P passes on %s", async (_what, given) => {
+    const { scheduler, request } = setUp(given.cache, given.extra);
+    await scheduler.setHandshakeMetadata([]);
+    const asked = request("p", { do_remote_decode: true });
+    const numPromptTokens = scheduler.tokensToPrefill(asked);
+    const produced = { ...asked, numPromptTokens };
+    scheduler.afterAllocation(produced, blocks(7), 0);
+    const { samplingKey } = { samplingKey: "greedy", ...given };
+    const ended = { ...produced, outputTokenIds: given.outputTokenIds, samplingKey };
+    const { kvTransferParams } = scheduler.requestFinished(ended, blocks(7), "length");
+    expect(kvTransferParams?.["remote_num_tokens"]).toBe(numPromptTokens);
+    expect(kvTransferParams?.["first_token_ids"]).toEqual("found" in given ? given.found : undefined);
+    expect(JSON.stringify(kvTransferParams).includes('"sampling":"greedy"')).toBe("found" in given);
+    await scheduler.close();
+  });
+});
 
 describe("a cache whose last prompt tokens only the decode engine may compute (vllm#37310, vllm#53514)", () => {
   const states: KvCacheConfig = {

@@ -53,10 +53,18 @@ describe("a second turn", () => {
     { p: 4, d: 2, blocks: [32, 16] },
     { p: 1, d: 4, blocks: [16, 16], kind: "mla", numKvHeads: 1 },
     { p: 4, d: 1, blocks: [16, 32], kind: "mla", numKvHeads: 1 },
-  ] as const)("P reads back what D has, and D frees its blocks: %j", async ({ p, d, blocks, ...cache }) => {
+    // Decode context parallelism: the ranks of a group share the sequence.
+    { p: 1, d: 2, blocks: [16, 16], dcp: [1, 2], kind: "mla", numKvHeads: 1 },
+    { p: 2, d: 1, blocks: [16, 16], dcp: [2, 1], kind: "mla", numKvHeads: 1 },
+    { p: 2, d: 2, blocks: [16, 16], dcp: [2, 2], kind: "mla", numKvHeads: 1 },
+    { p: 4, d: 2, blocks: [16, 16], dcp: [1, 2], kind: "mla", numKvHeads: 1 },
+    { p: 2, d: 4, blocks: [16, 16], dcp: [2, 4], kind: "mla", numKvHeads: 1 },
+    { p: 4, d: 4, blocks: [16, 16], dcp: [2, 2], kind: "mla", numKvHeads: 1 },
+  ] as const)("P reads back what D has, and D frees its blocks: %j", async ({ p, d, blocks, ...given }) => {
+    const { dcp, ...cache } = { dcp: [1, 1], ...given };
     const scene = await firstTurn({
-      prefill: { tpSize: p, blockSize: blocks[0], ...cache },
-      decode: { tpSize: d, blockSize: blocks[1], ...cache },
+      prefill: { tpSize: p, dcpSize: dcp[0], blockSize: blocks[0], ...cache },
+      decode: { tpSize: d, dcpSize: dcp[1], blockSize: blocks[1], ...cache },
     });
     expect(scene.params).toMatchObject({ remote_num_tokens: 60 });
     expect(keptBy(scene.d)).toBe(1);
@@ -75,6 +83,18 @@ describe("a second turn", () => {
     expect(third).toMatchObject({ do_remote_decode: true, remote_num_tokens: 108 });
     expect(await scene.play.outcome(scene.next({ numTokens: 130, params: third }))).toBe("ok");
     await scene.play.end();
+  });
+
+  it("D's groups of ranks are smaller than its engine, and P's are finer: P is refused, and D's blocks are free after decoder_kv_blocks_ttl", async () => {
+    const mla = { kind: "mla", numKvHeads: 1, tpSize: 4 } as const;
+    const { play, d, next } = await firstTurn({
+      prefill: { ...mla, dcpSize: 4 },
+      decode: { ...mla, dcpSize: 2 },
+    });
+    expect(await play.outcome(next())).toBe("KV_PLAN_UNSUPPORTED");
+    await play.clock.advance(481_000);
+    expect(keptBy(d)).toBe(0);
+    await play.end();
   });
 
   it.each([61, 62, 64, 65, 80, 81])("a prompt of %i tokens, at the borders of blocks", async (numTokens) => {

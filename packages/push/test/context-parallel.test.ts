@@ -19,6 +19,17 @@ it("both legs at once: D plans for P's share of the sequence before P has answer
   await play.end();
 });
 
+it("both legs at once without P's dcp_size: D refuses by name, and neither side holds anything", async () => {
+  const play = createScenario({ connector: pushConnector });
+  const p = await play.engine("p", SHARED);
+  const d = await play.engine("d", SHARED);
+  const received = d.decode({ ...prompt(1, 150), params: coordinatesOf(p, "r1") });
+  await play.clock.settle(p.prefill(prompt(1, 150)));
+  expect(await play.outcome(received)).toBe("KV_PLAN_INCOMPATIBLE");
+  await play.clock.advance(61_000);
+  await play.end();
+});
+
 it.each(["p", "d"] as const)(
   "vllm#56186: a plain vLLM peer of %s with DCP is refused, as vLLM 0.33 does",
   async (own) => {

@@ -1,13 +1,13 @@
 import { memoryMetrics } from "@kv/connector";
 import { KvError } from "@kv/interface";
-import { describe, expect, it } from "vitest";
+import { describe, expect, it, vi } from "vitest";
 import { arithmeticModel } from "../../test/support/arithmetic-model.js";
 import { heapTransport } from "../../test/support/heap-memory.js";
 import { type ScriptedConnector, scriptedConnector } from "../../test/support/scripted-connector.js";
 import { BlockPool } from "./cache/block-pool.js";
 import { KvPool } from "./cache/kv-pool.js";
 import { Engine, type EngineOptions } from "./engine.js";
-import type { EngineRequest, EngineResult } from "./request.js";
+import type { EngineRequest, EngineResult, EngineToken } from "./request.js";
 
 const blockSize = 4;
 
@@ -119,6 +119,34 @@ describe("metrics of the sources of a prompt's KV, under vLLM's names", () => {
     ).toEqual(["10", "8", "6"]);
     await engine.close();
   });
+});
+
+describe("P's first token", () => {
+  it.each([1, 6])(
+    "vllm#51919: with %i tokens of output the model runs once less, and the tokens are those of one engine",
+    async (maxTokens) => {
+      const alone = setUp();
+      const promptTokens = prompt(10);
+      const expected = ids(await alone.engine.submit({ requestId: "a", promptTokens, maxTokens }).done);
+      const connector = scriptedConnector();
+      const firstToken = () => expected[0];
+      const set = setUp({ connector: { ...connector, scheduler: { ...connector.scheduler, firstToken } } });
+      const told: number[] = [];
+      const kvTransferParams = { remote_tokens: 10 };
+      const onToken = ({ token }: EngineToken) => void told.push(token);
+      const request = { requestId: "b", promptTokens, maxTokens, kvTransferParams, onToken };
+      const { done } = set.engine.submit(request);
+      await expect.poll(() => connector.allocated.has("b")).toBe(true);
+      await deliver(set, connector, request);
+      const passes = vi.spyOn(set.model, "forward");
+      connector.received("b");
+      expect(ids(await done)).toEqual(expected);
+      expect(told).toEqual(expected);
+      expect(passes).toHaveBeenCalledTimes(maxTokens - 1);
+      await set.engine.close();
+      await alone.engine.close();
+    },
+  );
 });
 
 describe("a connector with pending work", () => {

@@ -15,7 +15,13 @@ import type { KvPool } from "./cache/kv-pool.js";
 import type { EngineModel } from "./engine-model.js";
 import type { EngineHooks } from "./hooks.js";
 import { ModelRunner } from "./model-runner.js";
-import { checkRequest, type EngineHandle, type EngineRequest, RequestRecord } from "./request.js";
+import {
+  checkRequest,
+  type EngineHandle,
+  type EngineRequest,
+  type EngineToken,
+  RequestRecord,
+} from "./request.js";
 import { type Chunk, Scheduler } from "./scheduler.js";
 import { SleepMode } from "./sleep-mode.js";
 import { Wakeup } from "./wakeup.js";
@@ -91,6 +97,8 @@ export class Engine {
       clock,
       log,
       metrics,
+      vocabSize: model.config.vocabSize,
+      emit: (record, token) => this.#emit(record, token),
     });
     this.#runner = new ModelRunner({ model, pool, clock, workers: this.#workers, reportLayers });
     this.#aggregator = createWorkerOutputAggregator({ workers: this.#workers.length });
@@ -262,23 +270,27 @@ export class Engine {
       span?.end();
       if (numComputedTokens < promptLength)
         this.#scheduler.cachePrompt(record, Math.min(record.numComputedTokens, promptLength));
-      if (token === undefined || record.ending !== undefined) return;
-      if (record.output.length === 1 && record.receivedMs !== undefined) {
-        const sinceMs = this.#ambient.clock.now() - record.receivedMs;
-        this.#options.hooks?.afterFirstToken?.({ requestId: request.requestId, sinceMs });
-      }
-      request.onToken?.(token);
-      const reason = record.stopReason(this.#options.model.config.eosTokenIds);
-      if (reason !== undefined) record.end(reason);
-      else if (record.output.length === 1 && record.span !== undefined) {
-        const parent = record.span.traceparent;
-        record.generateSpan = this.#ambient.tracer?.start("kv_engine.generate", { parent });
-      }
+      if (token !== undefined && record.ending === undefined) this.#emit(record, token);
     } catch (error) {
       span?.end(error);
       const message = `request ${request.requestId} failed in the model`;
       record.end("error", KvError.from(error, "KV_ENGINE_FAILED", message));
     }
+  }
+
+  /** Hands out the last token of a request's output, and ends the request where nothing follows. */
+  #emit(record: RequestRecord, token: EngineToken): void {
+    const { request, output, receivedMs } = record;
+    const { clock, tracer } = this.#ambient;
+    if (output.length === 1 && receivedMs !== undefined) {
+      const sinceMs = clock.now() - receivedMs;
+      this.#options.hooks?.afterFirstToken?.({ requestId: request.requestId, sinceMs });
+    }
+    request.onToken?.(token);
+    const reason = record.stopReason(this.#options.model.config.eosTokenIds);
+    if (reason !== undefined) record.end(reason);
+    else if (output.length === 1 && record.span !== undefined)
+      record.generateSpan = tracer?.start("kv_engine.generate", { parent: record.span.traceparent });
   }
 
   /** Waits until blocks that a peer may read are staged. A request whose blocks could not be staged ends with an error. */

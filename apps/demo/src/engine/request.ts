@@ -8,7 +8,7 @@ import {
 } from "@kv/interface";
 import { type BlockHash, blockHashes } from "./cache/block-pool.js";
 import type { EngineModelConfig } from "./engine-model.js";
-import { createSampler, type Sampler, type SamplingOptions } from "./sampling.js";
+import { createSampler, type Sampler, type SamplingOptions, samplingKey } from "./sampling.js";
 
 /** A request to the engine. */
 export interface EngineRequest {
@@ -22,7 +22,7 @@ export interface EngineRequest {
   readonly stopTokenIds?: readonly number[] | undefined;
   /** Default: greedy. */
   readonly sampling?: SamplingOptions | undefined;
-  /** Alternatives to report with each token, 0 to 20. */
+  /** Alternatives to report with each token's log probability, 0 to 20; undefined where none are reported. */
   readonly topLogprobs?: number | undefined;
   readonly kvTransferParams?: KvTransferParams | undefined;
   /** W3C `traceparent` of the client's request. */
@@ -141,6 +141,7 @@ export class RequestRecord {
       promptTokenIds: promptTokens,
       kvTransferParams,
       traceparent,
+      samplingKey: request.topLogprobs === undefined ? samplingKey(sampling) : undefined,
     };
     this.hashes = options.prefixCaching ? blockHashes(promptTokens, options.blockSize) : [];
     this.sampler = createSampler(sampling, options.uniform);

@@ -19,9 +19,16 @@ export interface Sampler {
   /** Number of candidates that it needs. */
   readonly candidates: number;
   choose(candidates: Candidates): number;
+  /** Takes note of a token that a sampler with the same options has chosen elsewhere: the next ones are as if it had been chosen here. */
+  skip(): void;
 }
 
-const greedy: Sampler = { candidates: 1, choose: ({ topTokens }) => topTokens[0] ?? 0 };
+const greedy: Sampler = { candidates: 1, choose: ({ topTokens }) => topTokens[0] ?? 0, skip: () => {} };
+
+/** The options as `ConnectorRequest.samplingKey`: two samplers with the same key choose a first token alike. */
+export function samplingKey({ temperature, topP = 1, topK = 0, seed }: SamplingOptions): string {
+  return temperature === 0 ? "greedy" : JSON.stringify([temperature, topP, topK, seed ?? null]);
+}
 
 export function createSampler(options: SamplingOptions, next: () => number): Sampler {
   const { temperature, topP = 1, topK = 0, seed } = options;
@@ -44,6 +51,7 @@ export function createSampler(options: SamplingOptions, next: () => number): Sam
       }
       return topTokens[kept - 1] ?? 0;
     },
+    skip: () => void random(),
   };
 }
 

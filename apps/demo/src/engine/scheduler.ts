@@ -12,7 +12,13 @@ import {
 } from "@kv/interface";
 import { type BlockPool, blockHashes } from "./cache/block-pool.js";
 import type { EngineHooks } from "./hooks.js";
-import { blocksFor, type RequestRecord, type RequestState, tokensToHold } from "./request.js";
+import {
+  blocksFor,
+  type EngineToken,
+  type RequestRecord,
+  type RequestState,
+  tokensToHold,
+} from "./request.js";
 
 export interface SchedulerOptions {
   readonly blocks: BlockPool;
@@ -24,6 +30,9 @@ export interface SchedulerOptions {
   readonly clock: Clock;
   readonly log: Log;
   readonly metrics: Metrics;
+  readonly vocabSize: number;
+  /** Hands out a token that a peer has sampled. */
+  emit(record: RequestRecord, token: EngineToken): void;
 }
 
 /** A part of a batch: the next tokens of a request whose KV is computed. */
@@ -318,6 +327,28 @@ export class Scheduler {
     record.numComputedTokens = Math.min(covered, request.promptTokens.length - 1);
     record.receivedMs = this.#options.clock.now();
     record.state = "running";
+    if (covered === request.promptTokens.length) this.#takeFirstToken(record);
+  }
+
+  /** Emits the token that P has sampled, where it is this request's first one: the last token of the prompt is then not computed again. */
+  #takeFirstToken(record: RequestRecord): void {
+    const { connector, emit, vocabSize } = this.#options;
+    const { connectorRequest, request } = record;
+    const token = connector?.firstToken?.(connectorRequest);
+    if (token === undefined || record.ending !== undefined) return;
+    if (token >= vocabSize) {
+      throw new KvError(
+        "KV_REQUEST_INVALID",
+        `kv_transfer_params: first_token_ids has token ${token}, which is not one of 0 to ${vocabSize - 1}`,
+        { hint: "serve the same model on both sides", details: { key: "first_token_ids" } },
+      );
+    }
+    record.sampler.skip();
+    record.numComputedTokens = request.promptTokens.length;
+    const sampled = { token, logprob: Number.NaN, top: [] };
+    record.output.push(sampled);
+    record.span?.set({ "kv.first_token": "prefill" });
+    emit(record, sampled);
   }
 
   /** Follows the connector's policy when KV did not arrive: the request fails or computes its prompt itself. */

@@ -54,7 +54,7 @@ export interface GenerationOptions {
   readonly uuid: () => string;
   readonly promptTokens: readonly number[];
   readonly maxTokens: number;
-  readonly topLogprobs: number;
+  readonly topLogprobs: number | undefined;
   readonly onToken: (token: EngineToken) => void;
   readonly isStopped: () => boolean;
 }

@@ -176,7 +176,7 @@ export class InstanceServer {
         prefix: "cmpl",
         promptTokens: typeof prompt === "string" ? Array.from(tokenizer.encode(prompt)) : prompt,
         maxTokens: body.max_tokens ?? COMPLETION_TOKENS,
-        topLogprobs: body.logprobs ?? 0,
+        topLogprobs: body.logprobs ?? undefined,
       },
       body,
       format: new CompletionFormat(body, tokenizer),
@@ -195,7 +195,7 @@ export class InstanceServer {
         promptTokens,
         maxTokens:
           body.max_completion_tokens ?? body.max_tokens ?? Math.min(CHAT_TOKENS, room, maxOutputTokens),
-        topLogprobs: body.top_logprobs ?? 0,
+        topLogprobs: body.logprobs === true ? (body.top_logprobs ?? 0) : undefined,
       },
       body,
       format: new ChatFormat(body, tokenizer),

@@ -1,6 +1,6 @@
 import { silentLog } from "@kv/interface";
 import { type MemoryNetwork, memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
-import { planInstances } from "../../src/cluster/cluster-plan.js";
+import { type ClusterOptions, planInstances } from "../../src/cluster/cluster-plan.js";
 import { type Instance, startInstance } from "../../src/instance/instance.js";
 import { readInstanceConfig } from "../../src/instance/instance-config.js";
 import { PAIR } from "./matrix.js";
@@ -13,7 +13,10 @@ export interface MemoryPair {
 }
 
 /** Starts one prefill and one decode instance without a proxy, on a memory network in which the test injects faults. */
-export async function memoryPair(decodeConfig: Record<string, unknown> = {}): Promise<MemoryPair> {
+export async function memoryPair(
+  decodeConfig: Record<string, unknown> = {},
+  options: Partial<ClusterOptions> = {},
+): Promise<MemoryPair> {
   const network = memoryNetwork();
   const launch = (name: string, config: object) =>
     startInstance(readInstanceConfig(config), {
@@ -21,7 +24,7 @@ export async function memoryPair(decodeConfig: Record<string, unknown> = {}): Pr
       transport: memoryTransport({ network, host: name }),
       sideChannel: memorySideChannel({ network, host: name }),
     });
-  const { prefills, decodes } = planInstances(PAIR);
+  const { prefills, decodes } = planInstances({ ...PAIR, ...options });
   const [p, d] = [prefills[0], decodes[0]];
   if (p === undefined || d === undefined) throw new Error("no instances are planned");
   const prefill = await launch(p.name, p.config);

@@ -32,6 +32,7 @@ describe("connectorSettings", () => {
       announcedBlockSize: undefined,
       cachesUnverifiedKv: false,
       isLayerwise: false,
+      seedsFirstToken: false,
     });
   });
 

@@ -52,6 +52,8 @@ export interface ConnectorSettings {
   readonly cachesUnverifiedKv: boolean;
   /** `push_layerwise` (false): P writes a layer as soon as it is computed, while later layers are being computed. */
   readonly isLayerwise: boolean;
+  /** `seed_first_token` (false): P passes the token that it has sampled on in its parameters, and D emits it (vllm#51919, in no release). */
+  readonly seedsFirstToken: boolean;
 }
 
 /** Reads the settings. Errors: `KV_CONFIG_INVALID` naming the key and the value. */
@@ -110,6 +112,7 @@ export function connectorSettings({ extra, env }: KvTransferConfig): ConnectorSe
     ),
     cachesUnverifiedKv: flag("cache_unverified_kv", extra.cache_unverified_kv ?? false),
     isLayerwise: flag("push_layerwise", extra.push_layerwise ?? false),
+    seedsFirstToken: flag("seed_first_token", extra.seed_first_token ?? false),
   };
 }
 

@@ -112,6 +112,9 @@ export const extraConfigSchema = z.looseObject({
     "Let the engine's prefix cache share KV of a vLLM prefill worker, which cannot compare prompts: whoever reaches both workers can put wrong KV there; false by default.",
   ),
   push_layerwise: flag("Push: write each layer as soon as it is computed; false by default."),
+  seed_first_token: flag(
+    "A prefill worker passes the token that it has sampled on (first_token_ids), and a decode worker emits it instead of computing it again; false by default. No release of vLLM has it.",
+  ),
   handshake_key_file: z
     .string()
     .min(1)

@@ -17,7 +17,7 @@ import {
   type WorkerHandshakeMetadata,
   type WorkerOutput,
 } from "@kv/interface";
-import { namesReadback, readTransferId, type TransferMode } from "@kv/protocol";
+import { namesReadback, readFirstToken, readTransferId, type TransferMode } from "@kv/protocol";
 import { connectorSettings, encryptedSideChannel } from "../config/connector-settings.js";
 import { EngineListener, type ListenerAddress } from "../handshake/engine-listener.js";
 import { type TransferGroups, transferGroups } from "../transfer-groups.js";
@@ -62,6 +62,8 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
   readonly #log: Log;
   /** `bidirectional_kv_xfer`. */
   readonly #readsBack: boolean;
+  /** `seed_first_token`. */
+  readonly #seedsFirstToken: boolean;
   readonly #incarnation: string;
   readonly #listener: EngineListener;
   readonly #prefill: PrefillScheduler;
@@ -98,6 +100,7 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
     this.#clock = clock;
     this.#log = log;
     this.#readsBack = settings.readsBack;
+    this.#seedsFirstToken = settings.seedsFirstToken;
     this.#incarnation = random.uuid();
     this.#listener = new EngineListener({
       sideChannel: encryptedSideChannel(sideChannel, settings, { clock, log }),
@@ -133,6 +136,8 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
       decoderBlocksTtlMs: settings.decoderBlocksTtlMs,
       incarnation: this.#incarnation,
       isLayerwise: settings.isLayerwise && connector.transferMode === "push",
+      // What P samples after a shortened prompt is a token of the prompt.
+      seedsFirstToken: settings.seedsFirstToken && this.#shortened === undefined,
       address,
     });
   }
@@ -163,12 +168,32 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
     return "p2p";
   }
 
+  firstToken(request: ConnectorRequest): number | undefined {
+    const { requestId, kvTransferParams, numPromptTokens, samplingKey } = request;
+    const given = this.#seeds(request) ? readFirstToken(kvTransferParams) : undefined;
+    if (given === undefined || kvTransferParams === undefined) return undefined;
+    const numTokens = kvTransferParams["remote_num_tokens"];
+    const isOfPrompt = numTokens === numPromptTokens && this.#shortened === undefined;
+    // A vLLM P does not say how it has sampled.
+    const isAlike = kvTransferParams["kv_peer"] == null || given.samplingKey === samplingKey;
+    if (samplingKey !== undefined && isOfPrompt && isAlike) return given.token;
+    const reason =
+      samplingKey === undefined
+        ? "this request needs more than the token, such as its log probability"
+        : isOfPrompt
+          ? `P sampled it with ${given.samplingKey}, and this request asks for ${samplingKey}`
+          : `P computed ${String(numTokens)} tokens of a prompt of ${numPromptTokens}`;
+    this.#log.info("first-token-not-used", { requestId, reason });
+    return undefined;
+  }
+
   matchedTokens(request: ConnectorRequest, numComputedTokens: number): MatchedTokens {
     if (asks(request, "do_remote_decode")) {
       this.#shortened?.require(request);
       readTransferId(request.kvTransferParams);
     }
     if (!this.#fetches(request)) return { tokens: 0, async: false };
+    if (this.#seeds(request)) readFirstToken(request.kvTransferParams);
     try {
       return this.#decode.matched(request, numComputedTokens);
     } catch (error) {
@@ -267,6 +292,11 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
   /** As `close`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
+  }
+
+  /** Whether D may emit P's first token. */
+  #seeds(request: ConnectorRequest): boolean {
+    return this.#seedsFirstToken && asks(request, "do_remote_prefill");
   }
 
   /** Whether a peer may supply KV of the request: D's prompt, or what P reads back. */

@@ -65,6 +65,8 @@ export interface PrefillSchedulerOptions {
    * report the request, however it ends. @default false
    */
   readonly isLayerwise?: boolean | undefined;
+  /** P's one output token is in its parameters, where the engine says how it was sampled. @default false */
+  readonly seedsFirstToken?: boolean | undefined;
   /** Identifies this process, so that a D can tell a restarted P with the same engine id. */
   readonly incarnation: string;
   /** Where D's shake hands. Errors: `KV_INTERNAL` before the side channel is open. */
@@ -288,6 +290,7 @@ export class PrefillScheduler {
     const { engineId, tpSize, dcpSize, ppSize, transferMode, incarnation } = this.#options;
     const { host, port, registrationGeneration } = this.#options.address();
     const isPull = transferMode === "pull";
+    const firstToken = isDecode ? undefined : this.#firstToken(request);
     return encodeRemotePrefillParams({
       remoteBlockIds: promptBlockIds,
       remoteEngineId: engineId,
@@ -302,14 +305,21 @@ export class PrefillScheduler {
       remoteRegistrationGeneration: isPull ? registrationGeneration : undefined,
       transferMode,
       isDecoded: isDecode,
+      firstToken,
       // The next turn has a transfer id and a trace of its own.
       ...(isDecode ? {} : transferMember(request)),
       lease: {
         ...{ incarnation, generation, capability },
         traceparent: isDecode ? undefined : request.traceparent,
+        samplingKey: firstToken === undefined ? undefined : request.samplingKey,
         ...(isPull ? {} : { registrationGeneration }),
       },
     });
+  }
+
+  #firstToken({ outputTokenIds, samplingKey }: ConnectorRequest): number | undefined {
+    const isKnown = this.#options.seedsFirstToken === true && samplingKey !== undefined;
+    return isKnown && outputTokenIds?.length === 1 ? outputTokenIds[0] : undefined;
   }
 }
 

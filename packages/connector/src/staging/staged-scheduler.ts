@@ -109,6 +109,7 @@ export function stagedScheduler(
     setHandshakeMetadata: (workers) => inner.setHandshakeMetadata(workers),
     requestQueued: (request) => inner.requestQueued?.(request),
     cacheHitSource: (request) => inner.cacheHitSource?.(request) ?? "external_unspecified",
+    firstToken: (request) => inner.firstToken?.(request),
     tokensToPrefill: (request) => inner.tokensToPrefill?.(request) ?? request.numPromptTokens,
     matchedTokens(request, numComputedTokens, computedTokens) {
       const { requestId, numPromptTokens } = request;

@@ -19,6 +19,7 @@ export const instanceSpecSchema = z.union([
         port: z.number().int().min(1).max(65_535).optional(),
         tpSize: z.number().int().min(1).max(65_536).optional(),
         ppSize: z.number().int().min(1).max(65_536).optional(),
+        dcpSize: z.number().int().min(1).max(65_536).optional(),
       })
       .optional(),
     label: z.string().min(1).max(256).optional(),

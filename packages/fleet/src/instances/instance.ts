@@ -31,6 +31,8 @@ export interface InstanceKv {
   readonly tpSize?: number | undefined;
   /** Pipeline-parallel size of the engine. @default 1 */
   readonly ppSize?: number | undefined;
+  /** Decode-context-parallel size of the engine. @default 1 */
+  readonly dcpSize?: number | undefined;
 }
 
 /** A description of an instance, from a configuration or a discovery. */

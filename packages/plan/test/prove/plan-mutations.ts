@@ -167,6 +167,8 @@ export const MUTATIONS: Readonly<Record<string, Mutation>> = {
     const plan = sound.plans[rank];
     const [one, two, ...others] = plan?.sources ?? [];
     if (plan === undefined || one === undefined || two === undefined) return undefined;
+    // With DCP, a request behind a prefix hit may read neither. The order means nothing to another request.
+    if (sound.requests[rank]?.reads.every(({ sourceIndex }) => sourceIndex > 1) !== false) return undefined;
     return withPlan(sound, rank, { sources: [two, one, ...others] });
   },
   "a source's heads come from another rank": (sound, pick) => {

@@ -40,7 +40,10 @@ test("proves every plan for state, MLA, windows, packed rows, stages, DCP and me
   expect(counts.proven).toBeGreaterThan(counts.refused / 3);
 });
 
-test("a pair of such engines that has a plan has one for the way back, which is proven, or P cannot put D's blocks in its order", {
+/** What P cannot do though D can: put blocks in its order, as its conversions need not be those of D, and have larger DCP groups than D where D's are smaller than its engine. */
+const ONE_WAY = /^(blocks must be put in another order, and neither form can|a DCP group that is larger)/;
+
+test("a pair of such engines that has a plan has one for the way back, which is proven, or P's order of blocks or D's DCP group is refused", {
   timeout: PROPERTY_TIMEOUT_MS,
 }, () => {
   const [there, back] = [
@@ -49,21 +52,20 @@ test("a pair of such engines that has a plan has one for the way back, which is 
   ];
   fc.assert(
     fc.property(kindScene, (scene) => {
-      // These do not read: an engine of pipeline stages or of several DCP ranks, and rows of several layers from blocks of one layer.
-      const { stages, dcpSize, packed } = scene.prefill;
-      if (stages !== undefined || dcpSize !== undefined || packed === true) return;
+      // These do not read: an engine of pipeline stages, and rows of several layers from blocks of one layer.
+      const { stages, packed } = scene.prefill;
+      if (stages !== undefined || packed === true) return;
       const before = there.proven;
       prove(scene, there);
       if (there.proven === before) return;
       const { prefill: reader, decode: remote, numTokens } = scene;
-      const blocks = Math.ceil(numTokens / (reader.kernelTokens * reader.perLogical));
+      const { kernelTokens, perLogical, dcpSize = 1 } = reader;
+      const blocks = Math.ceil(numTokens / (kernelTokens * perLogical * dcpSize));
       const computedBlocks = Math.min(scene.computedBlocks, blocks - 1);
       const turn = { ...scene, prefill: remote, decode: reader, computedBlocks, form: undefined };
       const { refused } = back;
       prove(turn, back);
-      // The conversions of D need not be those of P.
-      if (back.refused > refused)
-        expect(() => buildKinds(turn)).toThrow(/^blocks must be put in another order, and neither form can/);
+      if (back.refused > refused) expect(() => buildKinds(turn)).toThrow(ONE_WAY);
     }),
     { numRuns: isLongRun ? 500 : 100 },
   );

@@ -57,7 +57,7 @@ test("proves every accepted pair, with its request and with sample requests", {
   expect(counts.proven).toBeGreaterThan(counts.refused / 3);
 });
 
-/** What P cannot do though D can: put blocks in its order, as its conversions need not be those of D, and read a larger DCP group than its engine. */
+/** What P cannot do though D can: put blocks in its order, as its conversions need not be those of D, and have larger DCP groups than D where D's are smaller than its engine. */
 const ONE_WAY = /^(blocks must be put in another order, and neither form can|a DCP group that is larger)/;
 
 /** The scene of the next turn: P reads what D has, with as much in its own prefix cache as D had. */

@@ -10,6 +10,8 @@ const WHAT = "kv_transfer_params";
 const MAX_GROUPS = 1024;
 const MAX_MODE_LENGTH = 64;
 const MAX_BLOCKS_PER_GROUP = 4_000_000;
+const MAX_TOKEN_ID = 2 ** 31 - 1;
+const MAX_SAMPLING_KEY_LENGTH = 256;
 const SIZE = { min: 1, max: 65_536 };
 const PASS_ON_HINT = "pass the kv_transfer_params of the prefill answer on unchanged";
 
@@ -34,6 +36,8 @@ export interface RemoteLease {
    * trace.
    */
   readonly traceparent?: string | undefined;
+  /** How P sampled `first_token_ids`; see `ConnectorRequest.samplingKey`. Absent without them. */
+  readonly samplingKey?: string | undefined;
 }
 
 /** `kv_transfer_params` of a request to D, from P's response (vLLM 0.33: `request_finished` in pull_scheduler.py and push_scheduler.py). */
@@ -176,6 +180,21 @@ export function readTransferId(params: KvTransferParams | null | undefined): str
   );
 }
 
+/**
+ * The first output token, where P has sampled it (`first_token_ids` of vllm#51919, in no release), and how a P of `@kv` sampled it. Undefined when absent. Errors:
+ * `KV_REQUEST_INVALID` for anything else than a list of one token id.
+ */
+export function readFirstToken(
+  params: KvTransferParams | null | undefined,
+): { readonly token: number; readonly samplingKey: string | undefined } | undefined {
+  const given = params?.["first_token_ids"];
+  if (given === undefined || given === null) return undefined;
+  const [token] = Array.isArray(given) && given.length === 1 ? (given as unknown[]) : [];
+  if (typeof token !== "number" || !Number.isSafeInteger(token) || token < 0 || token > MAX_TOKEN_ID)
+    throw invalid("first_token_ids", `a list of one token id from 0 to ${MAX_TOKEN_ID}`, given);
+  return { token, samplingKey: readLease(params?.["kv_peer"])?.samplingKey };
+}
+
 function transferId(fields: MapFields): string | undefined {
   return fields.raw("transfer_id") == null ? undefined : requestId(fields, "transfer_id");
 }
@@ -244,11 +263,13 @@ function readLease(value: unknown): RemoteLease | undefined {
   const traceparent = readTraceparent(value["traceparent"]);
   if (typeof incarnation !== "string" || incarnation === "" || incarnation.length > 255) return undefined;
   if (typeof generation !== "number" || !Number.isSafeInteger(generation)) return undefined;
-  const registered = value["registration_generation"];
+  const { registration_generation: registered, sampling } = value;
+  const hasSampling = typeof sampling === "string" && sampling.length <= MAX_SAMPLING_KEY_LENGTH;
   const lease = {
     ...{ incarnation, generation },
     ...(Number.isSafeInteger(registered) ? { registrationGeneration: Number(registered) } : {}),
     ...(traceparent === undefined ? {} : { traceparent }),
+    ...(hasSampling ? { samplingKey: sampling } : {}),
   };
   if (capability === undefined || capability === null) return lease;
   return isCapability(capability) ? { ...lease, capability } : undefined;
@@ -268,6 +289,8 @@ export interface RemotePrefillAnswer
   readonly remoteRegistrationGeneration?: number | undefined;
   /** Undefined leaves the `@kv` extension out. */
   readonly lease?: RemoteLease | undefined;
+  /** As `readFirstToken`; undefined leaves the key out. */
+  readonly firstToken?: number | undefined;
   /** A decode engine answers, for a prefill engine that reads its KV back. @default false */
   readonly isDecoded?: boolean | undefined;
 }
@@ -293,6 +316,7 @@ export function encodeRemotePrefillParams(answer: RemotePrefillAnswer): KvTransf
       : { remote_registration_generation: remoteRegistrationGeneration }),
     transfer_mode: answer.transferMode,
     ...(answer.transferId === undefined ? {} : { transfer_id: answer.transferId }),
+    ...(answer.firstToken === undefined ? {} : { first_token_ids: [answer.firstToken] }),
     ...(lease === undefined ? {} : { kv_peer: leaseMap(lease) }),
   };
 }
@@ -303,6 +327,7 @@ function leaseMap({
   capability,
   registrationGeneration,
   traceparent,
+  samplingKey,
 }: RemoteLease): Readonly<Record<string, unknown>> {
   return {
     incarnation,
@@ -310,6 +335,7 @@ function leaseMap({
     ...(capability === undefined ? {} : { capability }),
     ...(registrationGeneration === undefined ? {} : { registration_generation: registrationGeneration }),
     ...(traceparent === undefined ? {} : { traceparent }),
+    ...(samplingKey === undefined ? {} : { sampling: samplingKey }),
   };
 }
 

@@ -10,7 +10,7 @@ import {
 } from "@kv/fleet";
 import type { Deadline, Fleet, ForwardedHeaders, RequestBody, UpstreamAnswer } from "@kv/fleet/front-end";
 import { forwardedHeaders, legHeaders } from "@kv/fleet/front-end";
-import { type Ambient, KvError, type Log, type Span } from "@kv/interface";
+import { type Ambient, KvError, type KvTransferParams, type Log, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { decodeBody, prefillBody, singleInstanceBody } from "../request/leg-bodies.js";
 import {
@@ -152,6 +152,8 @@ export class Legs {
           const ended = { ...timed, usage, cachedTokens: cachedTokensOf(outcome.fields), readTokens };
           record.cachedTokens = this.fleet.signals.prefillEnded(ended, expected);
           span?.set({ "kv.cached_tokens": record.cachedTokens });
+          const params = outcome.fields.kv_transfer_params as KvTransferParams | null | undefined;
+          if (params?.["first_token_ids"] != null) span?.set({ "kv.first_token": "prefill" });
         }
         part.onPrefilled?.(instance);
         span?.set({ "http.response.status_code": answer.status });

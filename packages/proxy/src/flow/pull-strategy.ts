@@ -188,6 +188,8 @@ export interface EngineCoordinates {
   readonly tpSize: number;
   /** Its pipeline-parallel size: D waits for the notifications of so many stages. */
   readonly ppSize: number;
+  /** Its decode-context-parallel size: D plans for the share of the prompt that each rank has. */
+  readonly dcpSize: number;
   /** Whether it is an engine of this project. */
   readonly isKv: boolean;
 }
@@ -222,6 +224,7 @@ export class PrefillEngines {
       port: kv.port ?? DEFAULT_PORT,
       tpSize: kv.tpSize ?? 1,
       ppSize: kv.ppSize ?? 1,
+      dcpSize: kv.dcpSize ?? 1,
       isKv: false,
     };
   }
@@ -257,6 +260,7 @@ function coordinatesIn(params: Readonly<Record<string, unknown>>): EngineCoordin
   const { remote_engine_id: engineId, remote_host: host, remote_port: port } = params;
   if (typeof engineId !== "string" || typeof host !== "string" || typeof port !== "number") return undefined;
   const size = (value: unknown) => (typeof value === "number" ? value : 1);
-  const [tpSize, ppSize] = [size(params.tp_size), size(params.pp_size)];
-  return { engineId, host, port, tpSize, ppSize, isKv: params.kv_peer != null };
+  const { tp_size: tpSize, pp_size: ppSize, dcp_size: dcpSize, kv_peer: peer } = params;
+  const sizes = { tpSize: size(tpSize), ppSize: size(ppSize), dcpSize: size(dcpSize) };
+  return { engineId, host, port, ...sizes, isKv: peer != null };
 }

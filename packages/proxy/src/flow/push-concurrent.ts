@@ -253,7 +253,7 @@ class ConcurrentLegs {
 
 /** JSON text of the `kv_transfer_params` for a decode leg that is sent together with the prefill leg (vLLM 0.33, push). It has no blocks yet. */
 function registrationParams(
-  { engineId, host, port, tpSize, ppSize }: EngineCoordinates,
+  { engineId, host, port, tpSize, ppSize, dcpSize }: EngineCoordinates,
   requestId: string,
 ): string {
   return JSON.stringify({
@@ -265,6 +265,7 @@ function registrationParams(
     remote_port: port,
     tp_size: tpSize,
     pp_size: ppSize > 1 ? ppSize : undefined,
+    dcp_size: dcpSize > 1 ? dcpSize : undefined,
     transfer_mode: "push",
   });
 }

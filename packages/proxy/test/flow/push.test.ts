@@ -25,6 +25,7 @@ const prefillOf =
       remote_host: "10.0.0.1",
       remote_port: 5601,
       tp_size: 2,
+      dcp_size: 2,
       transfer_mode: "push",
     };
     sendJson(response, { id: "x", choices: [{ text: "a" }], kv_transfer_params });
@@ -44,7 +45,9 @@ test("sends both legs at once, with the configured coordinates, before the prefi
   const d = await upstream(decodeOk);
   const { url, proxy } = await runProxy({
     mode: "push",
-    prefillers: [{ url: p.url, kv: { engineId: "engine-p", host: "kv-host", port: 5700, tpSize: 4 } }],
+    prefillers: [
+      { url: p.url, kv: { ...{ engineId: "engine-p", host: "kv-host", port: 5700 }, tpSize: 4, dcpSize: 4 } },
+    ],
     decoders: [d.url],
   });
   const asked = ask(url);
@@ -55,6 +58,7 @@ test("sends both legs at once, with the configured coordinates, before the prefi
     remote_host: "kv-host",
     remote_port: 5700,
     tp_size: 4,
+    dcp_size: 4,
     transfer_mode: "push",
   });
   expect(decode.json.kv_transfer_params).not.toHaveProperty("remote_block_ids");
@@ -97,6 +101,8 @@ test("coordinates are learned from the first answer, and again after a restart o
     remote_host: "10.0.0.1",
     remote_port: 5601,
     tp_size: 2,
+    // D plans for P's share of the prompt before P has answered.
+    dcp_size: 2,
   });
   expect(paramsOf(d, 1)).not.toHaveProperty("remote_block_ids");
   engineId = "second";
