@@ -12,7 +12,7 @@ const CHILD = fileURLToPath(new URL("../children/few-descriptors.ts", import.met
 
 for (const { backend, missing } of BOTH_BACKENDS) {
   test.skipIf(missing)(
-    `N5, N6: with 0 to 32 descriptors left ${backend} ends no process, and a lack of them is told as that`,
+    `N5, N6: with 0 to 32 descriptors left ${backend} ends no process, and the error names their lack`,
     { timeout: 300_000 },
     async () => {
       const { code, signal, stdout, stderr } = await runChild("few-descriptors.ts", [
