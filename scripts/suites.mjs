@@ -96,7 +96,16 @@ export const BY_INPUTS = [
     suites: ["packages/nixl/test"],
     inputs: [...inputsOf("nixl"), /^native\//],
   },
-  { name: "the demo", suites: ["apps/demo/test"], inputs: [...inputsOf("demo"), /^(native|apps\/demo)\//] },
+  {
+    name: "the demo",
+    suites: ["apps/demo/test"],
+    inputs: [
+      ...inputsOf("demo"),
+      ...inputsOf("peer"),
+      /^(native|apps\/demo|scripts|tools\/docs)\//,
+      /^docs\/(metrics|operate\/verify)\.md$/,
+    ],
+  },
   {
     name: "kv-peer",
     suites: ["packages/peer/test"],
