@@ -18,7 +18,7 @@ for (const { backend, missing } of BOTH_BACKENDS) {
       const { code, signal, stdout, stderr } = await runChild("few-descriptors.ts", [
         "matrix",
         backend,
-        isLongRun ? "1" : "8",
+        isLongRun ? "1" : "16",
       ]);
       expect({ code, signal }, stderr.slice(-2000)).toEqual({ code: 0, signal: null });
       const { first, create, two, add, connect } = JSON.parse(stdout) as Record<string, string[]> & {
