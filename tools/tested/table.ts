@@ -21,7 +21,7 @@ export function recordOf(id: string): TestedRecord | undefined {
 }
 
 /** The table "tested where", in Markdown, for a page. */
-export function testedTable(page: string): string {
+function testedTable(page: string): string {
   const rows = SUBJECTS.map(({ id, title, without, page: other }) => {
     const folder = page.startsWith("docs/") ? "" : "docs/";
     if (other !== undefined) return `| ${title} | [${other[0]}](${folder}${other[1]}) | |`;
@@ -32,16 +32,28 @@ export function testedTable(page: string): string {
   return ["| what | run | on |", "| --- | --- | --- |", ...rows].join("\n");
 }
 
-/** The pages that have the table, between two comments. */
-export const PAGES = ["README.md", "docs/tested-where.md"] as const;
-const BLOCK = /(<!-- tested where: made by tools\/tested -->\n)[\s\S]*?(\n<!-- end -->)/;
+/** The table of the live runs against vLLM, in Markdown. `npm run test:vllm -- --record` writes their records. */
+function liveTable(): string {
+  const text = readFileSync(`${root}docs/tested/vllm.json`, "utf8");
+  const parts = JSON.parse(text) as Record<string, { date: string; passed: number; leftOut: number }>;
+  const rows = Object.entries(parts).map(
+    ([part, { date, passed, leftOut }]) => `| \`${part}\` | ${date} | ${passed} | ${leftOut} |`,
+  );
+  const head = ["| part | last whole run | tests that passed | left out |", "| --- | --- | --- | --- |"];
+  return [...head, ...rows.sort()].join("\n");
+}
+
+/** The pages that have a table, between two comments. */
+export const PAGES = ["README.md", "docs/tested-where.md", "docs/vllm-versions.md"] as const;
+const BLOCK = /(<!-- tested where: made by tools\/tested -->\n)[\s\S]*?(\n?<!-- end -->)/;
 
 /** The text of a page, and what it must be by the records. */
 export function pageText(page: string): { found: string; wanted: string } {
   const found = readFileSync(root + page, "utf8");
+  const table = page === "docs/vllm-versions.md" ? liveTable() : testedTable(page);
   return {
     found,
-    wanted: found.replace(BLOCK, (_, begin: string, end: string) => begin + testedTable(page) + end),
+    wanted: found.replace(BLOCK, (_, begin: string, end: string) => `${begin}${table}\n${end.trimStart()}`),
   };
 }
 
