@@ -22,6 +22,7 @@ if (process.argv[2] === "owner") {
   process.disconnect();
 } else {
   const owner = fork(fileURLToPath(import.meta.url), ["owner"]);
+  const exited = once(owner, "exit");
   const [peer] = await once(owner, "message");
   const name = await agent.addRemote(Buffer.from(peer.metadata, "base64"));
   // One row describes all blocks: address, length, device, stride, count. A transfer names blocks by their index.
@@ -39,8 +40,8 @@ if (process.argv[2] === "owner") {
     timeoutMs: 5000,
   });
   const { lengthBytes } = await done;
+  await exited;
   console.log("read", lengthBytes, "bytes; the last byte is", memory.bytes[3 * BLOCK - 1]); // read 196608 bytes; the last byte is 7
-  await once(owner, "exit");
 }
 await transport.close();
 memory.close();

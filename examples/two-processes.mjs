@@ -29,9 +29,10 @@ if (isP) {
   process.disconnect();
 } else {
   const p = fork(import.meta.filename, ["p"]);
+  const exited = once(p, "exit");
   const [{ kvTransferParams, sha256 }] = await once(p, "message");
   await engine.receive({ ...prompt, kvTransferParams }, [30, 1, 17]);
+  await exited;
   console.log("D's KV is", digest(engine.blocks([30, 1, 17])) === sha256 ? "equal to P's" : "NOT P's");
-  await once(p, "exit");
 }
 await engine.close();
