@@ -41,7 +41,9 @@ export async function installInto(specifiers: readonly string[], options: Instal
     await run("npm", ["install", "--no-audit", "--no-fund", ...specifiers], { cwd: folder });
   } else {
     // It is a workspace of its own, whatever is above it. pnpm adds to this file, and refuses one in JSON's form.
-    const workspace = { packages: ["."], overrides, engineStrict: true };
+    // A script of a dependency that is not named here fails the install: packages/epp/README.md names this one.
+    const allowBuilds = { protobufjs: false };
+    const workspace = { packages: ["."], overrides, engineStrict: true, allowBuilds };
     await writeFile(join(folder, "pnpm-workspace.yaml"), stringify(workspace));
     await pnpm(["add", "--workspace-root", ...specifiers], folder);
   }
