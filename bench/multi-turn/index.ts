@@ -116,19 +116,27 @@ function heldRows(on: Held, off: Held): readonly Row[] {
   ];
 }
 
-async function processes(): Promise<readonly Row[]> {
-  const name = "two P, two D";
-  const { traffic, every, on, off, equal } = await throughProcesses();
-  process.stderr.write(`  ${JSON.stringify({ replaced: on.replaced, failed: on.failed, ...on.reasons })}\n`);
-  const rows = named(name, [
+type Turns = Pick<Held, "turns" | "read" | "computed">;
+
+/** Of engines that really compute; `equal` turns have the tokens of one engine. */
+function realRows(on: Turns, off: Turns, equal: number): readonly Row[] {
+  const all = on.turns.length;
+  return [
     ttftRow(on.turns, off.turns),
     newOnlyRow(on.read, false),
     computedRow(on.computed, off.computed),
     {
-      ...{ what: "turns with the tokens of one engine", ours: `${equal} of ${on.turns.length}` },
-      ...{ theirs: "-", ratio: equal / on.turns.length, wanted: "all", met: equal === on.turns.length },
+      ...{ what: "turns with the tokens of one engine", ours: `${equal} of ${all}` },
+      ...{ theirs: "-", ratio: equal / all, wanted: "all", met: equal === all },
     },
-  ]);
+  ];
+}
+
+async function processes(): Promise<readonly Row[]> {
+  const name = "two P, two D";
+  const { traffic, every, on, off, equal } = await throughProcesses();
+  process.stderr.write(`  ${JSON.stringify({ replaced: on.replaced, failed: on.failed, ...on.reasons })}\n`);
+  const rows = named(name, realRows(on, off, equal));
   await writeSection("processes", {
     intro: `Written by \`npm run bench -- multi-turn --only processes\`. ${trafficText(traffic)} \`kv-proxy\`, two P without a prefix cache and two D, over NIXL on one machine, with the demo's tiny model on the CPU.
 Each is a process; one of the four in turn is killed after every ${every} requests and started again (${on.replaced} with readback, ${off.replaced} without). Clients ask again where a stream broke that had begun (${on.failed} and ${off.failed}). P computed new
@@ -141,15 +149,7 @@ tokens only in turns whose D was not replaced; the others count in the tokens th
 async function live(): Promise<readonly Row[]> {
   const name = "one P, one D";
   const { traffic, on, off, equal } = await liveTurns();
-  const rows = named(name, [
-    ttftRow(on.turns, off.turns),
-    newOnlyRow(on.read, false),
-    computedRow(on.computed, off.computed),
-    {
-      ...{ what: "turns with the tokens of one engine", ours: `${equal} of ${on.turns.length}` },
-      ...{ theirs: "-", ratio: equal / on.turns.length, wanted: "all", met: equal === on.turns.length },
-    },
-  ]);
+  const rows = named(name, realRows(on, off, equal));
   await writeSection("live", {
     intro: `Written by \`npm run bench -- multi-turn --only live\`. ${trafficText(traffic)} P (without a prefix cache) and D are vLLM 0.33 with its tiny model on the CPU, with room for 8,192 tokens, and none is replaced. Without readback,
 the setting is left out at vLLM too. The tokens that P computed are those of its metrics. Clients asked again ${on.failed} times with readback, and ${off.failed} times without.`,
