@@ -98,6 +98,9 @@ try {
 await agent.close();
 const variables = Object.keys(process.env).filter((name) => process.env[name] !== environment[name]);
 await transport.close();
+// The last thread ends after the call that ends it.
+for (let tries = 0; tries < 100 && threads().kv_nixl !== undefined; tries += 1)
+  await new Promise((done) => setTimeout(done, 20));
 const report = {
   ...{ before, after, inheritedBefore, inheritedAfter, hangups, trapped, variables },
   ...{ threadsBefore, threadsAfter, threadsOfTwo, threadsClosed: threads() },

@@ -1,5 +1,5 @@
 // Two copies of the package, each with its own addon and interface, as when two dependencies of an application need different versions.
-import { copyFile, mkdir, mkdtemp, rm } from "node:fs/promises";
+import { copyFile, mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
@@ -14,6 +14,8 @@ async function copy(name: string): Promise<Copy> {
   const [dist, addon] = [join(folder, name, "packages/nixl/dist"), join(folder, name, "native/build")];
   await mkdir(addon, { recursive: true });
   await copyFile(join(root, "native/build/kv_nixl.node"), join(addon, "kv_nixl.node"));
+  // By this file the package knows a checkout, whose addon it takes.
+  await writeFile(join(folder, name, "native/build.mjs"), "");
   await build({
     ...{ entryPoints: [join(root, "packages/nixl/src/index.ts")], outdir: dist, bundle: true },
     ...{ format: "esm", platform: "node", target: "node20", logLevel: "error" },

@@ -164,7 +164,7 @@ describe.skipIf(missing)(`device memory checked by the CUDA driver (${missing ??
     const memory = allocate(0);
     await stuck.register(memory);
     await stuck.addRemote(await agent.localMetadata());
-    process.env.FAKE_NIXL_STALL_CALLS = "500";
+    process.env.FAKE_NIXL_STALL_CALLS = "3000";
     const told = stuck.notify(agent.name, Uint8Array.of(1)).catch(() => {});
     const closing = stuck.close({ timeoutMs: 0 });
     await new Promise((resolve) => setImmediate(resolve));
@@ -172,6 +172,6 @@ describe.skipIf(missing)(`device memory checked by the CUDA driver (${missing ??
     await Promise.all([closing, told]);
     expect(() => memory.close()).toThrow(expect.objectContaining({ code: "KV_MEMORY_IN_USE" }));
     delete process.env.FAKE_NIXL_STALL_CALLS;
-    await vi.waitFor(() => memory.close(), { timeout: 5000 });
+    await vi.waitFor(() => memory.close(), { timeout: 15_000 });
   });
 });
