@@ -27,7 +27,7 @@ type Render = (...args: unknown[]) => string;
  * Long paths and names in code, in a sentence or a table, may break between their words; an indented block looks as a fenced one. The site's
  * configuration has this text.
  */
-function codeOf({ renderer: { rules } }: Markdown): void {
+function configureMarkdown({ renderer: { rules } }: Markdown): void {
   const render = rules.code_inline;
   rules.code_inline = (...args) =>
     render(...args).replace(/(?<=>)[^<]{19,}/, (text) => text.replace(/(?<=\w[/_.:-])(?=\w)/g, "<wbr>"));
@@ -79,7 +79,7 @@ export async function buildSite(out: string): Promise<readonly string[]> {
   const slugify = `const slugify = ${slugOf.toString()};`;
   write(
     ".vitepress/config.mjs",
-    `${slugify}\n${codeOf.toString()}\nexport default { ...${JSON.stringify(config)}, markdown: { anchor: { slugify }, config: codeOf } };\n`,
+    `${slugify}\n${configureMarkdown.toString()}\nexport default { ...${JSON.stringify(config)}, markdown: { anchor: { slugify }, config: configureMarkdown } };\n`,
   );
   cpSync(join(root, "tools/site/theme"), join(work, ".vitepress/theme"), { recursive: true });
   mkdirSync(join(work, "public"), { recursive: true });

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import { parseGenerationRequest } from "../request/generation-request.js";
-import { cachedTokensOf, PrefillCosts } from "./prefill-costs.js";
+import { PrefillCosts, uncomputedTokens } from "./prefill-costs.js";
 
 const request = parseGenerationRequest("/v1/completions", Buffer.from('{"prompt":[1,2]}'));
 const leg = (tokens: number, durationMs: number, more = {}) => ({
@@ -27,5 +27,5 @@ test.each([
   ["what it was given to read, where it says nothing", { readTokens: 9 }, 9],
   ["nothing, where nothing is known", {}, undefined],
 ])("the tokens that a leg did not compute are %s", (_, more, expected) => {
-  expect(cachedTokensOf(leg(10, 1, more))).toBe(expected);
+  expect(uncomputedTokens(leg(10, 1, more))).toBe(expected);
 });

@@ -68,7 +68,7 @@ export class PrefillCosts {
   ended(leg: EndedPrefill): void {
     const { request, usage, durationMs, wasAlone, readTokens } = leg;
     const { promptTokens } = usageOf(usage);
-    const cachedTokens = cachedTokensOf(leg) ?? 0;
+    const cachedTokens = uncomputedTokens(leg) ?? 0;
     if (wasAlone) this.#msPerLeg = average(this.#msPerLeg, durationMs);
     if (promptTokens === undefined || promptTokens === 0) return;
     if (!Array.isArray(request.fields.prompt))
@@ -88,7 +88,7 @@ export class PrefillCosts {
 }
 
 /** Tokens of a leg's prompt that the instance did not compute; undefined where nothing says so. */
-export function cachedTokensOf({ usage, cachedTokens, readTokens }: EndedPrefill): number | undefined {
+export function uncomputedTokens({ usage, cachedTokens, readTokens }: EndedPrefill): number | undefined {
   return cachedTokens ?? usageOf(usage).cachedTokens ?? readTokens;
 }
 

@@ -3,7 +3,7 @@ import type { Clock, Metrics } from "@kv/interface";
 import type { Instance } from "../instances/instance.js";
 import type { InstancePool } from "../instances/instance-pool.js";
 import type { Pairing } from "../pairing/pairing.js";
-import { cachedTokensOf, type EndedPrefill, type PrefillCosts, usageOf } from "../routing/prefill-costs.js";
+import { type EndedPrefill, type PrefillCosts, uncomputedTokens, usageOf } from "../routing/prefill-costs.js";
 
 /** What an autoscaler needs to know, as JSON for `/status`. A value that is not known is null. */
 export interface SignalsStatus {
@@ -80,7 +80,7 @@ export class AutoscalingSignals {
     const { costs, metrics } = this.#options;
     costs.ended(leg);
     const { promptTokens = 0 } = usageOf(leg.usage);
-    const known = cachedTokensOf(leg);
+    const known = uncomputedTokens(leg);
     const cachedTokens = known ?? 0;
     // A leg that waited behind others took longer than its prompt kept the instance busy.
     const estimatedMs = costs.legMs(Math.max(0, promptTokens - cachedTokens)) ?? leg.durationMs;
