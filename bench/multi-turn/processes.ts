@@ -4,12 +4,16 @@ import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
 import { silentLog } from "@kv/interface";
 import { createProxy } from "@kv/proxy";
+import { memoryTransport } from "@kv/transport-memory";
 import { startCluster } from "../../apps/demo/src/cluster/cluster.js";
 import { type ClusterOptions, planProxy } from "../../apps/demo/src/cluster/cluster-plan.js";
+import { BlockPool } from "../../apps/demo/src/engine/cache/block-pool.js";
+import { KvPool } from "../../apps/demo/src/engine/cache/kv-pool.js";
+import { Engine } from "../../apps/demo/src/engine/engine.js";
+import { loadModel } from "../../apps/demo/src/model/model.js";
 import { writeTinyModel } from "../../apps/demo/src/model/tiny-model.js";
 import { complete } from "../../apps/demo/src/run/completion-client.js";
 import { READBACK } from "../../apps/demo/src/run/turns.js";
-import { withOneEngine } from "./reference.js";
 import { Replacements } from "./replacements.js";
 import {
   AGENTS,
@@ -66,6 +70,39 @@ export async function throughProcesses(): Promise<ThroughProcesses> {
     return { traffic, every, on, off, equal: equalTurns(on.turns, reference) };
   } finally {
     await rm(model, { recursive: true, force: true });
+  }
+}
+
+/** The same conversations with one engine in this process, one prompt after another. */
+async function withOneEngine(
+  directory: string,
+  traffic: Traffic,
+  seed: number,
+  maxNumBatchedTokens: number,
+): Promise<EndedTurn[]> {
+  const model = await loadModel({ directory });
+  const transport = memoryTransport();
+  const numBlocks = Math.ceil((traffic.conversations * model.config.maxModelLen) / BLOCK_TOKENS);
+  const pool = new KvPool({ transport, geometry: model.config, numBlocks, blockSize: BLOCK_TOKENS, tp: 1 });
+  const blocks = new BlockPool({ numBlocks });
+  const engine = new Engine({ model, pool, blocks, maxNumBatchedTokens });
+  let sent = 0;
+  let last: Promise<unknown> = Promise.resolve();
+  const send = async (promptTokens: readonly number[], maxTokens: number) => {
+    sent += 1;
+    const requestId = `reference-${sent}`;
+    const done = last.then(() => engine.submit({ requestId, promptTokens, maxTokens, ignoreEos: true }).done);
+    last = done;
+    const { tokens } = await done;
+    return { requestId, tokens: tokens.map(({ token }) => token), ttftMs: 0, totalMs: 0 };
+  };
+  try {
+    return await converse({ send, now: () => 0, sleep: async () => {} }, traffic, seed);
+  } finally {
+    await engine.close();
+    pool.close();
+    await model.close();
+    await transport.close();
   }
 }
 
