@@ -207,12 +207,18 @@ function once<T>(compute: () => T): () => T {
 function beginOf(value: unknown, length: number): string {
   if (typeof value === "string") return JSON.stringify(value.slice(0, length));
   if (typeof value !== "object" || value === null) return JSON.stringify(value) ?? "null";
-  const isList = Array.isArray(value);
-  let text = isList ? "[" : "{";
+  if (Array.isArray(value)) {
+    let text = "[";
+    // By its position: `for … in` would first list the names of all elements.
+    for (let at = 0; at < value.length && text.length < length; at += 1)
+      text += `${beginOf(value[at], length - text.length)},`;
+    return text;
+  }
+  let text = "{";
   for (const key in value) {
     if (text.length >= length) break;
     const member = beginOf((value as Readonly<Record<string, unknown>>)[key], length - text.length);
-    text += isList ? `${member},` : `${JSON.stringify(key.slice(0, length))}:${member},`;
+    text += `${JSON.stringify(key.slice(0, length))}:${member},`;
   }
   return text;
 }
