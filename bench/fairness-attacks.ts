@@ -1,14 +1,23 @@
-// What one client or publisher does at full size, in a process of its own, so that it does not delay who measures. Prints the endpoint of its publisher; then each line of its
-// input is `{ attack, url }`, or `{}` to stop, and is answered when that is done.
+// What one client, publisher or peer does at full size, in a process of its own, so that it does not delay who measures. Prints the endpoint of its publisher; then each line of its
+// input is `{ attack, target }`, or `{}` to stop, and is answered when that is done.
 import { once } from "node:events";
 import { type AddressInfo, createServer } from "node:net";
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
-import { encodeMsgpack } from "@kv/protocol";
+import { nixlTransport } from "@kv/nixl";
+import {
+  decodeAgentMetadata,
+  decodeHandshakeReply,
+  encodeHandshakeRequest,
+  encodeMsgpack,
+  encodeNotification,
+  encodePushRegistration,
+} from "@kv/protocol";
+import { zmqSideChannel } from "@kv/side-channel";
 import { SMALL, send } from "./fairness-requests.js";
 
 /** Something that one party does at full size until the signal aborts. */
-type Attack = (url: string, publisher: Publisher, signal: AbortSignal) => Promise<void>;
+type Attack = (target: string, publisher: Publisher, signal: AbortSignal) => Promise<void>;
 
 const bodyOf = (members: object) => Buffer.from(JSON.stringify({ model: "m", ...members, max_tokens: 1 }));
 
@@ -35,7 +44,38 @@ const ATTACKS: Readonly<Record<string, Attack>> = {
     };
     await Promise.all(Array.from({ length: 8 }, leave));
   },
+  "registrations of 700,000 blocks": (port, _publisher, signal) => register(port, signal),
 };
+
+/** An agent that registers blocks at the P whose side channel is at `port`, for requests that never come. */
+async function register(port: string, signal: AbortSignal): Promise<void> {
+  const sideChannel = zmqSideChannel();
+  const frames = [encodeHandshakeRequest({ ppRank: 0, tpRank: 0 })];
+  const to = { host: "127.0.0.1", port: Number(port), frames, timeoutMs: 5000 };
+  const { payload } = decodeHandshakeReply((await sideChannel.request(to)).frames);
+  await sideChannel.close();
+  const transport = nixlTransport();
+  const agent = await transport.createAgent();
+  const metadata = decodeAgentMetadata(payload.agentMetadataBytes);
+  const name = await agent.addRemote(metadata.agentMetadata);
+  const localBlockIds = [Array.from({ length: 700_000 }, (_, at) => at)];
+  for (let serial = 0; !signal.aborted; serial += 1) {
+    const registration = encodePushRegistration({
+      ...{ requestId: `never-${serial}`, localBlockIds, transferId: undefined, rest: {} },
+      ...{ decodeEngineId: "bench", decodeHost: "127.0.0.1", decodePort: 1, decodeTpSize: 1 },
+      ...{
+        remoteEngineId: "p",
+        remoteHost: "127.0.0.1",
+        remotePort: to.port,
+        remoteTpSize: 1,
+        remotePpSize: 1,
+      },
+    });
+    await agent.notify(name, encodeNotification({ kind: "push-registration", registration }));
+    await sleep(1);
+  }
+  await transport.close();
+}
 
 interface Publisher {
   readonly endpoint: string;
@@ -89,11 +129,11 @@ process.stdout.write(`${publisher.endpoint}\n`);
 let stop = new AbortController();
 let running: Promise<void> | undefined;
 for await (const line of createInterface({ input: process.stdin })) {
-  const { attack, url } = JSON.parse(line) as { attack?: string; url: string };
+  const { attack, target } = JSON.parse(line) as { attack?: string; target: string };
   stop.abort();
   await running;
   stop = new AbortController();
-  running = attack === undefined ? undefined : ATTACKS[attack]?.(url, publisher, stop.signal);
+  running = attack === undefined ? undefined : ATTACKS[attack]?.(target, publisher, stop.signal);
   process.stdout.write("done\n");
 }
 process.exit(0);

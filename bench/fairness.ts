@@ -1,5 +1,7 @@
-// Whether one client or publisher at full size delays others: `/health` and small requests beside each, against the idle proxy of the same run.
+// Whether one client, publisher or peer at full size delays others: `/health` and small requests beside each, against the idle process of the same run.
 import { type ChildProcess, spawn } from "node:child_process";
+import { once } from "node:events";
+import { type AddressInfo, createServer } from "node:net";
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
@@ -7,45 +9,81 @@ import { SMALL, send } from "./fairness-requests.js";
 import { alone, percentile, type Row } from "./report.js";
 
 const PHASE_MS = 5000;
-/** Of the p99 of the idle proxy. */
+/** Of the p99 of the idle process. */
 const MOST_TIMES = 5;
 const MOST_TURN_MS = 50;
+/** The begin of a line of `fairness-turns.ts`. */
+const TURN = "turn ";
 const script = (name: string) => fileURLToPath(new URL(name, import.meta.url));
 
-const ATTACKS = [
-  "KV events of 100,000 blocks, and their end",
-  "bodies of 225 KB with n: 256",
-  "bodies of 2,000,000 token ids",
-  "8 clients that leave after 10 ms",
-];
+/** What is attacked: by its HTTP server, or by the side channel at the port. */
+const ATTACKS = {
+  "KV events of 100,000 blocks, and their end": "proxy",
+  "bodies of 225 KB with n: 256": "proxy",
+  "bodies of 2,000,000 token ids": "proxy",
+  "8 clients that leave after 10 ms": "proxy",
+  "registrations of 700,000 blocks": "engine",
+} as const;
+
+/** A process whose delays are measured. */
+interface Victim {
+  readonly url: string;
+  /** What the attacker is told. */
+  readonly target: string;
+  /** A small request. */
+  readonly small: string;
+  /** The longest turns of its event loop, in ms, of each half second. */
+  readonly turns: number[];
+}
 
 export async function fairness(only: readonly string[] | undefined): Promise<readonly Row[]> {
-  const upstream = start("./proxy-upstream.ts");
-  const { prefill, decode } = JSON.parse(await nextLine(upstream)) as { prefill: number; decode: number };
-  const attacker = start("./fairness-attacks.ts");
-  const endpoint = await nextLine(attacker);
-  const urls = [prefill, decode].map((port) => `http://127.0.0.1:${port}`);
-  const proxy = start("./fairness-proxy.ts", ...urls, endpoint);
-  const url = await nextLine(proxy);
-  const turns: number[] = [];
-  void (async () => {
-    for (;;) turns.push(Number(await nextLine(proxy)));
-  })().catch(() => {});
-  const tell = async (attack?: string) => {
-    attacker.process.stdin?.write(`${JSON.stringify({ attack, url })}\n`);
-    await nextLine(attacker);
+  const children: Child[] = [];
+  const started = (name: string, ...args: string[]) => {
+    const child = start(name, ...args);
+    children.push(child);
+    return child;
   };
+  const attacker = started("./fairness-attacks.ts");
+  const endpoint = await nextLine(attacker);
+  const victims = {
+    async proxy(): Promise<Victim> {
+      const { prefill, decode } = JSON.parse(await nextLine(started("./proxy-upstream.ts"))) as Ports;
+      const urls = [prefill, decode].map((port) => `http://127.0.0.1:${port}`);
+      const proxy = started("./fairness-proxy.ts", ...urls, endpoint);
+      const url = await nextLine(proxy);
+      return { url, target: url, small: SMALL, turns: readTurns(proxy) };
+    },
+    async engine(): Promise<Victim> {
+      const port = String(await freePort());
+      const settings = { kv_connector: "NixlPushConnector", kv_role: "kv_producer" };
+      const engine = started(
+        "../apps/demo/dist/main.js",
+        ...["prefill", "--log-level", "silent", "--port", "0", "--config"],
+        JSON.stringify({ sideChannelPort: Number(port), kvTransferConfig: settings }),
+      );
+      const { url } = JSON.parse(await nextLine(engine)) as { url: string };
+      const small = JSON.stringify({ prompt: [1, 2, 3], max_tokens: 1 });
+      return { url, target: port, small, turns: readTurns(engine) };
+    },
+  };
+  const running = new Map<keyof typeof victims, Victim>();
   const rows: Row[] = [];
   try {
-    await measure(url, 2000);
-    for (const name of ATTACKS) {
+    for (const [name, kind] of Object.entries(ATTACKS)) {
       if (only !== undefined && !only.some((part) => name.includes(part))) continue;
-      const idle = await measure(url, PHASE_MS);
+      const victim = running.get(kind) ?? (await victims[kind]());
+      if (!running.has(kind)) await measure(victim, 2000);
+      running.set(kind, victim);
+      const tell = async (attack?: string) => {
+        attacker.process.stdin?.write(`${JSON.stringify({ attack, target: victim.target })}\n`);
+        await nextLine(attacker);
+      };
+      const idle = await measure(victim, PHASE_MS);
       await tell(name);
       await sleep(500);
-      turns.length = 0;
-      const busy = await measure(url, PHASE_MS);
-      const longest = Math.max(...turns);
+      victim.turns.length = 0;
+      const busy = await measure(victim, PHASE_MS);
+      const longest = Math.max(...victim.turns);
       await tell();
       for (const what of ["/health", "small requests"] as const)
         rows.push(rowOf(`${what} beside ${name}: p99`, busy[what], idle[what]));
@@ -54,9 +92,31 @@ export async function fairness(only: readonly string[] | undefined): Promise<rea
       await sleep(1000);
     }
   } finally {
-    for (const child of [proxy, upstream, attacker]) child.process.kill("SIGKILL");
+    for (const child of children) child.process.kill("SIGKILL");
   }
   return rows;
+}
+
+interface Ports {
+  readonly prefill: number;
+  readonly decode: number;
+}
+
+/** What `fairness-turns.ts` prints in a process. */
+function readTurns(child: Child): number[] {
+  const turns: number[] = [];
+  void (async () => {
+    for await (const line of child.lines) turns.push(Number(line.slice(TURN.length)));
+  })().catch(() => {});
+  return turns;
+}
+
+async function freePort(): Promise<number> {
+  const server = createServer().listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const { port } = server.address() as AddressInfo;
+  await new Promise((resolve) => server.close(resolve));
+  return port;
 }
 
 interface Measured {
@@ -65,7 +125,7 @@ interface Measured {
 }
 
 /** Asks in turn for so long. Returns the times, in ms. */
-async function measure(url: string, forMs: number): Promise<Measured> {
+async function measure({ url, small }: Victim, forMs: number): Promise<Measured> {
   const times: Record<keyof Measured, number[]> = { "/health": [], "small requests": [] };
   const timed = async (what: keyof Measured, body?: string) => {
     const startedAt = performance.now();
@@ -74,7 +134,7 @@ async function measure(url: string, forMs: number): Promise<Measured> {
   };
   for (const endAt = performance.now() + forMs; performance.now() < endAt; await sleep(2)) {
     await timed("/health");
-    await timed("small requests", SMALL);
+    await timed("small requests", small);
   }
   return times;
 }
@@ -91,18 +151,19 @@ function rowOf(what: string, busy: readonly number[], idle: readonly number[]): 
 
 interface Child {
   readonly process: ChildProcess;
-  readonly lines: AsyncIterator<string>;
+  readonly lines: AsyncIterableIterator<string>;
 }
 
 function start(name: string, ...args: readonly string[]): Child {
-  const child = spawn(process.execPath, ["--import", "tsx", script(name), ...args], {
+  const imports = ["--import", "tsx", "--import", script("./fairness-turns.ts")];
+  const child = spawn(process.execPath, [...imports, script(name), ...args], {
     stdio: ["pipe", "pipe", "inherit"],
   });
   return { process: child, lines: createInterface({ input: child.stdout })[Symbol.asyncIterator]() };
 }
 
-async function nextLine({ lines }: Child): Promise<string> {
-  const { value, done } = await lines.next();
+async function nextLine(child: Child): Promise<string> {
+  const { value, done } = await child.lines.next();
   if (done === true) throw new Error("a process of the benchmark has ended");
-  return value;
+  return value.startsWith(TURN) ? nextLine(child) : value;
 }

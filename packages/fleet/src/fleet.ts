@@ -1,5 +1,4 @@
 import type { IncomingHttpHeaders } from "node:http";
-import { YieldingQueue } from "@kv/http";
 import {
   type Ambient,
   type Clock,
@@ -12,6 +11,7 @@ import {
   systemRandom,
   type Timer,
   type Tracer,
+  YieldingQueue,
 } from "@kv/interface";
 import { type Discovery, DiscoveryFollower } from "./discovery/discovery.js";
 import { ObservedDiscovery } from "./discovery/observed-discovery.js";

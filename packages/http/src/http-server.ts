@@ -6,7 +6,7 @@ import {
 } from "node:http";
 import { createServer as createHttpsServer, type ServerOptions } from "node:https";
 import type { AddressInfo, Server as NetServer, Socket } from "node:net";
-import { type Clock, KvError } from "@kv/interface";
+import { type Clock, KvError, YieldingQueue } from "@kv/interface";
 import {
   type ErrorAnswer,
   errorAnswer,
@@ -23,7 +23,6 @@ import {
   type ReceivedBody,
   readJsonBody,
 } from "./bodies/read-body.js";
-import { YieldingQueue } from "./bodies/yielding-queue.js";
 import type { Certificate, CertificatePair } from "./certificate.js";
 import { ClientConnections } from "./connections/client-connections.js";
 

@@ -20,7 +20,6 @@ export {
   type ReceivedBody,
   TOP_LEVEL_MEMBERS,
 } from "./bodies/read-body.js";
-export { YieldingQueue, type YieldingQueueOptions } from "./bodies/yielding-queue.js";
 export {
   Certificate,
   type CertificateFiles,

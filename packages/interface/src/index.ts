@@ -10,3 +10,4 @@ export * from "./side-channel.js";
 export * from "./staging.js";
 export * from "./tracing.js";
 export * from "./transport.js";
+export * from "./yielding-queue.js";

@@ -58,6 +58,7 @@ export {
 } from "./handshake/lease-query.js";
 export {
   decodeNotification,
+  decodeNotificationInSteps,
   type ExtensionMessage,
   encodeNotification,
   isWireSafeRequestId,

@@ -1,7 +1,16 @@
-import { type Agent, type Clock, KvError, type Log, type SideChannel, type Timer } from "@kv/interface";
+import {
+  type Agent,
+  type Clock,
+  KvError,
+  type Log,
+  type SideChannel,
+  type Timer,
+  YieldingQueue,
+} from "@kv/interface";
 import {
   decodeLeaseReply,
   decodeNotification,
+  decodeNotificationInSteps,
   encodeLeaseQuery,
   encodeNotification,
   encodeRequestControl,
@@ -11,7 +20,6 @@ import {
   type LeaseReply,
   REQUEST_CONTROL,
 } from "@kv/protocol";
-import type { TransferMetrics } from "../metrics/transfer-metrics.js";
 import {
   type HeartbeatChange,
   type HeartbeatRequest,
@@ -20,6 +28,7 @@ import {
   type RemoteRequest,
 } from "../scheduler/step-types.js";
 import type { TaskTracker } from "../worker/task-tracker.js";
+import type { WorkerContext } from "../worker/worker-context.js";
 import { addressOf, type EngineAddress, engineKey } from "./engine-address.js";
 
 // Messages about requests to other engines and from them: notifications, heartbeats, lease queries.
@@ -269,23 +278,28 @@ export class HeartbeatSender {
 
 /**
  * Calls `handle` for each notification until the agent closes. A notification that cannot be decoded, or that `handle` refuses by throwing,
- * is logged and counted; nothing that a peer sends ends the loop.
+ * is logged and counted; nothing that a peer sends ends the loop. Long ones are read in steps that take at most a quarter of the time.
  */
 export function receiveNotifications(
-  { agent, log, metrics }: { readonly agent: Agent; readonly log: Log; readonly metrics: TransferMetrics },
+  { agent, clock, log, metrics }: Pick<WorkerContext, "agent" | "clock" | "log" | "metrics">,
   handle: (notification: KvNotification, from: string) => void,
 ): void {
+  const long = new YieldingQueue({ clock, sliceMs: 0.5 });
+  function* inSteps(payload: Uint8Array, from: string): Generator<undefined, void> {
+    const notification = yield* decodeNotificationInSteps(payload);
+    yield;
+    handle(notification, from);
+  }
   async function loop(): Promise<void> {
     let bytes = 0;
     for await (const { from, payload } of agent.notifications()) {
       bytes += payload.byteLength;
-      if (bytes > TURN_BYTES) {
-        // What has come is read in one turn of the event loop otherwise.
-        await new Promise((resolve) => setImmediate(resolve));
-        bytes = payload.byteLength;
-      }
       try {
-        handle(decodeNotification(payload), from);
+        // What has come is read in one turn of the event loop otherwise.
+        if (bytes > TURN_BYTES) {
+          bytes = 0;
+          await long.run(inSteps(payload, from));
+        } else handle(decodeNotification(payload), from);
       } catch (error) {
         metrics.notificationIgnored();
         log.warn("notification-refused", { from, error: String(error) });

@@ -1,5 +1,4 @@
-import { YieldingQueue } from "@kv/http";
-import { type LogFields, silentLog, systemClock } from "@kv/interface";
+import { type LogFields, silentLog, systemClock, YieldingQueue } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { afterEach, expect, test } from "vitest";
 import { type EventPublisher, startEventPublisher } from "../../test/support/event-publisher.js";

@@ -1,5 +1,4 @@
-import type { YieldingQueue } from "@kv/http";
-import type { Clock, Log, LogFields, Timer } from "@kv/interface";
+import type { Clock, Log, LogFields, Timer, YieldingQueue } from "@kv/interface";
 import { ZmqSubscription } from "@kv/side-channel";
 import type { Instance, KvEventStatus } from "../instances/instance.js";
 import { BlockIndex, type Steps } from "./block-index.js";

@@ -1,5 +1,5 @@
-import { YieldingQueue } from "@kv/http";
 import type { Clock, Log, Timer } from "@kv/interface";
+import { YieldingQueue } from "@kv/interface";
 import { readTcpEndpoint } from "@kv/side-channel";
 import { z } from "zod";
 import { type Instance, instanceName, type KvEventStatus } from "../instances/instance.js";

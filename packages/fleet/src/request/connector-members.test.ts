@@ -1,5 +1,5 @@
-import { parseJsonPieces, YieldingQueue } from "@kv/http";
-import { systemClock } from "@kv/interface";
+import { parseJsonPieces } from "@kv/http";
+import { systemClock, YieldingQueue } from "@kv/interface";
 import { vllmRequests } from "@kv/protocol";
 import fc from "fast-check";
 import { expect, test } from "vitest";

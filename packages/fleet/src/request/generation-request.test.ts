@@ -1,5 +1,4 @@
-import { YieldingQueue } from "@kv/http";
-import { KvError, systemClock } from "@kv/interface";
+import { KvError, systemClock, YieldingQueue } from "@kv/interface";
 import { expect, test } from "vitest";
 import {
   bodyLength,

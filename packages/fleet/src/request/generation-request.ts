@@ -1,5 +1,6 @@
 import type { IncomingHttpHeaders } from "node:http";
-import { type LongMember, parseJsonPieces, shownValue, type YieldingQueue } from "@kv/http";
+import { type LongMember, parseJsonPieces, shownValue } from "@kv/http";
+import type { YieldingQueue } from "@kv/interface";
 import { KvError, type Random } from "@kv/interface";
 
 /** A path at which clients ask for generated text. The instances serve it under the same path. */

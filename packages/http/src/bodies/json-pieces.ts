@@ -1,5 +1,5 @@
+import type { YieldingQueue } from "@kv/interface";
 import { KvError } from "@kv/interface";
-import type { YieldingQueue } from "./yielding-queue.js";
 
 /** A body of at most this many bytes is read and parsed at once; a longer one in steps, between those of other bodies. */
 export const AT_ONCE_BYTES = 64 * 1024;

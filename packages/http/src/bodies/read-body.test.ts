@@ -1,10 +1,10 @@
 import type { IncomingMessage } from "node:http";
 import { PassThrough } from "node:stream";
 import { setImmediate as nextTurn } from "node:timers/promises";
+import { YieldingQueue } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import { BodyBudget, readJsonBody } from "./read-body.js";
-import { YieldingQueue } from "./yielding-queue.js";
 
 const LIMITS = { bodyLengthBytes: 2 ** 20, bodyDepth: 10, bodyMembers: 10, bodyValues: 10 };
 

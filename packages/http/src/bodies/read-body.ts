@@ -1,10 +1,10 @@
 import type { IncomingMessage } from "node:http";
+import type { YieldingQueue } from "@kv/interface";
 import { KvError } from "@kv/interface";
 import { overloaded } from "../answers/overloaded.js";
 import { shortened } from "../answers/shown-value.js";
 import { ByteCollector } from "./byte-collector.js";
 import { AT_ONCE_BYTES } from "./json-pieces.js";
-import type { YieldingQueue } from "./yielding-queue.js";
 
 /** Limits of a JSON text, so that its parse takes little time and its values little memory. */
 export interface JsonLimits {

@@ -1,6 +1,6 @@
 import { KvError } from "@kv/interface";
 import { isMap } from "../encoding/map-fields.js";
-import { decodeMsgpack, encodeMsgpack, type MsgpackLimits } from "../encoding/msgpack.js";
+import { decodeMsgpackInSteps, encodeMsgpack, type MsgpackLimits } from "../encoding/msgpack.js";
 
 /** Longest request id that is accepted, in bytes of UTF-8. */
 export const MAX_REQUEST_ID_BYTES = 512;
@@ -96,6 +96,14 @@ export function encodeNotification(notification: KvNotification): Uint8Array {
  * `KV_WIRE_LIMIT_EXCEEDED` above 4 MiB or 100,000 ids.
  */
 export function decodeNotification(payload: Uint8Array): KvNotification {
+  const steps = decodeNotificationInSteps(payload);
+  let next = steps.next();
+  while (next.done !== true) next = steps.next();
+  return next.value;
+}
+
+/** As `decodeNotification`, but yields between the steps of a long map, so that the caller can serve others meanwhile. */
+export function* decodeNotificationInSteps(payload: Uint8Array): Generator<undefined, KvNotification> {
   if (payload.byteLength > MAX_NOTIFICATION_BYTES) {
     throw new KvError(
       "KV_WIRE_LIMIT_EXCEEDED",
@@ -103,11 +111,11 @@ export function decodeNotification(payload: Uint8Array): KvNotification {
     );
   }
   if (startsWith(payload, PUSH_REGISTRATION)) {
-    const registration = decodeMap(payload.subarray(PUSH_REGISTRATION.length), "push registration");
+    const registration = yield* decodeMap(payload.subarray(PUSH_REGISTRATION.length), "push registration");
     return { kind: "push-registration", registration };
   }
   if (startsWith(payload, EXTENSION)) {
-    const message = decodeMap(payload.subarray(EXTENSION.length), "notification");
+    const message = yield* decodeMap(payload.subarray(EXTENSION.length), "notification");
     if (typeof message["type"] !== "string") throw unknownForm(payload);
     return { kind: "extension", message: message as ExtensionMessage };
   }
@@ -149,8 +157,11 @@ function isTooLong(requestId: string): boolean {
   return toBytes(requestId).byteLength > MAX_REQUEST_ID_BYTES;
 }
 
-function decodeMap(bytes: Uint8Array, what: string): Readonly<Record<string, unknown>> {
-  const value = decodeMsgpack(bytes, what, MAP_LIMITS);
+function* decodeMap(
+  bytes: Uint8Array,
+  what: string,
+): Generator<undefined, Readonly<Record<string, unknown>>> {
+  const value = yield* decodeMsgpackInSteps(bytes, what, MAP_LIMITS);
   if (isMap(value)) return value;
   throw new KvError("KV_WIRE_MALFORMED", `${what}: not a map`);
 }

@@ -5,8 +5,7 @@ import {
   parseRequestInSteps,
   type RequestBody,
 } from "@kv/fleet/front-end";
-import { YieldingQueue } from "@kv/http";
-import { systemClock } from "@kv/interface";
+import { systemClock, YieldingQueue } from "@kv/interface";
 import { expect, test } from "vitest";
 import { rawMember } from "./json-members.js";
 import { decodeBody, KV_REQUEST_PULL, prefillBody, singleInstanceBody, splitRequest } from "./leg-bodies.js";

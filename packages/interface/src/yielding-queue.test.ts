@@ -1,6 +1,6 @@
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, it } from "vitest";
-import { YieldingQueue } from "./yielding-queue.js";
+import { YieldingQueue } from "./index.js";
 
 const turn = () => new Promise<void>((resolve) => setImmediate(resolve));
 

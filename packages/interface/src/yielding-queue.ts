@@ -1,4 +1,4 @@
-import type { Clock } from "@kv/interface";
+import type { Clock } from "./ambient.js";
 
 /** After work that took `n` ms, the queue leaves the event loop to others for 3 · `n` ms. */
 const IDLE_PER_BUSY = 3;
