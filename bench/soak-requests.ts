@@ -62,8 +62,8 @@ export function soakRequests(prompts: readonly (readonly number[])[]): SoakReque
       completions({ ...greedy, prompt: text, logprobs: 3, return_token_ids: false }),
       chat({ ...seeded, top_p: 0.9, stop: "1 t" }),
       chat({ ...seeded, n: 2 }, copies),
-      // As many tokens as there are by default, with much to read.
-      chat({ temperature: 0, ignore_eos: true, logprobs: true, top_logprobs: 20 }),
+      // Much to read.
+      chat({ ...greedy, max_tokens: 100, logprobs: true, top_logprobs: 20 }),
       completions({ ...greedy, logit_bias: { 5: 100 } }),
       chat({ ...greedy, logprobs: true, top_logprobs: 99 }),
       { path: "/v1/responses", body: { input: text } },
