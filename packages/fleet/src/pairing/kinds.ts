@@ -105,10 +105,10 @@ const UNVERIFIED: PairCheck = { fits: true, basis: "unverified" };
 const SHARED_ID =
   "peers tell engines apart by engine_id, and would read the blocks of one from the other: give each server an engine_id of its own, or none, and restart those that had the same";
 
-/** An id, and the two instances that have it. */
+/** An id, and the two instances that have it. Clients get the text without the URLs. */
 function sharedId({ facts, namesake, instance }: Entry): string {
   if (namesake === undefined) return "unique";
-  return `${facts?.engineId} of ${instanceName(instance)} and of ${instanceName(namesake)}`;
+  return `${facts?.engineId} of two instances ${instanceName(instance)} ${instanceName(namesake)}`;
 }
 
 /** Whether two instances are a pair: by their engines, or by `mode` where one is not read. */

@@ -490,7 +490,7 @@ test("of two engines that came together with one id neither serves; the reason h
   const [first, second, third] = pools.prefill.status().map((status) => status.pairing);
   expect([first?.state, second?.state, third?.state]).toEqual(["unpaired", "unpaired", "paired"]);
   expect(first?.reason).toMatch(
-    /^engine_id is prefill of http:\/\/p0:80 and of http:\/\/p1:80 at prefill and unique at/,
+    /^engine_id is prefill of two instances http:\/\/p0:80 http:\/\/p1:80 at prefill and unique at/,
   );
   expect(lines.filter(({ event }) => event === "instance-unpaired")).toHaveLength(2);
   // The second one gets an id of its own.
@@ -506,7 +506,9 @@ test("an engine keeps its id when another one comes with it; that one serves whe
   pools.prefill.add({ url: "http://p1", kv: { host: "127.0.0.1", port: two.port } });
   await pairing.settled();
   expect(new Set(route(4))).toEqual(new Set(["p0-d0"]));
-  expect(pools.prefill.status()[1]?.pairing?.reason).toContain("prefill of http://p1 and of http://p0:80");
+  expect(pools.prefill.status()[1]?.pairing?.reason).toContain(
+    "prefill of two instances http://p1 http://p0:80",
+  );
   await pools.prefill.remove({ url: "http://p0:80" });
   expect(new Set(route(4))).toEqual(new Set(["p1-d0"]));
 });
