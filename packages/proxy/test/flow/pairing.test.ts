@@ -110,8 +110,8 @@ test("two P with one engine_id: none serves, with the reason; one that was there
     await engine("same", "0.33.0"),
     await engine("d", "0.33.0"),
   ];
-  const given = { decoders: [d.spec], admin: { port: 0 } };
-  const both = await runProxy({ ...given, pairing, prefillers: [p.spec, same.spec] });
+  const given = { decoders: [d.spec], pairing, admin: { port: 0 } };
+  const both = await runProxy({ ...given, prefillers: [p.spec, same.spec] });
   const refused = await errorOf(await post(`${both.url}/v1/completions`, { prompt: "a" }));
   expect(refused).toMatchObject({ status: 503, code: "KV_PROXY_NO_INSTANCE" });
   expect(refused.message).toContain(
