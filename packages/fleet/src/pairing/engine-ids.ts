@@ -54,9 +54,13 @@ export class EngineIds {
     entry.namesake = undefined;
     for (const other of namesakes ?? []) {
       const isOther = this.#known.get(other)?.facts.identity !== known?.facts.identity;
-      if (!isOther || (known?.since ?? 0) < other.cameAt) continue;
+      // One engine that was read twice, and has registered its memory again between.
+      const isOneChannel = addressOf(entry) === addressOf(other);
+      if (!isOther || isOneChannel || (known?.since ?? 0) < other.cameAt) continue;
       if (entry.namesake?.role !== "prefill") entry.namesake = other.instance;
     }
     return entry.namesake !== before;
   }
 }
+
+const addressOf = ({ address }: Entry) => address && `${address.host}:${address.port}`;

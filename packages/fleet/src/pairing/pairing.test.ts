@@ -513,6 +513,16 @@ test("an engine keeps its id when another one comes with it; that one serves whe
   expect(new Set(route(4))).toEqual(new Set(["p1-d0"]));
 });
 
+test("an engine of both roles stays a pair with itself while one of two readings is older", async () => {
+  const both = await configured("both");
+  const { pools, route, pairing } = await fleet({ prefill: [both.port], decode: [both.port] });
+  both.change({ metadata: { engineId: "both", baseAddresses: METADATA.baseAddresses.map(() => 4096) } });
+  const [p] = pools.prefill.list();
+  if (p !== undefined) pairing.failed(p);
+  await expect.poll(() => pools.prefill.status()[0]?.pairing?.stale, { timeout: 3000 }).toBe(false);
+  expect(route(1)).toEqual(["p0-d0"]);
+});
+
 test.each([
   ["one server by two names", "p", "pull", true],
   ["two decode engines, whose blocks nobody reads", "d", "pull", true],
