@@ -57,7 +57,9 @@ export class EngineIds {
       // One engine that was read twice, and has registered its memory again between.
       const isOneChannel = addressOf(entry) === addressOf(other);
       if (!isOther || isOneChannel || (known?.since ?? 0) < other.cameAt) continue;
-      if (entry.namesake?.role !== "prefill") entry.namesake = other.instance;
+      entry.namesake = other.instance;
+      // The blocks of a decode engine may have no readers.
+      if (other.instance.role === "prefill") break;
     }
     return entry.namesake !== before;
   }
