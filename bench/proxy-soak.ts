@@ -11,6 +11,7 @@ import { Agent } from "undici";
 import { firstLine, watchMemory } from "./child-processes.js";
 import { engineSoak } from "./engine-soak.js";
 import { soakReadback } from "./readback-soak.js";
+import { change, inFlightAtEnd } from "./soak-admin.js";
 import { EVENTS } from "./upstream-answers.js";
 
 const { values } = parseArgs({
@@ -163,21 +164,10 @@ async function client(): Promise<void> {
 }
 
 /** Changes both instances of a pair at the admin routes. Resolves with the requests that they have. */
-async function change(what: "add" | "drain", { ports }: Pair): Promise<number> {
-  let inFlight = 0;
-  for (const [role, port] of [
-    ["prefill", ports[0]],
-    ["decode", ports[1]],
-  ] as const) {
-    const instance = `http://127.0.0.1:${port}`;
-    const headers = { "content-type": "application/json" };
-    const body = JSON.stringify({ role, instance });
-    const answer = await fetch(`${adminUrl}/instances/${what}`, { method: "POST", headers, body });
-    if (answer.status !== 200) throw new Error(`${what} ${instance}: ${await answer.text()}`);
-    const list = (await answer.json()) as { readonly url: string; readonly in_flight: number }[];
-    inFlight += list.find((one) => one.url === instance)?.in_flight ?? 0;
-  }
-  return inFlight;
+async function changePair(what: "add" | "drain", { ports }: Pair): Promise<number> {
+  const [prefill, decode] = ports.map((port) => `http://127.0.0.1:${port}`);
+  const ofPrefill = await change(adminUrl, what, "prefill", prefill ?? "");
+  return ofPrefill + (await change(adminUrl, what, "decode", decode ?? ""));
 }
 
 /** By turns a death and a rollout, of one pair after another. What drains is ended when it has no requests, so no stream may break off. */
@@ -187,13 +177,13 @@ async function chaos(): Promise<void> {
     const pair = pairs[turn % PAIRS];
     if (pair === undefined) return;
     const drains = turn % 2 === 1;
-    if (drains) while ((await change("drain", pair)) > 0) await sleep(20);
+    if (drains) while ((await changePair("drain", pair)) > 0) await sleep(20);
     const { cut } = counts;
     pair.child.kill("SIGKILL");
     await once(pair.child, "close");
     pairs[turn % PAIRS] = await startUpstream(pair.ports, 1 - pair.version, turn % PAIRS === 0);
     if (drains) {
-      await change("add", pair);
+      await changePair("add", pair);
       counts.wrong += counts.cut - cut;
     }
     counts[drains ? "rollouts" : "deaths"] += 1;
@@ -204,14 +194,7 @@ const memory = watchMemory(proxy.pid ?? 0);
 await Promise.all([chaos(), ...Array.from({ length: Number(values.clients) }, client)]);
 const { early, late } = memory.ended();
 await agent.close();
-let inFlight = Number.NaN;
-for (let attempt = 0; attempt < 50 && inFlight !== 0; attempt += 1) {
-  const status = (await (await fetch(`${url}/status`)).json()) as {
-    readonly requests: { in_flight: number };
-  };
-  inFlight = status.requests.in_flight;
-  if (inFlight !== 0) await sleep(100);
-}
+const inFlight = await inFlightAtEnd(url);
 proxy.kill("SIGTERM");
 const [code] = (await once(proxy, "close")) as [number | null];
 for (const { child } of pairs) child.kill("SIGKILL");

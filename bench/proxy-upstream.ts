@@ -16,7 +16,7 @@ import {
 
 const [prefillPort = 0, decodePort = 0, sidePort = 0] = process.argv.slice(2, 5).map(Number);
 const vllmVersion = process.argv[5] ?? "0.33.0";
-const lies = process.argv[6] === "true";
+const lies = process.argv[6] === "true" ? Array<number>(16).fill(7) : undefined;
 const engineId = `engine-${vllmVersion}-${process.pid}`;
 const { port: sideChannel } = await startSideChannel(() => ({ engineId, vllmVersion }), sidePort);
 const prefilled = Buffer.from(prefillAnswer(engineId, sideChannel));

@@ -44,8 +44,8 @@ export function prefillAnswer(engineId: string, sideChannel: number): string {
   return `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"x","finish_reason":"length"}],"kv_transfer_params":${params}}`;
 }
 
-/** Publishes blocks that come and go; with `lies`, also places that contradict one another, and ends of what was not there. Returns the answer of `GET /kv_event_sources`. */
-export async function publishEvents(lies = false): Promise<string> {
+/** Publishes blocks that come and go; with the tokens of a lie, also places that contradict one another, and ends of what was not there. Returns the answer of `GET /kv_event_sources`. */
+export async function publishEvents(lies?: readonly number[]): Promise<string> {
   const { endpoint, replayEndpoint, publish } = await startEventPublisher({ bufferSteps: 100 });
   const stored = (hash: number, tokens: readonly number[]) => ({
     ...{ type: "BlockStored", block_hashes: [hash], parent_block_hash: null, token_ids: tokens },
@@ -56,7 +56,7 @@ export async function publishEvents(lies = false): Promise<string> {
     hash += 1;
     const removed = { type: "BlockRemoved", block_hashes: [hash - 100], medium: "GPU", group_idx: 0 };
     const lie = [
-      stored(hash, Array(BLOCK_TOKENS).fill(7)),
+      stored(hash, (lies ?? []).slice(0, BLOCK_TOKENS)),
       { ...removed, block_hashes: Array.from({ length: 1000 }, (_, at) => hash + 1000 + at) },
       ...(hash % 50 === 0 ? [{ type: "AllBlocksCleared" }, { type: "BlockStored", token_ids: "no" }] : []),
     ];

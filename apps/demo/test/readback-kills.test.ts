@@ -1,25 +1,17 @@
-import { type AddressInfo, connect, createServer, type Socket } from "node:net";
 import { setTimeout as sleep } from "node:timers/promises";
 import { KvError, silentLog } from "@kv/interface";
 import { createProxy } from "@kv/proxy";
 import { isLongRun } from "@kv/testing/long-run";
-import {
-  type MemoryNetwork,
-  memoryNetwork,
-  memorySideChannel,
-  memoryTransport,
-  seededRandom,
-} from "@kv/transport-memory";
+import { memoryNetwork, seededRandom } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { startCluster } from "../src/cluster/cluster.js";
-import { type PlannedInstance, planInstances, planProxy } from "../src/cluster/cluster-plan.js";
-import { startInstance } from "../src/instance/instance.js";
-import { readInstanceConfig } from "../src/instance/instance-config.js";
+import { planInstances, planProxy } from "../src/cluster/cluster-plan.js";
 import { sameTokens } from "../src/run/check-run.js";
 import { complete } from "../src/run/completion-client.js";
 import { type Conversation, prepareConversation, READBACK } from "../src/run/turns.js";
 import { expectIdle, PAIR } from "./support/matrix.js";
 import { nixlAbsence } from "./support/nixl-absence.js";
+import { startRelayed } from "./support/relayed-instance.js";
 
 // Two P and two D behind kv-proxy --readback; one of them after the other ends as by SIGKILL at a random moment and comes back (issue 48, point 5).
 
@@ -165,54 +157,6 @@ async function answered(url: string, requestId: string, prompt: readonly number[
   return choices[0]?.token_ids ?? [];
 }
 
-/** An instance of this process behind a relay, which keeps its address. */
-async function startVictim({ name, config }: PlannedInstance, network: MemoryNetwork) {
-  const sockets = new Set<Socket>();
-  let port: number | undefined;
-  let close = async () => {};
-  const relay = createServer((client) => {
-    if (port === undefined) return void client.destroy();
-    const server = connect(port, "127.0.0.1");
-    for (const socket of [client, server]) {
-      sockets.add(socket);
-      socket.on("error", () => {});
-      socket.on("close", () => {
-        sockets.delete(socket);
-        client.destroy();
-        server.destroy();
-      });
-    }
-    client.pipe(server).pipe(client);
-  });
-  await new Promise<void>((resolve) => relay.listen(0, "127.0.0.1", resolve));
-  const victim = {
-    name,
-    url: `http://127.0.0.1:${(relay.address() as AddressInfo).port}`,
-    async start() {
-      const instance = await startInstance(readInstanceConfig(config), {
-        log: silentLog,
-        transport: memoryTransport({ network, host: name }),
-        sideChannel: memorySideChannel({ network, host: name }),
-      });
-      port = instance.port;
-      close = () => instance.close();
-    },
-    async kill() {
-      port = undefined;
-      network.host(name).kill();
-      for (const socket of sockets) socket.destroy();
-      await close();
-    },
-    async end() {
-      for (const socket of sockets) socket.destroy();
-      await close();
-      await new Promise((resolve) => relay.close(resolve));
-    },
-  };
-  await victim.start();
-  return victim;
-}
-
 describe("instances end under conversations that are read back", () => {
   const inMemory = isLongRun ? 1000 : 40;
   it(
@@ -220,7 +164,7 @@ describe("instances end under conversations that are read back", () => {
     async () => {
       const network = memoryNetwork();
       const { prefills, decodes } = planInstances(FLEET);
-      const victims = await Promise.all([...prefills, ...decodes].map((one) => startVictim(one, network)));
+      const victims = await Promise.all([...prefills, ...decodes].map((one) => startRelayed(one, network)));
       try {
         await serveUnderKills(victims, inMemory, true);
       } finally {

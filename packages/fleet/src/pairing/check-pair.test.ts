@@ -19,6 +19,7 @@ function engine(change: Partial<AgentMetadata>, heads: number, tpSize: number, i
   const lengths = METADATA.blockLengthsBytes.map((bytes) => (bytes * blockSize * heads) / (32 * 4));
   return {
     engineId: "e",
+    identity: "e",
     compatibilityHash: "same",
     metadata: { ...METADATA, ...change, blockLengthsBytes: lengths, blockStridesBytes: lengths },
     factors: { num_kv_heads: 4, cache_dtype: "auto" },

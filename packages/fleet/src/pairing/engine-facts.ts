@@ -1,3 +1,4 @@
+import { createHash } from "node:crypto";
 import { KvError, type SideChannel } from "@kv/interface";
 import {
   type AgentMetadata,
@@ -14,6 +15,8 @@ import { hasMla } from "./plan-pair.js";
 export interface EngineFacts {
   /** vLLM's `engine_id`, new with each start. */
   readonly engineId: string;
+  /** Equal for two readings of one engine: a digest of its metadata, which has a name of its NIXL agent and addresses of its memory. */
+  readonly identity: string;
   /** The hash that both engines of a pair must have in common. */
   readonly compatibilityHash: string;
   /** The metadata of rank (0, 0), without the transport's part. */
@@ -102,6 +105,7 @@ export async function readEngineFacts(options: ReadEngineOptions): Promise<Engin
   const factors = announcedFactors(payload.extension?.["factors"], payload.compatibilityHash);
   return {
     engineId: metadata.engineId,
+    identity: createHash("sha256").update(payload.agentMetadataBytes).digest("base64"),
     compatibilityHash: payload.compatibilityHash,
     metadata,
     factors,

@@ -1,4 +1,4 @@
-import type { Role } from "../instances/instance.js";
+import { instanceName, type Role } from "../instances/instance.js";
 import { checkKey, checkPair, type PairCheck } from "./check-pair.js";
 import type { EngineFacts } from "./engine-facts.js";
 import type { Entry, Kind } from "./pairing-entry.js";
@@ -64,8 +64,9 @@ const entriesOf = ({ checks }: Kind): Entry[] => [...checks.keys()].flatMap(({ e
 const otherRole = (role: Role): Role => (role === "prefill" ? "decode" : "prefill");
 
 /** Equal for instances of a role that are of one kind. */
-function kindKey({ facts, instance: { label } }: Entry): string {
-  return JSON.stringify([facts === undefined ? null : checkKey(facts), label]);
+function kindKey({ facts, namesake, instance }: Entry): string {
+  const key = JSON.stringify([facts === undefined ? null : checkKey(facts), instance.label]);
+  return namesake === undefined ? key : JSON.stringify([key, instanceName(instance), instanceName(namesake)]);
 }
 
 /** How many instances of the other role fit those of a kind. */
@@ -101,8 +102,23 @@ export function nearest({ checks }: Kind): Extract<PairCheck, { fits: false }> |
 const LABELLED: PairCheck = { fits: true, basis: "label" };
 const UNVERIFIED: PairCheck = { fits: true, basis: "unverified" };
 
+const SHARED_ID =
+  "peers tell engines apart by engine_id, and would read the blocks of one from the other: give each server an engine_id of its own, or none, and restart those that had the same";
+
+/** An id, and the two instances that have it. Clients get the text without the URLs. */
+function sharedId({ facts, namesake, instance }: Entry): string {
+  if (namesake === undefined) return "unique";
+  return `${facts?.engineId} of two instances ${instanceName(instance)} ${instanceName(namesake)}`;
+}
+
 /** Whether two instances are a pair: by their engines, or by `mode` where one is not read. */
 function checkEntries(p: Entry, d: Entry, mode: PairingSettings["mode"]): PairCheck {
+  // Peers know a decode engine by its id only with push.
+  const isRead = d.namesake?.role === "prefill" || [p, d].some(({ facts }) => facts?.mode === "push");
+  if (p.namesake !== undefined || (d.namesake !== undefined && isRead)) {
+    const [prefill, decode] = [sharedId(p), sharedId(d)];
+    return { fits: false, differences: [{ factor: "engine_id", prefill, decode }], note: SHARED_ID };
+  }
   if (p.facts !== undefined && d.facts !== undefined) return checkFacts(p.facts, d.facts);
   const [ours, theirs] = [p.instance.label, d.instance.label];
   if (mode !== "strict" && ours !== undefined && theirs !== undefined) {

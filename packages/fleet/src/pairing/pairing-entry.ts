@@ -54,6 +54,10 @@ export interface Kind {
 /** What is known about one instance. */
 export class Entry {
   facts: EngineFacts | undefined = undefined;
+  /** Another instance, whose engine has the same id. */
+  namesake: Instance | undefined = undefined;
+  /** The number of the change by which the instance was added. */
+  cameAt = 0;
   /** Facts of engines that answered under this instance's URL, by id. */
   readonly engines = new Map<string, EngineFacts>();
   answered: AnsweredEngine | undefined = undefined;

@@ -63,6 +63,7 @@ async function sideChannel(engine: Engine = {}) {
   const router = new Router({ linger: 0 });
   await router.bind("tcp://127.0.0.1:*");
   open.push(() => router.close());
+  const port = Number(/\d+$/.exec(router.lastEndpoint ?? "")?.[0]);
   let [current, starts, asked] = [engine, 1, 0];
   void (async () => {
     for await (const [route, delimiter] of router) {
@@ -72,7 +73,7 @@ async function sideChannel(engine: Engine = {}) {
         compatibilityHash: compatibilityHash(factors),
         agentMetadataBytes: encodeAgentMetadata({
           ...METADATA,
-          engineId: `engine-${starts}`,
+          engineId: `engine-${port}-${starts}`,
           ...current.metadata,
         }),
         extension: current.announces === true ? { version: 1, factors } : undefined,
@@ -82,7 +83,7 @@ async function sideChannel(engine: Engine = {}) {
     }
   })().catch(() => {});
   return {
-    port: Number(/\d+$/.exec(router.lastEndpoint ?? "")?.[0]),
+    port,
     change(next: Engine) {
       current = next;
       starts += 1;
@@ -350,15 +351,15 @@ test("whether an instance still has an engine is known after a reading, where it
   const [d] = pools.decode.list();
   const [p] = pools.prefill.list();
   if (d === undefined || p === undefined) throw new Error("there are no instances");
-  expect(await pairing.hasEngine(d, "engine-1")).toBe("yes");
+  expect(await pairing.hasEngine(d, `engine-${own.port}-1`)).toBe("yes");
   expect(await pairing.hasEngine(d, "engine-0")).toBe("no");
-  expect(await pairing.hasEngine(p, "engine-1")).toBe("unknown");
+  expect(await pairing.hasEngine(p, `engine-${own.port}-1`)).toBe("unknown");
   own.change({});
   pairing.failed(d);
-  expect(await pairing.hasEngine(d, "engine-1")).toBe("no");
+  expect(await pairing.hasEngine(d, `engine-${own.port}-1`)).toBe("no");
   pairing.failed(d);
   own.close();
-  expect(await pairing.hasEngine(d, "engine-2")).toBe("unreadable");
+  expect(await pairing.hasEngine(d, `engine-${own.port}-2`)).toBe("unreadable");
 });
 
 test("the address of a side channel is learned from a first answer; that of another engine is refused", async () => {
@@ -371,7 +372,7 @@ test("the address of a side channel is learned from a first answer; that of anot
     await pairing.settled();
   };
   await answer("another");
-  expect(pools.prefill.status()[0]?.pairing?.reason).toContain("is that of engine engine-1");
+  expect(pools.prefill.status()[0]?.pairing?.reason).toContain(`is that of engine engine-${own.port}-1`);
   expect(pools.prefill.status()[0]?.pairing?.state).toBe("unverified");
 });
 
@@ -465,4 +466,74 @@ test("side channels with a key are read with handshakeKeyFile; without it, the l
   const [warned] = lines.filter(({ event }) => event === "instance-unverified").map(({ fields }) => fields);
   expect(warned?.["reason"]).toMatch(/CURVE.*NULL/);
   expect(warned?.["hint"]).toContain("--handshake-key-file");
+});
+
+/** An engine whose id is configured. Each process has memory of its own. */
+const configured = (engineId: string, factors = {}) =>
+  sideChannel({
+    announces: true,
+    metadata: { engineId, baseAddresses: METADATA.baseAddresses.map(() => nextAddress++) },
+    factors,
+  });
+let nextAddress = 0x7f00_0000_0000;
+
+test("of two engines that came together with one id neither serves; the reason has the id and both URLs", async () => {
+  const [one, two, other, decode] = [
+    await configured("prefill"),
+    await configured("prefill"),
+    await configured("other"),
+    await configured("d"),
+  ];
+  const prefill = [one.port, two.port, other.port];
+  const { pools, route, lines, pairing } = await fleet({ prefill, decode: [decode.port] });
+  expect(new Set(route(6))).toEqual(new Set(["p2-d0"]));
+  const [first, second, third] = pools.prefill.status().map((status) => status.pairing);
+  expect([first?.state, second?.state, third?.state]).toEqual(["unpaired", "unpaired", "paired"]);
+  expect(first?.reason).toMatch(
+    /^engine_id is prefill of two instances http:\/\/p0:80 http:\/\/p1:80 at prefill and unique at/,
+  );
+  expect(lines.filter(({ event }) => event === "instance-unpaired")).toHaveLength(2);
+  // The second one gets an id of its own.
+  two.change({ metadata: { engineId: "second" } });
+  const [, p1] = pools.prefill.list();
+  if (p1 !== undefined) pairing.failed(p1);
+  await expect.poll(() => new Set(route(6)).size, { timeout: 3000 }).toBe(3);
+});
+
+test("an engine keeps its id when another one comes with it; that one serves when the first has left", async () => {
+  const [one, two, decode] = [await configured("prefill"), await configured("prefill"), await sideChannel()];
+  const { pools, route, pairing } = await fleet({ prefill: [one.port], decode: [decode.port] });
+  pools.prefill.add({ url: "http://p1", kv: { host: "127.0.0.1", port: two.port } });
+  await pairing.settled();
+  expect(new Set(route(4))).toEqual(new Set(["p0-d0"]));
+  expect(pools.prefill.status()[1]?.pairing?.reason).toContain(
+    "prefill of two instances http://p1 http://p0:80",
+  );
+  await pools.prefill.remove({ url: "http://p0:80" });
+  expect(new Set(route(4))).toEqual(new Set(["p1-d0"]));
+});
+
+test("an engine of both roles stays a pair with itself while one of two readings is older", async () => {
+  const both = await configured("both");
+  const { pools, route, pairing } = await fleet({ prefill: [both.port], decode: [both.port] });
+  both.change({ metadata: { engineId: "both", baseAddresses: METADATA.baseAddresses.map(() => 4096) } });
+  const [p] = pools.prefill.list();
+  if (p !== undefined) pairing.failed(p);
+  await expect.poll(() => pools.prefill.status()[0]?.pairing?.stale, { timeout: 3000 }).toBe(false);
+  expect(route(1)).toEqual(["p0-d0"]);
+});
+
+test.each([
+  ["one server by two names", "p", "pull", true],
+  ["two decode engines, whose blocks nobody reads", "d", "pull", true],
+  ["two decode engines that register for push", "d", "push", false],
+  ["a prefill and a decode engine", "pd", "pull", false],
+] as const)("one engine id of %s", async (_, which, mode, serve) => {
+  const factors = { transfer_mode: mode };
+  const own = async (id: string) => (await configured(id, factors)).port;
+  const [p, d] = [await own(which === "pd" ? "same" : "p"), await own(which === "p" ? "d" : "same")];
+  const prefill = which === "p" ? [p, p] : [p];
+  const decode = which === "d" ? [d, await own("same")] : [d];
+  const { route } = await fleet({ prefill, decode });
+  expect(route(2).every((pair) => !pair.includes("undefined"))).toBe(serve);
 });

@@ -4,6 +4,7 @@ import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
 import { type Instance, type PairingStatus, partOf, type Role } from "../instances/instance.js";
 import { needsFactors } from "./check-pair.js";
 import { type EngineFacts, type InstanceGet, kvBytesOf, readEngineFacts } from "./engine-facts.js";
+import { EngineIds } from "./engine-ids.js";
 import { findFactors, mayFindFactors } from "./find-factors.js";
 import { fittingKinds, hasEntry, Kinds } from "./kinds.js";
 import {
@@ -51,6 +52,7 @@ export class Pairing {
   /** Entries of which a log line may have changed. */
   readonly #toReport = new Set<Entry>();
   readonly #kinds: Kinds;
+  readonly #engineIds = new EngineIds();
   readonly #sideChannel: SideChannel;
   /** By a list that is the same at each request, and by the kinds that fit: those of the list that do, until an instance changes. */
   #fitting = new WeakMap<readonly PairedInstance[], Map<string, Fitting>>();
@@ -77,10 +79,12 @@ export class Pairing {
       this.#toCheck.delete(entry);
       this.#toReport.delete(entry);
       for (const other of this.#kinds.leave(entry)) this.#toReport.add(other);
+      for (const other of this.#engineIds.note(entry, undefined)) this.#toCheck.add(other);
     }
     for (const instance of instances) {
       if (entries.has(instance)) continue;
       const entry = new Entry(instance);
+      this.#engineIds.came(entry);
       entries.set(instance, entry);
       this.#toCheck.add(entry);
       if (entry.address === undefined) entry.error = addressUnknown(role);
@@ -377,7 +381,10 @@ export class Pairing {
   #check(entry: Entry): void {
     if (this.#entryOf(entry.instance) !== entry) return;
     this.#toReport.add(entry);
-    for (const other of this.#kinds.place(entry)) this.#toCheck.add(other);
+    for (const one of [...this.#engineIds.note(entry, entry.facts), entry]) {
+      this.#toReport.add(one);
+      for (const other of this.#kinds.place(one)) this.#toCheck.add(other);
+    }
     const { facts, kind } = entry;
     if (facts === undefined || kind === undefined || !mayFindFactors(facts)) return;
     for (const { entries } of kind.checks.keys()) {

@@ -14,6 +14,7 @@ function object(change: Partial<KeptObject> = {}): KeptObject {
     tokens: 100,
     blocks: [10 * serial, 10 * serial + 1],
     tpSize: 1,
+    dcpSize: 1,
     isKv: false,
     server: "d",
     model: "m",

@@ -17,6 +17,8 @@ export interface KvObject {
   readonly blocks: readonly number[];
   /** D's tensor-parallel size. */
   readonly tpSize: number;
+  /** Over so many of D's ranks a block is spread, with decode context parallelism: it has as many times the tokens of a block of its cache. */
+  readonly dcpSize: number;
   /** D is an engine of this project: it compares what a P of this project reads with its own tokens. */
   readonly isKv: boolean;
 }
@@ -27,7 +29,7 @@ const MAX_PARAMS_LENGTH = 8 * 1024 * 1024;
 /**
  * Reads the `kv_transfer_params` (JSON text) of a D that keeps a finished request's blocks (vLLM 0.33 with `bidirectional_kv_xfer`). Undefined where they name
  * nothing to read. Errors: `KV_REQUEST_INVALID` for an object that must not be used: a member is wrong, or it is of a kind for which reading back is not proven (several
- * groups of layers, pipeline or context parallel engines, no end of the lease).
+ * groups of layers, pipeline parallel engines, a context parallel engine of vLLM, no end of the lease).
  */
 export function readKvObject(params: string): KvObject | undefined {
   if (params.length > MAX_PARAMS_LENGTH) throw unusable(`it has ${params.length} characters`);
@@ -40,8 +42,10 @@ export function readKvObject(params: string): KvObject | undefined {
     throw unusable(`remote_num_tokens is ${JSON.stringify(tokens)}`);
   // Without it, P would not see that the blocks have been used anew.
   if (typeof expiry !== "number") throw unusable("it has no remote_blocks_expiry_time");
-  for (const size of ["pp_size", "dcp_size"])
-    if ((fields[size] ?? 1) !== 1) throw unusable(`${size} is ${JSON.stringify(fields[size])}`);
+  const isKv = fields.kv_peer != null;
+  const { pp_size: ppSize = 1, dcp_size: dcpSize = 1 } = fields;
+  if (ppSize !== 1) throw unusable(`pp_size is ${JSON.stringify(ppSize)}`);
+  if (dcpSize !== 1 && !isKv) throw unusable(`dcp_size is ${JSON.stringify(dcpSize)}, of an engine of vLLM`);
   if (fields.transfer_mode !== undefined && fields.transfer_mode !== "pull")
     throw unusable(`transfer_mode is ${JSON.stringify(fields.transfer_mode)}`);
   const groups = fields.remote_block_ids as readonly (readonly number[])[];
@@ -56,7 +60,8 @@ export function readKvObject(params: string): KvObject | undefined {
     tokens,
     blocks,
     tpSize: tpSize as number,
-    isKv: fields.kv_peer != null,
+    dcpSize: dcpSize as number,
+    isKv,
   };
 }
 

@@ -141,17 +141,17 @@ export class ReadbackStrategy implements DisaggregationStrategy {
   }
 
   /**
-   * The prefill instances that do not read the object: they could not lately, or have another tensor-parallel size, or none that is known. Between engines of this project any two
-   * sizes are proven.
+   * The prefill instances that do not read the object: they could not lately, or have another tensor-parallel size, or none that is known, or it is of a context parallel engine. Between
+   * engines of this project any two sizes are proven.
    */
-  #unfit({ tpSize, isKv }: KeptObject): Set<Instance> {
+  #unfit({ tpSize, dcpSize, isKv }: KeptObject): Set<Instance> {
     const { prefillers, fleet, ambient } = this.#legs;
     const nowMs = ambient.clock.now();
     return new Set<Instance>(
       prefillers.list().filter((one) => {
         const engine = this.#engines.coordinatesOf(one);
         const ownTpSize = fleet.pairing?.status(one)?.tp_size ?? one.kv?.tpSize ?? engine?.tpSize;
-        const fits = ownTpSize === tpSize || (isKv && engine?.isKv === true);
+        const fits = (ownTpSize === tpSize && dcpSize === 1) || (isKv && engine?.isKv === true);
         return !fits || nowMs < (this.#pausedUntilMs.get(one) ?? nowMs);
       }),
     );

@@ -147,7 +147,7 @@ export class Readback {
   async #keep(part: Part, turn: EndedTurn, object: KvObject): Promise<Refusal | undefined> {
     const { instance, promptIds, outputIds } = turn;
     const { cachePercent, minTokens } = this.settings;
-    const { tokens, blocks, engineId } = object;
+    const { tokens, blocks, engineId, dcpSize } = object;
     this.#doubted.delete(instance);
     if (tokens < minTokens) return "short";
     // The KV of the last token is not computed.
@@ -155,7 +155,7 @@ export class Readback {
     const capacity = await this.#capacities.of(instance, engineId);
     if (capacity === undefined) return "capacity";
     // P takes the last blocks: one more than the tokens need would shift all.
-    if (blocks.length !== Math.ceil(tokens / capacity.blockTokens)) return "shape";
+    if (blocks.length !== Math.ceil(tokens / (capacity.blockTokens * dcpSize))) return "shape";
     const digests = new TurnDigests(scopeOf(part.request), [...promptIds, ...outputIds]);
     const bytes = this.#legs.fleet.pairing?.kvBytes(instance, [blocks]);
     const named = { server: instanceName(instance), model: part.request.fields.model, bytes };

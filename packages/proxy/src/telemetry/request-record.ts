@@ -41,7 +41,7 @@ export class RequestRecord {
   disaggregation: Disaggregation | undefined = undefined;
   /** True when the proxy had blocks of a prefill worker freed, because no decode worker would read them. */
   released: boolean | undefined = undefined;
-  /** `used`, or why no ended turn was used; undefined where the setting is off. */
+  /** `used`, `lost` where it was used and the request began again, or why no ended turn was used; undefined where the setting is off. */
   readback: string | undefined = undefined;
   /** Tokens of an ended turn that the prefill instance did not compute. */
   readbackTokens: number | undefined = undefined;
@@ -50,6 +50,9 @@ export class RequestRecord {
   restarted(): void {
     this.restarts = (this.restarts ?? 0) + 1;
     this.decodeStartedAtMs = undefined;
+    this.cachedTokens = undefined;
+    this.readbackTokens = undefined;
+    if (this.readback === "used") this.readback = "lost";
   }
 
   /** The members of the access log. Those that are undefined are not logged. */

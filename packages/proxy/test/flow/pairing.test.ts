@@ -43,6 +43,7 @@ class FakeEngine {
     this.#http = await startUpstream((seen) => {
       const { response, json, path } = seen;
       if (path === "/version") return sendJson(response, { version: this.version });
+      if (path === "/v1/models") return sendJson(response, { data: [{ id: "m" }] });
       if (path !== "/v1/completions") return sendJson(response, {}, path === "/health" ? 200 : 404);
       const params = (json.kv_transfer_params ?? {}) as Record<string, unknown>;
       if (json.use_beam_search === true) return sendJson(response, {}, 400);
@@ -101,6 +102,34 @@ test("a request goes only to engines with equal hashes; each unpaired instance i
   expect(metrics).toContain(`kv_proxy_instance_pairs{role="prefill",server="${p33.spec.url}"} 1`);
   const unpaired = lines.filter(({ event }) => event === "instance-unpaired");
   expect(unpaired.map(({ fields }) => fields["instance"])).toEqual([p32.spec.url]);
+});
+
+test("two P with one engine_id: none serves, with the reason; one that was there before goes on, whatever comes", async () => {
+  const [p, same, d] = [
+    await engine("same", "0.33.0"),
+    await engine("same", "0.33.0"),
+    await engine("d", "0.33.0"),
+  ];
+  const given = { decoders: [d.spec], pairing, admin: { port: 0 } };
+  const both = await runProxy({ ...given, prefillers: [p.spec, same.spec] });
+  const refused = await errorOf(await post(`${both.url}/v1/completions`, { prompt: "a" }));
+  expect(refused).toMatchObject({ status: 503, code: "KV_PROXY_NO_INSTANCE" });
+  expect(refused.message).toContain(
+    "engine_id is same-1-0.33.0 of two instances at prefill and unique at decode",
+  );
+  expect([p.served, same.served, (await fetch(`${both.url}/health`)).status]).toEqual([0, 0, 503]);
+
+  const one = await runProxy({ ...given, prefillers: [p.spec] });
+  expect((await post(`${one.url}/v1/completions`, { prompt: "a" })).status).toBe(200);
+  const added = await post(`${one.adminUrl}/instances/add`, { role: "prefill", instance: same.spec });
+  expect(added.status).toBe(200);
+  for (let index = 0; index < 10; index++)
+    expect((await post(`${one.url}/v1/completions`, { prompt: "a" })).status).toBe(200);
+  expect([p.served, same.served]).toEqual([11, 0]);
+  const metrics = await (await fetch(`${one.adminUrl}/metrics`)).text();
+  expect(metrics).toContain(
+    `kv_proxy_instance_unpaired{role="prefill",server="${same.spec.url}",factor="engine_id"} 1`,
+  );
 });
 
 test.each(["pull", "push", "auto"] as const)(

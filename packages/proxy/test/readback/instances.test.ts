@@ -1,3 +1,4 @@
+import { silentLog } from "@kv/interface";
 import type { Answer } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
 import { post, runProxy, upstream } from "../support/set-up.js";
@@ -44,7 +45,15 @@ test("a D that fails when P has read the turn: the request begins again with P, 
   };
   const prefiller = await upstream(turns.prefill);
   const decoders = [await upstream(decode), await upstream(decode)].map(({ url }) => url);
-  const { url } = await runProxy({ prefillers: [prefiller.url], decoders, readback: {} });
+  const logged: unknown[] = [];
+  const { url } = await runProxy({
+    ...{ prefillers: [prefiller.url], decoders, readback: {} },
+    log: {
+      ...silentLog,
+      info: (event, { restarts, readback, readbackTokens } = {}) =>
+        event === "request-done" && logged.push([restarts, readback, readbackTokens]),
+    },
+  });
   const next = await turn(url, LONG);
   const { legs } = turns.counts;
   fails = true;
@@ -54,6 +63,12 @@ test("a D that fails when P has read the turn: the request begins again with P, 
   await turn(url, last);
   expect(turns.counts.reads).toBe(2);
   expect(turns.wrong).toEqual([]);
+  // What was read was lost with the D that failed.
+  expect(logged).toEqual([
+    [undefined, "no-match", undefined],
+    [1, "lost", undefined],
+    [undefined, "used", next.length + 15],
+  ]);
 });
 
 test("a sidecar keeps what its D holds, and gives it to the P that the header names", async () => {

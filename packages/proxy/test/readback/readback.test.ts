@@ -293,6 +293,21 @@ test.each([
   expect(await metric('kv_proxy_readback_refused_total{reason="no-prefill"}')).toBe(1 - reads || undefined);
 });
 
+test.each([
+  ["a P of this project", KV_PEER, 2],
+  ["no P of vLLM", {}, 0],
+] as const)("turns of a context parallel D of this project are read by %s", async (_, prefillSays, reads) => {
+  const { turns, url } = await servers();
+  turns.prefillSays = prefillSays;
+  turns.decodeSays = (blocks) => {
+    const spread = blocks.slice(0, Math.ceil(blocks.length / 2));
+    return { ...KV_PEER, dcp_size: 2, remote_block_ids: [spread] };
+  };
+  await converse(url, 3);
+  expect(turns.counts.reads).toBe(reads);
+  expect(turns.wrong).toEqual([]);
+});
+
 test("an object that no P fits stays for one that does", async () => {
   const { turns, url, proxy } = await servers();
   const messages = await converse(url, 1);

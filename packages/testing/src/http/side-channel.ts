@@ -1,3 +1,4 @@
+import { randomUUID } from "node:crypto";
 import { readFileSync } from "node:fs";
 import {
   compatibilityHash,
@@ -40,6 +41,8 @@ export interface FakeSideChannel {
 /** The side channel of an engine on the loopback: a listener that answers handshakes, with the factors of the hash as this project's engines do. */
 export async function startSideChannel(engine: () => AnnouncedEngine, port = 0): Promise<FakeSideChannel> {
   let asked = 0;
+  // A process has a NIXL agent of its own.
+  const agentMetadata = new TextEncoder().encode(randomUUID());
   const side = zmqSideChannel();
   const listener = await side.listen({
     host: "127.0.0.1",
@@ -51,7 +54,7 @@ export async function startSideChannel(engine: () => AnnouncedEngine, port = 0):
       const blocks = blockSize === undefined ? {} : blocksOf(blockSize);
       const payload = encodeHandshakePayload({
         compatibilityHash: compatibilityHash(factors),
-        agentMetadataBytes: encodeAgentMetadata({ ...METADATA, ...blocks, engineId }),
+        agentMetadataBytes: encodeAgentMetadata({ ...METADATA, ...blocks, engineId, agentMetadata }),
         extension: announcesFactors ? { version: 1, factors } : undefined,
         rest: {},
       });
