@@ -2,8 +2,8 @@
 //   node --import tsx tools/tested/record.ts ID -- COMMAND…      without a command: only writes the table again
 import { spawnSync } from "node:child_process";
 import { writeFileSync } from "node:fs";
-import { cpus } from "node:os";
 import { fileURLToPath } from "node:url";
+import { machine } from "./machine.js";
 import { SUBJECTS } from "./subjects.js";
 import { type TestedRecord, writePages } from "./table.js";
 
@@ -18,15 +18,10 @@ if (id !== undefined) {
     console.error(`nothing was recorded: the command ended with ${status}`);
     process.exit(1);
   }
-  const { header } = process.report.getReport() as { header: { glibcVersionRuntime?: string } };
-  const { glibcVersionRuntime: glibc } = header;
   const record: TestedRecord = {
     date: new Date().toISOString().slice(0, 10),
     command: [program, ...args].join(" "),
-    machine: [
-      `${cpus().length} × ${cpus()[0]?.model ?? process.arch}`,
-      ...(glibc === undefined ? [] : [`glibc ${glibc}`]),
-    ].join(", "),
+    machine: machine(),
   };
   writeFileSync(
     fileURLToPath(new URL(`../../docs/tested/${id}.json`, import.meta.url)),
