@@ -136,8 +136,8 @@ async function addedLatency(generator: LoadGenerator, urls: Readonly<Record<Way,
   const second = "the same: added by Envoy with a static cluster, over D without it";
   const [beside, none] = [spread(p50.static, "ms"), spread(p50.direct, "ms")];
   return [
-    alone(first, spread(over, "ms"), "<= 2 ms", median(over) <= 2, beside),
-    alone(second, spread(added("static", "direct"), "ms"), "reported", undefined, none),
+    alone(first, spread(over, "ms"), "<= 2 ms", median(over) <= 2, beside, ROUNDS),
+    alone(second, spread(added("static", "direct"), "ms"), "reported", undefined, none, ROUNDS),
   ];
 }
 
@@ -153,7 +153,7 @@ async function picks(generator: LoadGenerator, url: string, pid: number): Promis
   }
   const what = `${CLIENTS} clients: picks per second of the picker's processor time; theirs: requests per second through Envoy`;
   const isMet = median(perSecond) >= 1_000;
-  return alone(what, spread(perSecond, "/s"), ">= 1000", isMet, spread(rates, "/s"));
+  return alone(what, spread(perSecond, "/s"), ">= 1000", isMet, spread(rates, "/s"), ROUNDS);
 }
 
 /** The heap grows until its first full collections, so the first fifth of the requests does not count. */

@@ -1,4 +1,4 @@
-// npm run bench [-- NAME… [--only PART,…] [--json]]: every ratio compares two measurements taken in turn, in one run, on this machine.
+// npm run bench [-- NAME… [--only PART,…] [--json] [--record]]: every ratio compares two measurements taken in turn, in one run, on this machine.
 import { parseArgs } from "node:util";
 import { disaggregation } from "./disaggregation.js";
 import { epp } from "./epp.js";
@@ -12,6 +12,7 @@ import { prepare } from "./prepare.js";
 import { proxy } from "./proxy.js";
 import { proxyWorkers } from "./proxy-workers.js";
 import { pushVsPull } from "./push-vs-pull/index.js";
+import { load, record } from "./record.js";
 import type { Row } from "./report.js";
 import { printRows } from "./report.js";
 
@@ -32,12 +33,15 @@ const BENCHMARKS: Readonly<Record<string, (only: readonly string[] | undefined) 
     growth,
   };
 
+/** These write their pages themselves with --record. */
+const WITH_OWN_PAGES = ["push-vs-pull", "multi-turn", "growth"];
+
 const { positionals: names, values } = parseArgs({
   allowPositionals: true,
   options: {
     json: { type: "boolean" },
     only: { type: "string" },
-    "no-docs": { type: "boolean" },
+    record: { type: "boolean" },
     short: { type: "boolean" },
   },
 });
@@ -51,7 +55,10 @@ if (unknown.length > 0) {
 const rows: Row[] = [];
 for (const name of names.length > 0 ? names : Object.keys(BENCHMARKS)) {
   process.stderr.write(`${name} …\n`);
-  rows.push(...((await BENCHMARKS[name]?.(values.only?.split(","))) ?? []));
+  const before = load();
+  const measured = (await BENCHMARKS[name]?.(values.only?.split(","))) ?? [];
+  if (values.record === true && !WITH_OWN_PAGES.includes(name)) record(name, measured, before, values.only);
+  rows.push(...measured);
 }
 if (values.json === true) console.log(JSON.stringify(rows, null, 2));
 else printRows(rows);

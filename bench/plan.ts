@@ -69,6 +69,7 @@ async function against(
     ratio,
     wanted: `>= ${wanted}`,
     met: ratio === undefined ? undefined : ratio >= wanted,
+    rounds: ROUNDS,
   };
 }
 

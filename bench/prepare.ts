@@ -135,9 +135,10 @@ export async function prepare(): Promise<readonly Row[]> {
           theirs.push(answer.ms[0] ?? Number.NaN);
         }
         const where = `${tokens} tokens x ${REGIONS} regions, ${order}`;
-        const prepared = `block ids to prepared requests, ${where} (plan ${spread(plans, "ms")}): time / ${reference}`;
+        const prepared = `block ids to prepared requests, ${where}: time / ${reference}`;
         const posted = `block ids to the first post, ${where}: time / ${reference}, which posts once`;
-        rows.push(compare(prepared, [ours, theirs], "ms", "<=", 1));
+        const row = compare(prepared, [ours, theirs], "ms", "<=", 1);
+        rows.push({ ...row, ours: `${row.ours}; the plan ${spread(plans, "ms")}` });
         rows.push(compare(posted, [untilPost, theirs], "ms", "<=", 0.9));
         const allowed = order === "one run" ? 0.5 : 1;
         rows.push({

@@ -157,6 +157,7 @@ async function sideBySide(
       "<= 1 ms",
       addedMs <= 1,
       spread(added(1), "ms"),
+      ROUNDS,
     ),
   ];
 }
@@ -181,6 +182,7 @@ function tail(what: string, rounds: RoundsOfBoth, mostLaterMs: number): Row {
     ratio: ours / theirs,
     wanted: `p99 within ${mostLaterMs} ms`,
     met: ours - theirs <= mostLaterMs,
+    rounds: rounds[0].length,
   };
 }
 

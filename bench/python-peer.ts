@@ -5,6 +5,7 @@ import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { findLibrary } from "@kv/nixl";
 import { PreloadFinder } from "../packages/nixl/src/backends/preload.js";
+import { DEFAULT_VERSION } from "../packages/nixl/src/install/wheels.js";
 import { cache, environment, type LinePeer, linePeer } from "../tools/clients/python.js";
 
 const run = promisify(execFile);
@@ -16,7 +17,13 @@ const ofTheUser = { ...process.env };
 
 /** Python with numpy and the NIXL wheel that `kv-nixl install` uses. */
 const benchPython = async (): Promise<string> =>
-  join(await environment("bench-venv-1.5.0", [["numpy"], ["--no-deps", "nixl-cu12==1.5.0"]]), "python");
+  join(
+    await environment(`bench-venv-${DEFAULT_VERSION}`, [
+      ["numpy"],
+      ["--no-deps", `nixl-cu12==${DEFAULT_VERSION}`],
+    ]),
+    "python",
+  );
 
 export const routerCommand = async (): Promise<string> =>
   join(await environment("router-venv-0.1.17", [["vllm-router==0.1.17"]]), "vllm-router");

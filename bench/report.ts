@@ -10,6 +10,8 @@ export interface Row {
   readonly wanted: string;
   /** undefined: reported only, or not measurable on this machine. */
   readonly met: boolean | undefined;
+  /** How often each side was measured. */
+  readonly rounds?: number;
 }
 
 export function median(values: readonly number[]): number {
@@ -53,7 +55,7 @@ export function compare(
 ): Row {
   const ratio = pairRatio(ours, theirs);
   return {
-    ...{ what, ours: spread(ours, unit), theirs: spread(theirs, unit), ratio },
+    ...{ what, ours: spread(ours, unit), theirs: spread(theirs, unit), ratio, rounds: ours.length },
     best: bestRatio(ours, theirs, relation === "<=" ? "least" : "most"),
     wanted: bound === undefined ? "reported" : `${relation} ${bound}`,
     met: bound === undefined ? undefined : relation === "<=" ? ratio <= bound : ratio >= bound,
@@ -61,8 +63,15 @@ export function compare(
 }
 
 /** A row without a ratio. `theirs`: what stands beside it, if anything does. */
-export function alone(what: string, ours: string, wanted = "reported", met?: boolean, theirs = "-"): Row {
-  return { what, ours, theirs, ratio: undefined, wanted, met };
+export function alone(
+  what: string,
+  ours: string,
+  wanted = "reported",
+  met?: boolean,
+  theirs = "-",
+  rounds?: number,
+): Row {
+  return { what, ours, theirs, ratio: undefined, wanted, met, ...(rounds === undefined ? {} : { rounds }) };
 }
 
 export function printRows(rows: readonly Row[]): void {

@@ -1,4 +1,4 @@
-// npm run bench [-- NAME… [--only PART,…] [--json]]
+// npm run bench [-- NAME… [--only PART,…] [--json] [--record]]
 import { spawn } from "node:child_process";
 import { join } from "node:path";
 import { parseArgs } from "node:util";

@@ -1,4 +1,4 @@
-// Measures how costs grow with sizes: npm run bench -- growth [--only GROUP,…] [--short] [--json] [--no-docs]
+// Measures how costs grow with sizes: npm run bench -- growth [--only GROUP,…] [--short] [--json] [--record]
 import { spawn } from "node:child_process";
 import { fileURLToPath } from "node:url";
 import type { Row } from "../report.js";
@@ -20,7 +20,7 @@ export async function growth(only: readonly string[] | undefined): Promise<reado
   const rows: Row[] = [];
   for (const name of names) {
     const group = await measureGroup(name, short);
-    if (!short && group.missing === undefined && !process.argv.includes("--no-docs")) await publish(group);
+    if (!short && group.missing === undefined && process.argv.includes("--record")) await publish(group);
     rows.push(...rowsOf(group));
   }
   return rows;

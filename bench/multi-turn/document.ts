@@ -27,9 +27,9 @@ export interface Section {
   readonly after?: string;
 }
 
-/** Writes a part's section of docs/bench/multi-turn.md; those of the other parts stay. `--no-docs`: writes nothing. */
+/** Writes a part's section of docs/bench/multi-turn.md with `--record`; those of the other parts stay. */
 export async function writeSection(part: keyof typeof HEADINGS, section: Section): Promise<void> {
-  if (process.argv.includes("--no-docs") || process.argv.includes("--short")) return;
+  if (!process.argv.includes("--record") || process.argv.includes("--short")) return;
   const [, ...before] = (await readFile(DOCUMENT, "utf8")).split(/^(?=## )/m);
   const texts = Object.entries(HEADINGS).map(([name, heading]) =>
     name === part

@@ -64,7 +64,7 @@ async function links(): Promise<readonly Row[]> {
     ]),
   );
   await writeSection("links", {
-    intro: `Written by \`npm run bench -- multi-turn --only links\`. ${trafficText(AGENTS)} \`kv-proxy\`, the pull connectors and the schedulers are the production code, on a
+    intro: `Written by \`npm run bench -- multi-turn --only links --record\`. ${trafficText(AGENTS)} \`kv-proxy\`, the pull connectors and the schedulers are the production code, on a
 virtual clock, with one P and one D and the times of a model of 8 billion parameters (20,000 prompt tokens a second, 8 ms for a step of D, 128 KiB of KV a token). In the last rows there are two P and two D,
 one of which is killed after every ${REPLACED_EVERY} requests, and another one takes its place; there the turns count whose D was not replaced.`,
     ...{ rows, compared },
@@ -138,7 +138,7 @@ async function processes(): Promise<readonly Row[]> {
   process.stderr.write(`  ${JSON.stringify({ replaced: on.replaced, failed: on.failed, ...on.reasons })}\n`);
   const rows = named(name, realRows(on, off, equal));
   await writeSection("processes", {
-    intro: `Written by \`npm run bench -- multi-turn --only processes\`. ${trafficText(traffic)} \`kv-proxy\`, two P without a prefix cache and two D, over NIXL on one machine, with the demo's tiny model on the CPU.
+    intro: `Written by \`npm run bench -- multi-turn --only processes --record\`. ${trafficText(traffic)} \`kv-proxy\`, two P without a prefix cache and two D, over NIXL on one machine, with the demo's tiny model on the CPU.
 Each is a process; one of the four in turn is killed after every ${every} requests and started again (${on.replaced} with readback, ${off.replaced} without). Clients ask again where a stream broke that had begun (${on.failed} and ${off.failed}). P computed new
 tokens only in turns whose D was not replaced; the others count in the tokens that P computed.`,
     ...{ rows, compared: [{ name, ratios: ratios(on.turns, off.turns) }] },
@@ -151,7 +151,7 @@ async function live(): Promise<readonly Row[]> {
   const { traffic, on, off, equal } = await liveTurns();
   const rows = named(name, realRows(on, off, equal));
   await writeSection("live", {
-    intro: `Written by \`npm run bench -- multi-turn --only live\`. ${trafficText(traffic)} P (without a prefix cache) and D are vLLM 0.33 with its tiny model on the CPU, with room for 8,192 tokens, and none is replaced. Without readback,
+    intro: `Written by \`npm run bench -- multi-turn --only live --record\`. ${trafficText(traffic)} P (without a prefix cache) and D are vLLM 0.33 with its tiny model on the CPU, with room for 8,192 tokens, and none is replaced. Without readback,
 the setting is left out at vLLM too. The tokens that P computed are those of its metrics. Clients asked again ${on.failed} times with readback, and ${off.failed} times without.`,
     ...{ rows, compared: [{ name, ratios: ratios(on.turns, off.turns) }] },
   });

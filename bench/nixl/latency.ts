@@ -180,6 +180,7 @@ export async function notifications(fixture: BenchFixture): Promise<Row[]> {
       best: Math.min(...mine) / Math.min(...heard.pythonBusy.map(of), ...heard.pythonSleep.map(of)),
       wanted: wanted === undefined ? "reported" : `<= ${wanted}`,
       met: wanted === undefined ? undefined : ratio <= wanted,
+      rounds: ROUNDS,
     };
   };
   const p99 = (delays: readonly number[]) => percentile(delays, 0.99);

@@ -100,6 +100,7 @@ function onThreadRow(what: string, busyMs: readonly number[], leastMs?: readonly
     wanted,
     busy <= WANTED_ON_THREAD_MS,
     leastMs === undefined ? "-" : spread(leastMs, "ms"),
+    busyMs.length,
   );
 }
 
@@ -200,8 +201,8 @@ export async function handshake(fixture: BenchFixture): Promise<Row[]> {
     const memory = `${what}: growth of the process's memory at its peak; the largest counts`;
     const isSmall = Math.max(...grown) <= WANTED_GROWTH_MIB;
     rows.push(
-      alone(what, spread(times, "ms"), "<= 1000 ms", median(times) <= 1000),
-      alone(memory, spread(grown, "MiB"), `<= ${WANTED_GROWTH_MIB} MiB`, isSmall),
+      alone(what, spread(times, "ms"), "<= 1000 ms", median(times) <= 1000, "-", ROUNDS),
+      alone(memory, spread(grown, "MiB"), `<= ${WANTED_GROWTH_MIB} MiB`, isSmall, "-", ROUNDS),
       onThreadRow(`${what} (over the same with ${LAYERS} descriptors)`, busy, few),
     );
     return rows;

@@ -9,12 +9,12 @@ import { measureProcesses } from "./processes/measure.js";
 
 const DOCS = new URL("../../docs/bench/", import.meta.url);
 
-/** Runs the parts `processes`, `links` and `validate`, or those of `only`. Writes docs/bench/push-vs-pull.md, and push-vs-pull-links.md from the last two. Only `processes` needs NIXL and a quiet machine. */
+/** Runs the parts `processes`, `links` and `validate`, or those of `only`. With --record writes docs/bench/push-vs-pull.md, and push-vs-pull-links.md from the last two. Only `processes` needs NIXL and a quiet machine. */
 export async function pushVsPull(
   only: readonly string[] = ["processes", "links", "validate"],
 ): Promise<readonly Row[]> {
   const publish = async (name: string, text: string) => {
-    if (process.argv.includes("--no-docs")) return;
+    if (!process.argv.includes("--record")) return;
     await mkdir(DOCS, { recursive: true });
     await writeFile(new URL(name, DOCS), text);
   };

@@ -2,16 +2,26 @@ import { readdirSync } from "node:fs";
 import { join } from "node:path";
 import { expect, test } from "vitest";
 import { readPages, root } from "../site/pages.js";
-import { examplesOn, withExamples, withInstallLines } from "./page-parts.js";
+import { examplesOn, recordsOn, withExamples, withInstallLines, withRecords } from "./page-parts.js";
 
 // `npx vitest run tools/docs/page-parts.test.ts -u` writes what the pages have of files and settings.
 const { pages } = readPages();
 
+const made = (text: string) => withRecords(withInstallLines(withExamples(text)));
+
 test.each(
-  pages.filter(({ text }) => text !== withInstallLines(withExamples(text)) || examplesOn(text).length > 0),
-)("$source has the examples as they are, and the install lines that work now", ({ source, text }) =>
-  expect(withInstallLines(withExamples(text))).toMatchFileSnapshot(join(root, source)),
+  pages.filter(({ text }) => text !== made(text) || [...examplesOn(text), ...recordsOn(text)].length > 0),
+)(
+  "$source has the examples and the records as they are, and the install lines that work now",
+  ({ source, text }) => expect(made(text)).toMatchFileSnapshot(join(root, source)),
 );
+
+test("each record of a benchmark is on a page", () => {
+  const shown = pages.flatMap(({ text }) => recordsOn(text));
+  const records = readdirSync(join(root, "docs/bench")).filter((name) => name.endsWith(".json"));
+  expect(records.length).toBeGreaterThan(3);
+  expect(records.filter((name) => !shown.includes(name.replace(/\.json$/, "")))).toEqual([]);
+});
 
 test("each example is on a page", () => {
   const shown = new Set(pages.flatMap(({ text }) => examplesOn(text)));

@@ -19,7 +19,7 @@ export function document(swept: readonly Swept[], compared: readonly Compared[])
   };
   return `# Push and pull on other links
 
-Written by \`npm run bench -- push-vs-pull --only links,validate\`. Time to the first token on hardware that was simulated: the proxy, the pull and push connectors and the engines' schedulers are the production code, in one process, over the embedded transport, on a
+Written by \`npm run bench -- push-vs-pull --only links,validate --record\`. Time to the first token on hardware that was simulated: the proxy, the pull and push connectors and the engines' schedulers are the production code, in one process, over the embedded transport, on a
 virtual clock. Every message between two processes (HTTP, notification, question on the side channel, begin of a transfer) takes one hop; transfers share the link; each byte range costs 0.2 us. P computes one prompt
 at a time, with ${MODEL.forwardMsPer512Tokens} ms per 512 tokens and ${MODEL.kvBytesPerToken / 1024} KiB of KV per token, as a model of 8 billion parameters on one GPU. D's own steps take no time in the tables of gains; [the source's second cause](#the-sources-two-causes) needs them. The figures repeat exactly.
 

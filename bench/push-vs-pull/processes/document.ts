@@ -47,7 +47,7 @@ The load was above the number of cores, so the times are mostly waits for a core
       : "";
   return `# Push and pull, measured
 
-Written by \`npm run bench -- push-vs-pull\`. Time to the first token in ms. The proxy, P and D are separate processes on one host, over NIXL with UCX. Each value is the
+Written by \`npm run bench -- push-vs-pull --record\`. Time to the first token in ms. The proxy, P and D are separate processes on one host, over NIXL with UCX. Each value is the
 median of ${rounds} rounds, in which pull, push and layer-wise push took turns. The model is simulated: a forward pass of ${FORWARD_MS_PER_512} ms per 512 tokens,
 ${KV_BYTES_PER_TOKEN / 1024} KiB of KV per token, blocks of ${BLOCK_TOKENS} tokens. Load of the machine (2 cores): ${load.before.toFixed(1)} before, ${load.after.toFixed(1)} after; ${failed} requests failed and are not counted.
 ${busy}
@@ -75,6 +75,6 @@ ${costTable("main")}
 
 ${costTable("beside")}
 
-[Where the time goes](push-vs-pull-profile.md): a profile that was made by hand.
+[Where the time goes](push-vs-pull-profile.md).
 `;
 }
