@@ -29,10 +29,7 @@ export function descriptorRunTests(fixture: Fixture): void {
       const after = async (spelling: DescriptorPairs | DescriptorRuns) => {
         reader.memory.bytes.set(pattern(32_768, 2));
         owner.memory.bytes.set(pattern(32_768, 3));
-        expect(await move(spelling)).toMatchObject({
-          descriptorCount: 27,
-          lengthBytes: 21 * 256 + 6 * 512,
-        });
+        expect(await move(spelling)).toMatchObject({ descriptorCount: 27, lengthBytes: 21 * 256 + 6 * 512 });
         return [reader.memory.bytes.slice(), owner.memory.bytes.slice()] as const;
       };
       const expected = await after(descriptorPairs({ runs }));

@@ -86,12 +86,7 @@ function cachesOfLayer(layer: number, ratio: number, sizes: Sizes): LayerDraft[]
   const compressed = (name: string, spec: Omit<Latent, "class">): LayerDraft => ({
     name,
     layer,
-    spec: {
-      class: "MLAAttentionSpec",
-      ...spec,
-      tokensPerState: ratio,
-      kernelBlock: COMPRESSED_BLOCK_TOKENS,
-    },
+    spec: { class: "MLAAttentionSpec", ...spec, tokensPerState: ratio, kernelBlock: COMPRESSED_BLOCK_TOKENS },
   });
   // Windows of two latents overlap where the ratio is 4.
   const spans = ratio === 4 ? 2 : 1;
