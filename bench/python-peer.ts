@@ -9,7 +9,7 @@ import { cache, environment, type LinePeer, linePeer } from "../tools/clients/py
 
 const run = promisify(execFile);
 const here = fileURLToPath(new URL("./python/", import.meta.url));
-// Both sides read the memory of a GPU by CUDA IPC, also where there are no NVLinks.
+// Python reads the memory of a GPU by CUDA IPC, also where there are no NVLinks, as the addon has this process do.
 if (existsSync("/dev/nvidia0")) process.env["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] ??= "on";
 /** Python gets the environment of the user. Once it is loaded, our addon sets variables for NIXL in this process. */
 const ofTheUser = { ...process.env };

@@ -1,7 +1,7 @@
 // Runs a command, and records for the table "tested where" that it has passed on this machine.
 //   node --import tsx tools/tested/record.ts ID -- COMMAND…      without a command: only writes the table again
 import { spawnSync } from "node:child_process";
-import { writeFileSync } from "node:fs";
+import { existsSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { cpus } from "node:os";
 import { fileURLToPath } from "node:url";
 import { SUBJECTS } from "./subjects.js";
@@ -26,6 +26,7 @@ if (id !== undefined) {
     machine: [
       `${cpus().length} × ${cpus()[0]?.model ?? process.arch}`,
       ...(glibc === undefined ? [] : [`glibc ${glibc}`]),
+      ...gpus(),
     ].join(", "),
   };
   writeFileSync(
@@ -34,3 +35,15 @@ if (id !== undefined) {
   );
 }
 writePages();
+
+/** The models of the machine's NVIDIA GPUs, and the driver's version. */
+function gpus(): string[] {
+  const driver = "/proc/driver/nvidia";
+  if (!existsSync(`${driver}/gpus`)) return [];
+  const models = readdirSync(`${driver}/gpus`).map((gpu) => {
+    const about = readFileSync(`${driver}/gpus/${gpu}/information`, "utf8");
+    return /^Model:\s*(.+)$/m.exec(about)?.[1] ?? "an NVIDIA GPU";
+  });
+  const version = /Kernel Module.*?(\d+\.\d[\d.]*)/.exec(readFileSync(`${driver}/version`, "utf8"))?.[1];
+  return [...models, ...(version === undefined ? [] : [`driver ${version}`])];
+}

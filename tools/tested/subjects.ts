@@ -24,7 +24,11 @@ export const SUBJECTS: readonly Subject[] = [
     without: "",
     page: ["live tests, by version", "vllm-versions.md"],
   },
-  { id: "gpu", title: "NVIDIA GPU", without: "the code paths run against a stand-in for the CUDA driver" },
+  {
+    id: "gpu",
+    title: "Memory of one NVIDIA GPU, without vLLM",
+    without: "the code paths run against a stand-in for the CUDA driver",
+  },
   { id: "rdma", title: "RDMA (InfiniBand, RoCE)", without: "" },
   { id: "efa", title: "AWS EFA", without: "LIBFABRIC runs over TCP" },
   {

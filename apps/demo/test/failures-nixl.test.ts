@@ -1,3 +1,4 @@
+import { existsSync } from "node:fs";
 import { KvError, silentLog } from "@kv/interface";
 import { createProxy } from "@kv/proxy";
 import { afterEach, describe, expect, it } from "vitest";
@@ -10,6 +11,8 @@ import { expectIdle, PAIR, preparedRun } from "./support/matrix.js";
 import { nixlAbsence } from "./support/nixl-absence.js";
 
 const absence = await nixlAbsence();
+/** Caches in host memory, and where there is a GPU in its memory. */
+const caches = existsSync("/dev/nvidia0") ? (["cpu", "cuda"] as const) : (["cpu"] as const);
 /** Limit of a request: more than the lease and the connector's request timeout together. */
 const DEADLINE_MS = 30_000;
 
@@ -76,12 +79,15 @@ async function pairingStates({ prefills, decodes }: Cluster) {
 describe.skipIf(absence !== undefined)(
   `an instance killed under traffic over NIXL${absence === undefined ? "" : ` (${absence})`}`,
   () => {
-    it.each(["prefill", "decode"] as const)(
-      "the other instance continues, clients get an error in time, and the restarted %s is used again",
-      async (role) => {
+    it.each(
+      (["prefill", "decode"] as const).flatMap((role) => caches.map((platform) => [role, platform] as const)),
+    )(
+      "the other instance continues, clients get an error in time, and the restarted %s is used again, with caches of %s",
+      async (role, platform) => {
         await preparedRun();
+        const platforms = { prefillPlatform: platform, decodePlatform: platform };
         const up = await startCluster(
-          { ...PAIR, transport: "nixl", leaseSeconds: 6, requestTimeoutSeconds: 10 },
+          { ...PAIR, ...platforms, transport: "nixl", leaseSeconds: 6, requestTimeoutSeconds: 10 },
           { log: silentLog, logLevel: "silent", restart: true },
         );
         cluster = up;

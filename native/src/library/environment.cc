@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <mutex>
 #include <sstream>
+#include <string_view>
 
 namespace kv::nixl {
 
@@ -22,21 +24,25 @@ bool has_infiniband() {
   return found;
 }
 
-// Whether UCX copies between processes of this host by CMA. UCX warns of variables of a transport that it does not use. `transports` is UCX_TLS: names that
-// are allowed, or after a ^ names that are not.
-bool copies_by_cma(std::string transports) {
-  char from = 1;
-  char to = 0;
-  const iovec local{&to, 1};
-  const iovec remote{&from, 1};
-  if (process_vm_readv(getpid(), &local, 1, &remote, 1, 0) != 1) return false;
+// Whether UCX may use a transport that has these names: UCX warns of variables of a transport that it does not use. `transports` is UCX_TLS: names that are
+// allowed, or after a ^ names that are not.
+bool allows(const std::string& transports, std::initializer_list<std::string_view> own) {
   const bool excludes = transports.starts_with('^');
   std::istringstream names(excludes ? transports.substr(1) : transports);
   bool named = false;
   for (std::string name; std::getline(names, name, ',');) {
-    named = named || name == "cma" || name == "sm" || name == "shm" || (name == "all" && !excludes);
+    named = named || std::ranges::find(own, name) != own.end() || (name == "all" && !excludes);
   }
   return transports.empty() || named != excludes;
+}
+
+// Whether this process may copy from another one with process_vm_readv, as CMA does.
+bool reads_processes() {
+  char from = 1;
+  char to = 0;
+  const iovec local{&to, 1};
+  const iovec remote{&from, 1};
+  return process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == 1;
 }
 
 // Never destroyed: agents' threads may still use it while the process exits.
@@ -54,7 +60,11 @@ Variables defaults(const std::string& transports) {
   variables.emplace_back("UCX_MEM_EVENTS", "n");
   // UCX copies one piece per turn of its progress by default, so that many processes can be served in between. A slice takes 1 to 3 ms whatever this is,
   // and with 64 pieces per turn blocks of 4 KiB are copied 1.15 times as fast, of 16 KiB 1.08 times.
-  if (copies_by_cma(transports)) variables.emplace_back("UCX_CMA_TX_QUOTA", "64");
+  if (reads_processes() && allows(transports, {"cma", "sm", "shm"})) variables.emplace_back("UCX_CMA_TX_QUOTA", "64");
+  // UCX reads GPU memory of another process of this host by CUDA IPC only where there are NVLinks. Its other way is answered by the process that is read,
+  // through host memory and TCP, at a thousandth of the speed; and UCX aborts that process when the reader dies meanwhile (UCX 1.23).
+  if (access("/dev/nvidia0", F_OK) == 0 && allows(transports, {"cuda", "cuda_ipc"}))
+    variables.emplace_back("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on");
   // UCX takes SIGHUP to write its debug log from then on. The signal is the host program's.
   variables.emplace_back("UCX_DEBUG_SIGNO", "0");
   // UCX logs to stdout by default, which would mix with the program's own output.

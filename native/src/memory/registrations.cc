@@ -33,8 +33,8 @@ const char* missing_backend_hint(capi::MemoryType type) {
   if (type == capi::MemoryType::file) return "create the agent with a storage backend for files, such as POSIX";
   if (type == capi::MemoryType::object) return "create the agent with a storage backend for objects, such as OBJ";
   if (type == capi::MemoryType::dram) return "create the agent with a backend for host memory, such as UCX";
-  return "create the agent with a backend for device memory: UCX, or LIBFABRIC on a machine with a GPU; without one, blocks are staged through "
-         "host memory";
+  return "create the agent with a backend for device memory: UCX on a machine with a GPU, or LIBFABRIC with a provider for it, such as efa; without one, "
+         "blocks are staged through host memory";
 }
 
 // The hint when a backend registers this type of memory, but refused.

@@ -58,6 +58,14 @@ interface Scored {
 export function prefixAware(options: PrefixAwareOptions = {}): Routing {
   const { cached, maxImbalance = 8, chunkLength = 256, maxPrefixes = 50_000 } = options;
   const byLoad = new LeastLoaded();
+  // By the fields of a request, which all copies of a prompt share.
+  const keysOfFields = new WeakMap<object, readonly string[]>();
+  const prefixKeysOf = ({ request }: RoutingContext): readonly string[] => {
+    if (request === undefined) return [];
+    const keys = keysOfFields.get(request.fields) ?? prefixKeys(request.fields, chunkLength);
+    keysOfFields.set(request.fields, keys);
+    return keys;
+  };
   // Instances by prefix, in the order of their last use.
   const seen = new Map<string, Set<Instance>>();
   let known: readonly Instance[] = [];
@@ -124,10 +132,11 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
     return best;
   }
 
-  function find(instance: Instance, context: RoutingContext, keys: () => readonly string[]): FoundPrefix {
+  function find(instance: Instance, context: RoutingContext): FoundPrefix {
     const ids = tokensOf(context);
     const tokens = ids === undefined ? undefined : cached?.matchedTokens(instance, ids);
-    return { instance, tokens, characters: tokens === undefined ? remembered(keys(), instance) : 0 };
+    const characters = tokens === undefined ? remembered(prefixKeysOf(context), instance) : 0;
+    return { instance, tokens, characters };
   }
   /** The last choice, and what its instance had cached before it; `cachedTokens` follows a choice at once. */
   let last: { readonly context: RoutingContext; readonly found: FoundPrefix } | undefined;
@@ -135,12 +144,11 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
   return {
     name: "prefix-aware",
     choose(candidates, context) {
-      const keys = once(() => prefixKeys(context, chunkLength));
       const ids = tokensOf(context);
       const most = byLoad.fewest(candidates) + maxImbalance;
       const reported = ids === undefined ? undefined : findReported(ids, candidates, most);
       // Where all that was ever chosen reports its cache, nothing is remembered.
-      const sent = seen.size === 0 ? undefined : findRemembered(keys(), candidates, most);
+      const sent = seen.size === 0 ? undefined : findRemembered(prefixKeysOf(context), candidates, most);
       const best = (sent?.score ?? 0) > (reported?.score ?? 0) ? sent : reported;
       if (best !== undefined) byLoad.chosen(best.instance);
       const chosen = best?.instance ?? byLoad.choose(candidates);
@@ -149,16 +157,15 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
         last = { context, found: { instance: chosen, tokens: reported.score, characters: 0 } };
         return chosen;
       }
-      const before = find(chosen, context, keys);
+      const before = find(chosen, context);
       last = { context, found: before };
       // What an instance reports need not be remembered.
-      if (before.tokens === undefined) remember(keys(), chosen);
+      if (before.tokens === undefined) remember(prefixKeysOf(context), chosen);
       return chosen;
     },
     cachedTokens(instance, context, charactersPerToken) {
-      const keys = () => prefixKeys(context, chunkLength);
       const isLast = last?.context === context && last.found.instance === instance;
-      const found = isLast && last !== undefined ? last.found : find(instance, context, keys);
+      const found = isLast && last !== undefined ? last.found : find(instance, context);
       if (found.tokens !== undefined) return found.tokens;
       // The text of a list of token ids has no fixed number of characters per token.
       const ids = listedIds(context)?.slice(0, 1000);
@@ -195,32 +202,29 @@ function listedIds({ request }: Pick<RoutingContext, "request">): readonly numbe
   return Array.isArray(prompt) && typeof prompt[0] === "number" ? (prompt as number[]) : undefined;
 }
 
-function once<T>(compute: () => T): () => T {
-  let value: { readonly of: T } | undefined;
-  return () => {
-    value ??= { of: compute() };
-    return value.of;
-  };
-}
-
 /** The begin of a value as JSON, at least `length` characters where it has them: a prompt of many megabytes is not written anew to see its begin. */
 function beginOf(value: unknown, length: number): string {
   if (typeof value === "string") return JSON.stringify(value.slice(0, length));
   if (typeof value !== "object" || value === null) return JSON.stringify(value) ?? "null";
-  const isList = Array.isArray(value);
-  let text = isList ? "[" : "{";
+  if (Array.isArray(value)) {
+    let text = "[";
+    // By its position: `for … in` would first list the names of all elements.
+    for (let at = 0; at < value.length && text.length < length; at += 1)
+      text += `${beginOf(value[at], length - text.length)},`;
+    return text;
+  }
+  let text = "{";
   for (const key in value) {
     if (text.length >= length) break;
     const member = beginOf((value as Readonly<Record<string, unknown>>)[key], length - text.length);
-    text += isList ? `${member},` : `${JSON.stringify(key.slice(0, length))}:${member},`;
+    text += `${JSON.stringify(key.slice(0, length))}:${member},`;
   }
   return text;
 }
 
 /** One key for each chunk with all chunks before it. A cache is also keyed by model, salt and tools, so these are hashed first. */
-function prefixKeys({ request }: RoutingContext, chunkLength: number): string[] {
-  if (request === undefined) return [];
-  const { model, prompt, messages, input, instructions, system, tools, cache_salt: salt } = request.fields;
+function prefixKeys(fields: Readonly<Record<string, unknown>>, chunkLength: number): string[] {
+  const { model, prompt, messages, input, instructions, system, tools, cache_salt: salt } = fields;
   const content = prompt ?? messages ?? input;
   const most = MAX_CHUNKS * chunkLength;
   const text = typeof content === "string" ? content : beginOf(content ?? "", most);

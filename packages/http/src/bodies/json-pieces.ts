@@ -3,8 +3,8 @@ import type { YieldingQueue } from "./yielding-queue.js";
 
 /** A body of at most this many bytes is read and parsed at once; a longer one in steps, between those of other bodies. */
 export const AT_ONCE_BYTES = 64 * 1024;
-/** Bytes that are parsed at once: about a millisecond of JSON.parse. */
-const PIECE_BYTES = 256 * 1024;
+/** Bytes that are parsed at once: half a millisecond, where they are a list of token ids. */
+const PIECE_BYTES = 64 * 1024;
 /** A member of the outermost object that is longer than this is found by its position. */
 const LONG_MEMBER_BYTES = 4 * 1024;
 
@@ -40,6 +40,8 @@ interface Container {
   elementStart: number;
   /** Set when it is too long to be parsed at once: then its elements are added in groups. */
   value: unknown[] | Record<string, unknown> | undefined;
+  /** The elements of its list that were added. */
+  count: number;
   /** Its name in the object that contains it. */
   key: string | undefined;
 }
@@ -89,6 +91,8 @@ class Pieces {
   #openString: { readonly quote: number; readonly from: number } | undefined = undefined;
   /** A long string that is being parsed. */
   #longString: LongString | undefined = undefined;
+  /** Room was made for all elements of a list of numbers. */
+  #hasRoom = false;
   readonly #shortMembers: string[] = [];
   readonly #long = new Map<string, Uint8Array>();
   readonly #repeated = new Set<string>();
@@ -99,7 +103,7 @@ class Pieces {
     this.#longMemberBytes = longMemberBytes;
     this.#at = BOM.every((byte, at) => bytes[at] === byte) ? BOM.length : 0;
     this.#from = this.#at;
-    this.#open = [{ open: -1, isObject: false, elementStart: this.#at, value: [], key: undefined }];
+    this.#open = [{ open: -1, isObject: false, elementStart: this.#at, value: [], count: 0, key: undefined }];
   }
 
   /** Reads on to the end of a piece. Returns whether there is more. */
@@ -128,6 +132,7 @@ class Pieces {
           isObject: byte === 0x7b,
           elementStart,
           value: undefined,
+          count: 0,
           key: undefined,
         });
         if (this.#cut === 1) this.#cutNext();
@@ -175,6 +180,7 @@ class Pieces {
     const { open, elementStart } = container;
     const isEmpty = elementStart === open + 1 && !this.#hasValue && isBlank(this.#bytes, elementStart, at);
     if (!isEmpty) this.#endElements(at);
+    if (Array.isArray(container.value)) container.value.length = container.count;
     this.#open.pop();
     this.#cut -= 1;
     this.#endValue(container.key, container.value, container.open, at + 1);
@@ -267,9 +273,9 @@ class Pieces {
 
   /** Adds the value of the current element to the innermost container. */
   #endValue(key: string | undefined, value: unknown, start: number, end: number): void {
-    const container = this.#innermost().value;
-    if (Array.isArray(container)) container.push(value);
-    else this.#setMember(container as Record<string, unknown>, key as string, value);
+    const container = this.#innermost();
+    if (Array.isArray(container.value)) container.value[container.count++] = value;
+    else this.#setMember(container.value as Record<string, unknown>, key as string, value);
     if (this.#cut === 2 && key !== undefined) this.#long.set(key, this.#bytes.subarray(start, end));
     this.#hasValue = true;
     this.#from = end;
@@ -287,13 +293,21 @@ class Pieces {
 
   /** Parses the elements from `#from` to `end`, at least one. */
   #addElements(end: number): void {
-    const { isObject, value } = this.#innermost();
+    const container = this.#innermost();
+    const { value } = container;
+    const bytes = end - this.#from;
     const text = this.#text(this.#from, end);
     this.#from = end;
-    if (!isObject) {
+    if (Array.isArray(value)) {
       const elements = JSON.parse(`[${text}]`) as unknown[];
       if (elements.length === 0) throw new SyntaxError("an element is missing");
-      for (const element of elements) (value as unknown[]).push(element);
+      if (!this.#hasRoom && typeof elements[0] === "number") {
+        // V8 would copy a list that grows to millions of numbers again and again. Once in a text: then there is no more room than its bytes pay for.
+        this.#hasRoom = true;
+        value.length =
+          container.count + Math.ceil((elements.length / bytes) * (this.#bytes.length - end + bytes));
+      }
+      for (const element of elements) value[container.count++] = element;
       return;
     }
     const members = JSON.parse(`{${text}}`) as Record<string, unknown>;

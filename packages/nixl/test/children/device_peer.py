@@ -1,6 +1,6 @@
 """A peer that is not ours: NIXL's library and CUDA's driver by ctypes, for tests of memory on devices.
 
-`device_peer.py LIBRARY cuda|host DEVICE LENGTH SEED` prints a line of JSON on how to reach its memory, then answers each line of its
+`device_peer.py LIBRARY cuda|torch|torch-expandable|host DEVICE LENGTH SEED` prints a line of JSON on how to reach its memory, then answers each line of its
 input with one: `hash` with the SHA-256 of that memory. It ends with its input.
 """
 
@@ -15,7 +15,7 @@ import select
 import sys
 from ctypes import byref, c_bool, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
-from cuda_memory import CudaMemory, checked
+from cuda_memory import CudaMemory, TorchMemory, checked
 
 DRAM, VRAM = 0, 1
 BACKEND = b"UCX"
@@ -49,7 +49,12 @@ class HostMemory:
 def main():
     path, kind, device, length, seed = sys.argv[1:]
     device, length = int(device), int(length)
-    memory = CudaMemory(device, length) if kind == "cuda" else HostMemory(length)
+    if kind == "host":
+        memory = HostMemory(length)
+    elif kind == "cuda":
+        memory = CudaMemory(device, length)
+    else:
+        memory = TorchMemory(device, length, expandable=kind == "torch-expandable")
     memory.write(random.Random(int(seed)).randbytes(length))
 
     nixl = ctypes.CDLL(path)
@@ -64,7 +69,7 @@ def main():
     call("get_plugin_params", agent, BACKEND, byref(types), byref(parameters))
     call("create_backend", agent, BACKEND, parameters, byref(backend))
     registration = c_void_p()
-    call("create_reg_dlist", VRAM if kind == "cuda" else DRAM, byref(registration))
+    call("create_reg_dlist", DRAM if kind == "host" else VRAM, byref(registration))
     call(
         "reg_dlist_add_desc",
         registration,

@@ -1,3 +1,4 @@
+import { spawnSync } from "node:child_process";
 import { readdirSync } from "node:fs";
 import { deviceMemory, nixlTransport } from "@kv/nixl";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
@@ -7,6 +8,11 @@ import { movesWithPython } from "./python-transfer-case.js";
 
 const gpus = readdirSync("/dev").filter((name) => /^nvidia\d+$/.test(name));
 const missing = nixlMissing ?? (gpus.length > 0 ? undefined : "no GPU here: there is no /dev/nvidia0");
+
+const noTorch =
+  missing !== undefined || spawnSync("python3", ["-c", "import torch"]).status !== 0
+    ? "python3 has no PyTorch"
+    : undefined;
 
 /** Real NIXL over UCX with the real driver. The same transfers run with fakes in cuda-driver.test.ts. */
 describe.skipIf(missing)(`memory of a GPU (${missing ?? gpus.join(", ")})`, { timeout: 240_000 }, () => {
@@ -41,6 +47,11 @@ describe.skipIf(missing)(`memory of a GPU (${missing ?? gpus.join(", ")})`, { ti
   test("READ from and WRITE to the GPU memory of a Python process", async () => {
     await movesWithPython("cuda");
   });
+
+  test.skipIf(noTorch).each(["torch", "torch-expandable"] as const)(
+    `READ from and WRITE to a pool of PyTorch's allocator: %s (${noTorch ?? "PyTorch found"})`,
+    movesWithPython,
+  );
 });
 
 test.skipIf(nixlMissing)(

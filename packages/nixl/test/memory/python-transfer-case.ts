@@ -2,14 +2,14 @@ import { createHash } from "node:crypto";
 import { findLibrary, nixlTransport } from "@kv/nixl";
 import { expect } from "vitest";
 import { fillPattern, scattered } from "../support/pattern.js";
-import { startPythonPeer } from "../support/python-peer.js";
+import { type PythonPeerOptions, startPythonPeer } from "../support/python-peer.js";
 
 const BLOCK = 65_536;
 const COUNT = 128;
 const LENGTH = BLOCK * COUNT;
 
 /** READ from and WRITE to memory of a Python process; compares the bytes of both sides by hash. */
-export async function movesWithPython(memory: "cuda" | "host"): Promise<void> {
+export async function movesWithPython(memory: PythonPeerOptions["memory"]): Promise<void> {
   const peer = await startPythonPeer({
     library: await findLibrary(),
     memory,
@@ -22,7 +22,7 @@ export async function movesWithPython(memory: "cuda" | "host"): Promise<void> {
   await agent.register(host);
   expect(await agent.addRemote(peer.metadata)).toBe(peer.name);
   const remote = await agent.prepareRemote(peer.name, {
-    memoryType: memory === "cuda" ? "VRAM" : "DRAM",
+    memoryType: memory === "host" ? "DRAM" : "VRAM",
     rows: Float64Array.of(peer.address, BLOCK, peer.deviceId, BLOCK, COUNT),
   });
   const local = await agent.prepareLocal({

@@ -17,7 +17,8 @@ export interface PythonPeer {
 
 export interface PythonPeerOptions {
   readonly library: string;
-  readonly memory: "cuda" | "host";
+  /** Of CUDA's driver, of PyTorch's allocator without and with expandable segments, or of the host. */
+  readonly memory: "cuda" | "torch" | "torch-expandable" | "host";
   readonly device: number;
   readonly lengthBytes: number;
 }

@@ -50,18 +50,36 @@ describe("GPU memory through UCX", () => {
   });
 
   test.each([
-    ["without NVLinks", 0, {}, "warn", "there are no active NVLinks"],
-    ["without NVLinks, and off", 0, { UCX_CUDA_IPC_ENABLE_GET_ZCOPY: "no" }, "warn", "through TCP"],
+    [
+      "without NVLinks, with the addon's default",
+      0,
+      {},
+      "ok",
+      "by CUDA IPC: UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on",
+    ],
+    [
+      "without NVLinks, and off",
+      0,
+      { UCX_CUDA_IPC_ENABLE_GET_ZCOPY: "no" },
+      "warn",
+      "there are no active NVLinks",
+    ],
     ["without NVLinks, but on", 0, { UCX_CUDA_IPC_ENABLE_GET_ZCOPY: "Yes" }, "ok", "by CUDA IPC"],
-    ["with NVLinks", 18, {}, "ok", "18 active NVLinks"],
+    ["with NVLinks, and off", 18, { UCX_CUDA_IPC_ENABLE_GET_ZCOPY: "auto" }, "ok", "18 active NVLinks"],
     ["without the transport", 18, { UCX_TLS: "^cuda_ipc" }, "warn", "UCX_TLS=^cuda_ipc excludes CUDA IPC"],
     ["without the transport in the list", 18, { UCX_TLS: "sm,cuda_copy" }, "warn", "excludes CUDA IPC"],
-    ["where nobody can tell", undefined, {}, "note", "without NVLinks UCX reads"],
+    [
+      "off where nobody can tell",
+      undefined,
+      { UCX_CUDA_IPC_ENABLE_GET_ZCOPY: "no" },
+      "note",
+      "without NVLinks UCX reads",
+    ],
   ] as const)("READ %s", async (_, links, environment, status, found) => {
     const { checks } = await look({ environment, ...(links === undefined ? {} : { links }) });
     expect(checks[1]).toMatchObject({ status, found: expect.stringContaining(found) });
     if (status === "ok") expect(checks[1]?.fix).toBeUndefined();
-    else expect(checks[1]?.fix).toMatch(/UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on|UCX_TLS/);
+    else expect(checks[1]?.fix).toMatch(/unset UCX_CUDA_IPC_ENABLE_GET_ZCOPY|UCX_TLS/);
   });
 
   test("warns when a container lacks the driver's libraries", async () => {

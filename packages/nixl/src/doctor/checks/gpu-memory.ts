@@ -7,7 +7,7 @@ import { nvidiaGpus } from "../../memory/memory-types.js";
 import type { Host } from "../host.js";
 import type { Check } from "../report.js";
 
-/** UCX's switch for READ by CUDA IPC, and its values that mean yes (UCX 1.23, `ucs_config_sscanf_on_off`). */
+/** UCX's switch for READ by CUDA IPC, and its values that mean yes (UCX 1.23, `ucs_config_sscanf_on_off`). The addon sets "on" where it is not set. */
 const READ_BY_IPC = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY";
 const ON = /^(on|yes|y|1)$/i;
 
@@ -70,27 +70,27 @@ export async function gpuMemoryChecks(options: GpuMemoryOptions): Promise<Check[
 }
 
 /**
- * How UCX reads GPU memory of another process of this host. Without NVLinks it does so by CUDA IPC only where it is told to; its way around goes through
- * host memory and TCP (UCX 1.23, `uct_cuda_ipc_iface_get_max_get_zcopy`). On an H200 without NVLinks READ had 0.1 GB/s, and WRITE 100.
+ * How UCX reads GPU memory of another process of this host. Without NVLinks it does so by CUDA IPC only where it is told to, as the addon does; its way around
+ * goes through host memory and TCP (UCX 1.23, `uct_cuda_ipc_iface_get_max_get_zcopy`). On an H200 without NVLinks READ had 0.1 GB/s, and WRITE 100.
  */
 function readCheck(environment: Environment, links: number | undefined): Check {
-  const value = environment[READ_BY_IPC];
+  const value = environment[READ_BY_IPC] ?? "on";
   const check = {
     id: "library.gpu-reads",
     area: "library",
     title: "READ from memory of GPUs",
-    details: { [READ_BY_IPC]: value ?? null, nvlinks: links ?? null },
+    details: { [READ_BY_IPC]: value, nvlinks: links ?? null },
   } as const;
   if (!allows(environment.UCX_TLS, "cuda_ipc")) {
     const found = `UCX_TLS=${environment.UCX_TLS} excludes CUDA IPC: bytes between processes of this host go through host memory`;
     return { ...check, status: "warn", found, fix: "add cuda to UCX_TLS, or unset it" };
   }
-  if (ON.test(value ?? "")) return { ...check, status: "ok", found: `by CUDA IPC: ${READ_BY_IPC}=${value}` };
+  if (ON.test(value)) return { ...check, status: "ok", found: `by CUDA IPC: ${READ_BY_IPC}=${value}` };
   if (links !== undefined && links > 0) {
     return { ...check, status: "ok", found: `by CUDA IPC; ${links} active NVLinks` };
   }
   const found = `${links === 0 ? "there are no active NVLinks: " : "without NVLinks "}UCX reads from a process of this host through TCP, about 1,000 times slower than WRITE`;
-  const fix = `${READ_BY_IPC}=on in the process that reads`;
+  const fix = `unset ${READ_BY_IPC} in the process that reads`;
   return { ...check, status: links === 0 ? "warn" : "note", found, fix };
 }
 
