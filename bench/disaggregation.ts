@@ -37,11 +37,7 @@ export async function disaggregation(): Promise<readonly Row[]> {
     decodeBlockSize: BLOCK_TOKENS,
     cacheTokens: CACHE_TOKENS,
     instance: {
-      simulate: {
-        ...SIMULATED,
-        forwardMsPer512Tokens: FORWARD_MS_PER_512,
-        leastPassMs: LEAST_PASS_MS,
-      },
+      simulate: { ...SIMULATED, forwardMsPer512Tokens: FORWARD_MS_PER_512, leastPassMs: LEAST_PASS_MS },
       digests: false,
     },
   } as const;

@@ -1,8 +1,8 @@
-import { type ChildProcess, spawn } from "node:child_process";
+import type { ChildProcess } from "node:child_process";
 import { rmSync } from "node:fs";
 import { dirname } from "node:path";
 import { compileC } from "./c-program.js";
-import { firstLine } from "./child-processes.js";
+import { firstLine, startOnCore } from "./child-processes.js";
 
 /** `bench/c/http-answers.c`, on the given cores: servers whose answers are made before. Stdin takes its commands. */
 export interface HttpAnswers {
@@ -17,13 +17,11 @@ export async function startHttpAnswers(
   listeners: readonly Readonly<Record<string, string>>[],
 ): Promise<HttpAnswers> {
   const program = await compileC("http-answers");
-  const child = spawn("taskset", ["-c", cores, program, String(listeners.length)], {
-    stdio: ["pipe", "pipe", "inherit"],
-  });
+  const child = startOnCore(cores, program, [String(listeners.length)]);
   for (const [listener, answers] of listeners.entries())
     for (const [suffix, text] of Object.entries(answers))
-      child.stdin.write(`answer ${listener} ${suffix} ${Buffer.byteLength(text)}\n${text}`);
-  child.stdin.write("listen\n");
+      child.stdin?.write(`answer ${listener} ${suffix} ${Buffer.byteLength(text)}\n${text}`);
+  child.stdin?.write("listen\n");
   const ports = (await firstLine(child)).split(" ").map(Number);
   rmSync(dirname(program), { recursive: true });
   return { child, ports };

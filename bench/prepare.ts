@@ -3,35 +3,26 @@ import { nixlTransport } from "@kv/nixl";
 import type { RankGeometry } from "@kv/plan";
 import { buildEngineTransferPlan, planRequest } from "@kv/plan";
 import { nodeTarget, pythonNixl, vllmNixl } from "./python-peer.js";
+import { BLOCK_SIZE, ranksOf } from "./ranks.js";
 import { compare, type Row, spread } from "./report.js";
 
 const REGIONS = 64;
-const BLOCK_SIZE = 16;
 const BLOCK_LENGTH_BYTES = 512;
 const ROUNDS = 41;
 /** Requests that are planned before the measurement, so that V8 has compiled the code. */
 const SERVED = 2000;
 const notification = new TextEncoder().encode("request:1");
 
+/** A rank with small blocks, so that copying adds little noise. */
 function geometry(base: number, numBlocks: number): RankGeometry {
-  return {
-    tpRank: 0,
-    tpSize: 1,
-    kernelBlockSize: BLOCK_SIZE,
-    physicalBlocksPerLogical: 1,
-    layout: "LBHNC",
-    attentionBackend: "PLAIN",
-    deviceId: 0,
-    regions: Array.from({ length: REGIONS }, (_, region) => ({
-      name: `layers.${region}`,
-      baseAddress: base + region * numBlocks * BLOCK_LENGTH_BYTES,
-      numBlocks,
-      blockLengthBytes: BLOCK_LENGTH_BYTES,
-      blockStrideBytes: BLOCK_LENGTH_BYTES,
-      groupId: 0,
-      memoryType: "DRAM",
-    })),
-  };
+  const [rank] = ranksOf({ numKvHeads: 8, regions: REGIONS, numBlocks });
+  if (rank === undefined) throw new Error("no rank");
+  const length = { blockLengthBytes: BLOCK_LENGTH_BYTES, blockStrideBytes: BLOCK_LENGTH_BYTES };
+  const regions = rank.regions.map((region, at) => {
+    const baseAddress = base + at * numBlocks * BLOCK_LENGTH_BYTES;
+    return { ...region, ...length, baseAddress, memoryType: "DRAM" as const };
+  });
+  return { ...rank, regions };
 }
 
 /** Block ids of a request: one run, or every other block, so that nothing merges. */
@@ -42,7 +33,7 @@ const idsOf = (count: number, order: "one run" | "scattered", from: number) =>
  * From block ids to requests that are ready to post: our planRequest, the hand-over to the agent's thread and the preparation of each slice's
  * request, against vLLM 0.33's `_read_blocks` up to the end of make_prepped_xfer (vLLM's own functions where it is set up, else only the numpy
  * arithmetic). Neither side includes posts, which are the copy on one host, or the work of our thread for other requests between two posts. Both
- * sides decode the ids from JSON just before. Blocks are small, so that copying adds little noise.
+ * sides decode the ids from JSON just before.
  */
 export async function prepare(): Promise<readonly Row[]> {
   const target = nodeTarget();

@@ -1,8 +1,9 @@
-import { type ChildProcess, spawn } from "node:child_process";
+import type { ChildProcess } from "node:child_process";
 import { rmSync, writeFileSync } from "node:fs";
 import { dirname } from "node:path";
-import { createInterface, type Interface } from "node:readline";
+import { createInterface } from "node:readline";
 import { compileC } from "./c-program.js";
+import { startOnCore } from "./child-processes.js";
 
 export interface LoadResult {
   readonly perSecond: number;
@@ -32,11 +33,9 @@ export class LoadGenerator {
   ) {
     const request = `${program}.request`;
     writeFileSync(request, REQUEST);
-    this.child = spawn("taskset", ["-c", cores, program, request], { stdio: ["pipe", "pipe", "inherit"] });
-    const lines: Interface = createInterface({
-      input: this.child.stdout as NonNullable<ChildProcess["stdout"]>,
-    });
-    this.lines = lines[Symbol.asyncIterator]();
+    this.child = startOnCore(cores, program, [request]);
+    const input = this.child.stdout as NonNullable<ChildProcess["stdout"]>;
+    this.lines = createInterface({ input })[Symbol.asyncIterator]();
   }
 
   static async start(cores: string): Promise<LoadGenerator> {

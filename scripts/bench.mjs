@@ -1,9 +1,8 @@
 // npm run bench [-- NAME… [--only PART,…] [--json] [--record]]
-import { spawn } from "node:child_process";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
 import { endWithNpm } from "./end-with-npm.mjs";
-import { root, setup } from "./setup.mjs";
+import { root, runInTerminal, setup } from "./setup.mjs";
 
 endWithNpm();
 
@@ -21,10 +20,5 @@ if (!nixl.ready && !simulated && !["proxy", "epp", "growth", "fairness"].include
   console.error(`the benchmarks compare with NIXL's Python API and need NIXL: ${nixl.why}`);
   process.exit(1);
 }
-// The benchmark of plans collects garbage before it measures memory.
-const args = ["--expose-gc", "--import", "tsx", join(root, "bench/main.ts"), ...process.argv.slice(2)];
-const child = spawn(process.execPath, args, { cwd: root, stdio: "inherit" }).on("close", (code) => {
-  process.exitCode = code ?? 1;
-});
-// Ctrl-C reaches both.
-for (const signal of ["SIGTERM", "SIGHUP"]) process.on(signal, () => child.kill(signal));
+const args = ["--import", "tsx", join(root, "bench/main.ts"), ...process.argv.slice(2)];
+process.exitCode = await runInTerminal(process.execPath, args);

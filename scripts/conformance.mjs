@@ -1,10 +1,8 @@
 // npm run conformance: replays vectors of vLLM's functions, or recorded traffic of vLLM servers, with this repository's sources.
-import { spawn } from "node:child_process";
 import { existsSync } from "node:fs";
 import { isAbsolute, join, resolve } from "node:path";
-import { fileURLToPath } from "node:url";
+import { root, runInTerminal } from "./setup.mjs";
 
-const root = fileURLToPath(new URL("..", import.meta.url));
 const tsx = join(root, "node_modules", "tsx", "dist", "loader.mjs");
 if (!existsSync(tsx)) {
   console.error("The packages are not installed. Run: npm run setup");
@@ -17,10 +15,9 @@ const args = process.argv.slice(2).map((arg, index, all) => {
   const isPath = all[index - 1] === "--wire" || (!arg.startsWith("-") && all[index - 1] !== "--only");
   return isPath && !isAbsolute(arg) ? resolve(from, arg) : arg;
 });
-const child = spawn(process.execPath, ["--import", "tsx", join(root, "tools/conformance/main.ts"), ...args], {
-  cwd: root,
-  stdio: "inherit",
-});
-child.on("close", (code, signal) => {
-  process.exitCode = code ?? (signal === null ? 1 : 128);
-});
+process.exitCode = await runInTerminal(process.execPath, [
+  "--import",
+  "tsx",
+  join(root, "tools/conformance/main.ts"),
+  ...args,
+]);

@@ -1,10 +1,9 @@
 // npm run mutate [-- --only AREA,… | --mutate FILE,…] [--raise]: mutation tests (Stryker), docs/design/mutation.md. Without --mutate, a sample of the mutants of
 // each area, whose score may not be below scripts/mutation-floors.json; --raise writes a better score there.
-import { spawn } from "node:child_process";
 import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { join, relative } from "node:path";
 import { parseArgs } from "node:util";
-import { root } from "./setup.mjs";
+import { root, runInTerminal } from "./setup.mjs";
 
 /** Tests of whole requests between P and D, in memory: a second or two for each file. */
 const REQUESTS = "packages/{pull,push}/test/{scenarios,traces}.test.ts";
@@ -95,18 +94,13 @@ if (values.mutate === undefined) {
 /** Runs Stryker, and resolves with its exit code. Its report is `build/mutation-REPORT.json`. */
 function stryker(mutated, { tests, sample, report }) {
   const args = ["run", "stryker.config.mjs", "--concurrency", values.concurrency];
-  const child = spawn(join(root, "node_modules/.bin/stryker"), args, {
-    cwd: root,
-    stdio: "inherit",
-    env: {
-      KV_MUTATE_FILES: JSON.stringify(mutated),
-      KV_MUTATE_TESTS: tests.join(";"),
-      ...process.env,
-      KV_MUTATE_SAMPLE: String(sample),
-      KV_MUTATE_REPORT: `build/mutation-${report}.json`,
-    },
+  return runInTerminal(join(root, "node_modules/.bin/stryker"), args, {
+    KV_MUTATE_FILES: JSON.stringify(mutated),
+    KV_MUTATE_TESTS: tests.join(";"),
+    ...process.env,
+    KV_MUTATE_SAMPLE: String(sample),
+    KV_MUTATE_REPORT: `build/mutation-${report}.json`,
   });
-  return new Promise((resolve) => child.on("close", (code) => resolve(code ?? 1)));
 }
 
 /** The tests of some files: those of their area, where it is one. With KV_MUTATE_SCOPE: none, and vitest.mutate.config.ts has the tests. */

@@ -1,8 +1,7 @@
 // npm run pack -- @kv/pull … [--out FOLDER]: packs packages with all that they need of this repository, for this platform, and prints the line that
 // installs them. What it does not know, such as vitest@4 or --save-dev, becomes part of that line.
-import { spawn } from "node:child_process";
 import { join } from "node:path";
-import { root, setup } from "./setup.mjs";
+import { root, runInTerminal, setup } from "./setup.mjs";
 
 try {
   await setup({ native: "none" });
@@ -11,9 +10,4 @@ try {
   process.exit(2);
 }
 const main = join(root, "tools/pack/main.ts");
-spawn(process.execPath, ["--import", "tsx", main, ...process.argv.slice(2)], {
-  cwd: root,
-  stdio: "inherit",
-}).on("close", (code) => {
-  process.exitCode = code ?? 1;
-});
+process.exitCode = await runInTerminal(process.execPath, ["--import", "tsx", main, ...process.argv.slice(2)]);

@@ -1,9 +1,6 @@
 // npm run prove [-- --factor 50]: the properties of @kv/plan and @kv/topology, with many more cases than in npm test.
-
-import { spawn } from "node:child_process";
-import { join } from "node:path";
 import { parseArgs } from "node:util";
-import { root } from "./setup.mjs";
+import { runInTerminal, vitest } from "./setup.mjs";
 
 const { values } = parseArgs({ options: { factor: { type: "string", default: "50" } } });
 if (!(Number(values.factor) > 0)) {
@@ -18,10 +15,4 @@ const args = [
   "packages/kv-plan/src/data",
   "packages/topology",
 ];
-spawn(join(root, "node_modules/.bin/vitest"), args, {
-  cwd: root,
-  stdio: "inherit",
-  env: { ...process.env, KV_PROPERTY_FACTOR: values.factor },
-}).on("close", (code) => {
-  process.exitCode = code ?? 1;
-});
+process.exitCode = await runInTerminal(vitest, args, { ...process.env, KV_PROPERTY_FACTOR: values.factor });

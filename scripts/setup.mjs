@@ -37,6 +37,15 @@ export function run(command, args, { cwd = root, show = false, env = process.env
   });
 }
 
+/** Runs a command on the terminal of this process, whose SIGINT reaches both. Resolves with its exit code. */
+export function runInTerminal(command, args, env = process.env) {
+  const child = spawn(command, args, { cwd: root, env, stdio: "inherit" });
+  for (const signal of ["SIGTERM", "SIGHUP"]) process.on(signal, () => child.kill(signal));
+  return new Promise((resolve) => child.on("close", (code) => resolve(code ?? 1)));
+}
+
+export const vitest = join(root, "node_modules/.bin/vitest");
+
 /** What builds, tests and packing write beside the sources; and fixtures and pages, which no build reads. */
 const OUTPUTS =
   /^(node_modules|dist(-\d+)?|build|coverage|__pycache__|fixtures)$|\.(tgz|tsbuildinfo|node|log|md)$/;

@@ -3,9 +3,8 @@
 //   npm run test:clients -- --live      # vLLM 0.33 behind them (sets it up once, as npm run test:vllm)
 //   npm run test:clients -- --record    # record vLLM's answers anew
 // All other arguments go to vitest.
-import { spawn } from "node:child_process";
 import { join } from "node:path";
-import { root, run, setup } from "./setup.mjs";
+import { root, run, runInTerminal, setup, vitest } from "./setup.mjs";
 
 const args = process.argv.slice(2);
 const [isLive, isRecording] = ["--live", "--record"].map((flag) => {
@@ -23,10 +22,4 @@ if (isLive || isRecording) {
   suites = ["--config", "vitest.vllm.config.ts", "tools/clients/clients.live.ts"];
 }
 const env = { ...process.env, KV_LONG: "1", ...(isRecording ? { KV_RECORD: "1" } : {}) };
-spawn(join(root, "node_modules/.bin/vitest"), ["run", ...suites, ...args], {
-  cwd: root,
-  env,
-  stdio: "inherit",
-}).on("close", (code) => {
-  process.exitCode = code ?? 1;
-});
+process.exitCode = await runInTerminal(vitest, ["run", ...suites, ...args], env);

@@ -7,25 +7,28 @@ import { readdirSync } from "node:fs";
 import { availableParallelism } from "node:os";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
-import { root, run, setup } from "./setup.mjs";
+import { root, run, setup, vitest } from "./setup.mjs";
 
 const REQUESTS_PER_SEED = 10_000;
-const KINDS = [
-  "whole",
-  "faults",
-  "addon",
-  "properties",
-  "isolation-property",
-  "exits",
-  "deaths",
-  "descriptors",
-  "bundlers",
-  "mutations",
-  "stream-cuts",
-  "growth",
-  "restarts",
-  "attacks",
-];
+/** What runs, in this order. */
+const KINDS = {
+  whole,
+  faults,
+  addon,
+  properties,
+  "isolation-property": isolationProperty,
+  mutations: damagedBytes,
+  "stream-cuts": streamCuts,
+  growth,
+  restarts,
+  exits: exitsOfProcesses,
+  deaths: deathsOfPeers,
+  descriptors: fewDescriptors,
+  bundlers,
+  attacks,
+};
+/** What a kind has among others, and is not run again after it. */
+const PARTS = { properties: ["isolation-property"], whole: ["descriptors", "bundlers"] };
 /** Until an attack is ended. The one that runs all floods takes longer. */
 const ATTACK_TIMEOUT_MS = 300_000;
 const FLOODS_TIMEOUT_MS = 1_800_000;
@@ -39,7 +42,7 @@ const { values } = parseArgs({
     "property-factor": { type: "string", default: "50" },
     mutations: { type: "string", default: "1000000" },
     seed: { type: "string", default: `${Date.now()}` },
-    only: { type: "string", default: KINDS.join(",") },
+    only: { type: "string", default: Object.keys(KINDS).join(",") },
     attacks: { type: "string", default: "" },
     cells: { type: "string", default: "" },
     jobs: { type: "string", default: `${Math.min(availableParallelism(), 4)}` },
@@ -60,19 +63,16 @@ const [requests, addonRequests, exits, propertyFactor, mutations, jobs] = [
   "mutations",
   "jobs",
 ].map(count);
-const only = values.only.split(",");
-for (const kind of only) {
-  if (KINDS.includes(kind)) continue;
-  console.error(`--only must be of ${KINDS.join(", ")}, not ${JSON.stringify(kind)}`);
+/** The words of a list, all of which must be known. */
+function listOf(name, known) {
+  const words = values[name].split(",");
+  const other = words.find((word) => !known.includes(word));
+  if (other === undefined) return words;
+  console.error(`--${name} must be of ${known.join(", ")}, not ${JSON.stringify(other)}`);
   process.exit(2);
 }
-const connectors = values.connectors.split(",");
-for (const connector of connectors) {
-  if (["pull", "push"].includes(connector)) continue;
-  console.error(`--connectors must be of pull, push, not ${JSON.stringify(connector)}`);
-  process.exit(2);
-}
-const vitest = join(root, "node_modules/.bin/vitest");
+const only = listOf("only", Object.keys(KINDS));
+const connectors = listOf("connectors", ["pull", "push"]);
 
 let passed = 0;
 let failed = 0;
@@ -177,13 +177,13 @@ async function growth() {
 }
 
 /** Processes that end at random places, each of which counts as a run. */
-function exitsOfProcesses(nixl) {
-  return countedRuns(nixl, "exits", ["--count", `${exits}`, "--seed", values.seed, "--jobs", `${jobs}`]);
+function exitsOfProcesses() {
+  return countedRuns("exits", ["--count", `${exits}`, "--seed", values.seed, "--jobs", `${jobs}`]);
 }
 
 /** Every end of a peer in every phase over every route, ten times each. `--cells` has the beginnings of their names, to go on where a run was cut off. */
-function deathsOfPeers(nixl) {
-  return countedRuns(nixl, "deaths", values.cells === "" ? [] : ["--cells", values.cells]);
+function deathsOfPeers() {
+  return countedRuns("deaths", values.cells === "" ? [] : ["--cells", values.cells]);
 }
 
 /** Every number of free file descriptors from 0 to 32, each with a new agent, two of them, and a peer that is added and read: no process ends by a signal. */
@@ -198,7 +198,7 @@ async function bundlers() {
 }
 
 /** Runs a program of tools/long over NIXL, and adds what its last line has counted. */
-async function countedRuns(nixl, kind, args) {
+async function countedRuns(kind, args) {
   if (!nixl.ready) {
     console.log(`${process.env.CI === "true" ? "FAIL" : "SKIPPED"}  ${kind} need NIXL: ${nixl.why}`);
     if (process.env.CI === "true") failed += 1;
@@ -296,21 +296,8 @@ function endGroup(pid) {
 
 const { nixl } = await setup();
 console.log(`seed ${values.seed}`);
-if (only.includes("whole")) await whole();
-if (only.includes("faults")) await faults();
-if (only.includes("addon")) await addon();
-if (only.includes("properties")) await properties();
-// "properties" has these scenes among others.
-if (only.includes("isolation-property") && !only.includes("properties")) await isolationProperty();
-if (only.includes("mutations")) await damagedBytes();
-if (only.includes("stream-cuts")) await streamCuts();
-if (only.includes("growth")) await growth();
-if (only.includes("restarts")) await restarts();
-if (only.includes("exits")) await exitsOfProcesses(nixl);
-if (only.includes("deaths")) await deathsOfPeers(nixl);
-// "whole" has these two among others.
-if (only.includes("descriptors") && !only.includes("whole")) await fewDescriptors();
-if (only.includes("bundlers") && !only.includes("whole")) await bundlers();
-if (only.includes("attacks")) await attacks();
+const parts = only.flatMap((kind) => PARTS[kind] ?? []);
+for (const [kind, runAll] of Object.entries(KINDS))
+  if (only.includes(kind) && !parts.includes(kind)) await runAll();
 console.log(`${passed} passed, ${failed} failed`);
 process.exitCode = failed === 0 && passed > 0 ? 0 : 1;

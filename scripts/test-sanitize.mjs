@@ -1,10 +1,10 @@
 // npm run test:sanitize [-- --short]: builds the addon with ASan and UBSan and runs its tests, with the fake NIXL and with the real library.
 // A finding aborts the process, and so fails the test. --short: of the tests with the real library only the traps; npm test does this with
 // CI=true.
-import { spawn, spawnSync } from "node:child_process";
+import { spawnSync } from "node:child_process";
 import { existsSync } from "node:fs";
 import { join } from "node:path";
-import { root, run, setup } from "./setup.mjs";
+import { root, run, runInTerminal, setup, vitest } from "./setup.mjs";
 
 const short = process.argv.includes("--short");
 const compiler = process.env.CXX ?? "g++";
@@ -60,14 +60,8 @@ const real = short
 if (!nixl.ready) console.error(`without real NIXL: ${nixl.why}`);
 const names = nixl.ready ? [...standIn, ...real] : standIn;
 const files = names.map((name) => `packages/nixl/test/${name}`);
-spawn(
-  join(root, "node_modules/.bin/vitest"),
+process.exitCode = await runInTerminal(
+  vitest,
   ["run", "--testTimeout=180000", "--hookTimeout=180000", ...files],
-  {
-    cwd: root,
-    env,
-    stdio: "inherit",
-  },
-).on("close", (code) => {
-  process.exitCode = code ?? 1;
-});
+  env,
+);

@@ -3,7 +3,7 @@
 import { spawnSync } from "node:child_process";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
-import { root, setup } from "./setup.mjs";
+import { root, setup, vitest } from "./setup.mjs";
 
 const VERSIONS = ["0.10.1", "1.0.1", "1.4.1", "1.5.0", "1.5.1"];
 const FILES = [
@@ -33,7 +33,7 @@ for (const version of versions) {
   const plugins = await describePlugins({ libraryPath: library });
   const lacked = lackedBy(await libraryFeatures(library));
   const { status } = spawnSync(
-    join(root, "node_modules/.bin/vitest"),
+    vitest,
     [
       "run",
       "--testTimeout=240000",

@@ -2,11 +2,10 @@
 //     --only pull-0.33,push-0.33,pull-0.32,push-0.32,kinds,cache-formats,proxy,readback,verify,pull-0.31,push-0.31,fleet,data-parallel,envoy
 // --record: each part that passes is entered in docs/tested/vllm.json, from which docs/vllm-versions.md has its table.
 // All other arguments go to vitest: -t "P with TP 1" runs one suite and starts only the servers that it needs.
-import { spawn } from "node:child_process";
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
-import { root, run, setup } from "./setup.mjs";
+import { root, run, runInTerminal, setup, vitest } from "./setup.mjs";
 
 const PARTS = [
   "pull-0.33",
@@ -57,7 +56,6 @@ if (!nixl.ready) {
   process.exit(1);
 }
 await run("bash", [join(root, "tools/vllm/setup.sh")], { show: true });
-const vitest = join(root, "node_modules/.bin/vitest");
 const folder = mkdtempSync(join(tmpdir(), "kv-vllm-"));
 const reportFile = join(folder, "report.json");
 const vitestArgs = [
@@ -67,9 +65,6 @@ const vitestArgs = [
   ...only.map((part) => `tools/vllm/${part}.live.ts`),
   ...(isRecorded ? ["--reporter=default", "--reporter=json", `--outputFile.json=${reportFile}`] : args),
 ];
-const code = await new Promise((resolve) =>
-  spawn(vitest, vitestArgs, { cwd: root, stdio: "inherit" }).on("close", resolve),
-);
+process.exitCode = await runInTerminal(vitest, vitestArgs);
 if (isRecorded) await recordParts(JSON.parse(readFileSync(reportFile, "utf8")));
 rmSync(folder, { recursive: true });
-process.exitCode = code ?? 1;

@@ -10,37 +10,42 @@ export interface BeyondRule {
   readonly test: string;
   /** The message of vLLM's refusal; an unnamed assertion has none. */
   readonly refusal: RegExp;
-  matches(input: Readonly<Record<string, unknown>>): boolean;
+  matches(input: Input): boolean;
 }
+
+type Input = Readonly<Record<string, unknown>>;
 
 const MOVES_BYTES = "packages/plan/test/bytes/moves-the-right-bytes.test.ts";
 const KINDS_MOVE_BYTES = "packages/plan/test/bytes/kinds-move-the-right-bytes.test.ts";
 
-const number = (input: Readonly<Record<string, unknown>>, key: string) => Number(input[key]);
-const prefillHasMoreRanks = (input: Readonly<Record<string, unknown>>) =>
-  number(input, "remote_tp_size") > number(input, "tp_size");
-const isDenseAttention = (input: Readonly<Record<string, unknown>>) =>
+const number = (input: Input, key: string) => Number(input[key]);
+const prefillHasMoreRanks = (input: Input) => number(input, "remote_tp_size") > number(input, "tp_size");
+const isDenseAttention = (input: Input) =>
   input["is_mla"] !== true && input["has_mamba"] !== true && input["mamba"] !== true;
 
-const text = (input: Readonly<Record<string, unknown>>, key: string) => String(input[key]);
-const blocksDivide = (input: Readonly<Record<string, unknown>>) =>
-  number(input, "block_size") % number(input, "remote_block_size") === 0;
+const text = (input: Input, key: string) => String(input[key]);
+const blocksDivide = (input: Input) => number(input, "block_size") % number(input, "remote_block_size") === 0;
+/** Several prefill ranks fill each part of a local block. */
+const fillsPartsOfBlocks = (input: Input) =>
+  prefillHasMoreRanks(input) &&
+  number(input, "block_size") > number(input, "remote_block_size") &&
+  blocksDivide(input);
 const ORDER: Readonly<Record<string, string>> = {
   LBHNC: "heads first",
   BLHNC: "heads first",
   LBNHC: "tokens first",
   BLNHC: "tokens first",
 };
-const hasPlainTokens = (input: Readonly<Record<string, unknown>>) =>
+const hasPlainTokens = (input: Input) =>
   text(input, "backend") !== "CPU_ATTN" && text(input, "remote_backend") !== "CPU_ATTN";
 /** Both layouts keep a block of one layer together, in an order that is known. */
-const ordersAreKnown = (input: Readonly<Record<string, unknown>>) =>
+const ordersAreKnown = (input: Input) =>
   text(input, "layout") in ORDER && text(input, "remote_layout") in ORDER && hasPlainTokens(input);
-const hasOneHead = (input: Readonly<Record<string, unknown>>) =>
+const hasOneHead = (input: Input) =>
   input["is_mla"] === true ||
   ["tp_size", "remote_tp_size"].every((size) => number(input, "kv_heads") < 2 * number(input, size));
 /** Both sides' blocks hold the same number of bytes per head and token. For hybrids neither check compares this. */
-const pagesAgree = (input: Readonly<Record<string, unknown>>) => {
+const pagesAgree = (input: Input) => {
   const [bytes, remoteBytes] = ["", "remote_"].map((side) => {
     const [heads, size] = [number(input, "kv_heads"), number(input, `${side}tp_size`)];
     const held = input["is_mla"] === true || heads < size ? 1 : heads / size;
@@ -49,13 +54,12 @@ const pagesAgree = (input: Readonly<Record<string, unknown>>) => {
   return bytes === remoteBytes;
 };
 /** Blocks of different sizes can be split: the positions of heads and tokens in a block are known, and no DCP group distributes the tokens. */
-const canBeCut = (input: Readonly<Record<string, unknown>>) =>
+const canBeCut = (input: Input) =>
   (ordersAreKnown(input) || (hasOneHead(input) && hasPlainTokens(input))) &&
   pagesAgree(input) &&
   number(input, "dcp_size") === 1 &&
   number(input, "remote_dcp_size") === 1;
-const sameOrder = (input: Readonly<Record<string, unknown>>) =>
-  ORDER[text(input, "layout")] === ORDER[text(input, "remote_layout")];
+const sameOrder = (input: Input) => ORDER[text(input, "layout")] === ORDER[text(input, "remote_layout")];
 
 export const BEYOND_RULES: readonly BeyondRule[] = [
   {
@@ -78,11 +82,7 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     reason:
       "several prefill ranks fill each part of a local block, and the receive pass orders heads and tokens at once",
     test: MOVES_BYTES,
-    matches: (input) =>
-      isDenseAttention(input) &&
-      prefillHasMoreRanks(input) &&
-      number(input, "block_size") > number(input, "remote_block_size") &&
-      blocksDivide(input),
+    matches: (input) => isDenseAttention(input) && fillsPartsOfBlocks(input),
   },
   {
     name: "prefill-tp-larger-and-blocks-of-a-hybrid-smaller",
@@ -90,11 +90,7 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     refusal: /^Head-sharded attention reads with P_TP > D_TP and heterogeneous block sizes are not supported/,
     reason: "as above for a hybrid's attention; its states are divided evenly among the source ranks",
     test: KINDS_MOVE_BYTES,
-    matches: (input) =>
-      input["mamba"] === true &&
-      prefillHasMoreRanks(input) &&
-      number(input, "block_size") > number(input, "remote_block_size") &&
-      blocksDivide(input),
+    matches: (input) => input["mamba"] === true && fillsPartsOfBlocks(input),
   },
   {
     name: "prefill-tp-larger-and-blocks-smaller",
@@ -102,11 +98,7 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     refusal: /^Head-sharded attention reads with P_TP > D_TP and heterogeneous block sizes are not supported/,
     reason: "as above: the local share of a source is a share of each part of a block",
     test: MOVES_BYTES,
-    matches: (input) =>
-      isDenseAttention(input) &&
-      prefillHasMoreRanks(input) &&
-      number(input, "block_size") > number(input, "remote_block_size") &&
-      blocksDivide(input),
+    matches: (input) => isDenseAttention(input) && fillsPartsOfBlocks(input),
   },
   {
     name: "decode-blocks-smaller-or-not-a-multiple",

@@ -69,9 +69,7 @@ function partsOf(options: DescriptorIdOptions): readonly IdPart[] {
       throw new KvError(
         "KV_PLAN_INVALID",
         `group ${group} has ${ids.length} blocks and no region to hold them`,
-        {
-          details: { group, regionGroups },
-        },
+        { details: { group, regionGroups } },
       );
     }
     return [ids, own];

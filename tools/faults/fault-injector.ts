@@ -16,11 +16,7 @@ export const NOTIFY_FAULTS: Readonly<Record<NotifyFault, number>> = {
   stale: 2,
   damaged: 3,
 };
-export const TRANSFER_FAULTS: Readonly<Record<TransferFault, number>> = {
-  failed: 1.5,
-  late: 3,
-  hangs: 0.5,
-};
+export const TRANSFER_FAULTS: Readonly<Record<TransferFault, number>> = { failed: 1.5, late: 3, hangs: 0.5 };
 export const REQUEST_FAULTS: Readonly<Record<RequestFault, number>> = {
   unanswered: 1,
   unreachable: 2,

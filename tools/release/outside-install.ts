@@ -28,13 +28,7 @@ export interface InstallOptions {
 export async function installInto(specifiers: readonly string[], options: InstallOptions): Promise<void> {
   const { folder, registry, manager, overrides = {} } = options;
   await mkdir(folder, { recursive: true });
-  const project = {
-    name: "empty",
-    version: "0.0.0",
-    private: true,
-    type: "module",
-    overrides,
-  };
+  const project = { name: "empty", version: "0.0.0", private: true, type: "module", overrides };
   await writeFile(join(folder, "package.json"), JSON.stringify(project));
   await writeFile(join(folder, ".npmrc"), await readFile(registry.npmrc));
   if (manager === "npm") {

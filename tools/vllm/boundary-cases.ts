@@ -77,11 +77,7 @@ const completions: readonly Omit<BoundaryCase, "path">[] = [
     body: { ...greedy, prompt: twoBlocksEach, prompt_logprobs: 1 },
     toyLeaks: true,
   },
-  {
-    name: "logprobs, n 2",
-    body: { ...sampled, prompt: one, logprobs: 3, n: 2 },
-    toyLeaks: true,
-  },
+  { name: "logprobs, n 2", body: { ...sampled, prompt: one, logprobs: 3, n: 2 }, toyLeaks: true },
   // P's leg has none of these members.
   {
     name: "response_format",

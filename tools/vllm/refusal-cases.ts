@@ -114,13 +114,7 @@ const CHANGES: readonly Change[] = [
     { cacheDtype },
     { cacheDtype, local: { tpSize: 8 }, remote: { tpSize: 4 }, numKvHeads: 4 },
   ]),
-  {
-    remote: {
-      blockLengthsBytes: [4096, 4096, 4096],
-      regionNames: undefined,
-      regionGroupIds: [0, 0, 0],
-    },
-  },
+  { remote: { blockLengthsBytes: [4096, 4096, 4096], regionNames: undefined, regionGroupIds: [0, 0, 0] } },
   { remote: { blockLengthsBytes: [1000, 1000] } },
   { local: { tpSize: 2 }, remote: { blockLengthsBytes: [4096, 4000] } },
   { remote: { tpSize: 2, blockLengthsBytes: [2000, 2000] } },
@@ -162,9 +156,7 @@ const blocks = (
   decodeBlocks: readonly number[],
   prefillBlocks: readonly number[],
   numTokens: number | null,
-) => ({
-  request: { decodeBlocks, prefillBlocks, numTokens },
-});
+) => ({ request: { decodeBlocks, prefillBlocks, numTokens } });
 
 /** Pairs and requests that break a rule outside of the handshake's validation, and some that just keep it. */
 const MORE_CHANGES: readonly Change[] = [

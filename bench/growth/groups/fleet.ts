@@ -20,6 +20,7 @@ import { heldBytes, processorMs, processorTime } from "../costs.js";
 import type { Group, Quantity } from "../quantity.js";
 
 const INSTANCES = [2, 8, 32, 128, 512, 2048] as const;
+const BY_INSTANCES = { sizeOf: "instances", sizes: INSTANCES, exponent: 0 };
 const BLOCKS = [10_000, 100_000, 1_000_000, 10_000_000] as const;
 const LOOKED_UP = [1000, 10_000, 100_000, 1_000_000] as const;
 const BLOCK_TOKENS = 16;
@@ -59,21 +60,27 @@ function pool(
   });
 }
 
-function routing(name: string, create: () => Routing): Quantity {
+/** What a fleet of each size costs per call of what `prepare` returns. */
+function perCall(name: string, unit: string, prepare: (size: number) => (at: number) => void): Quantity {
   return {
-    name: `routing, ${name}`,
-    unit: "us per choice",
-    ...{ sizeOf: "instances", sizes: INSTANCES, exponent: 0 },
+    ...{ name, unit, ...BY_INSTANCES },
     measure(size) {
-      const instances = pool("prefill", size, create());
+      const call = prepare(size);
       let at = 0;
-      const request = { fields: { prompt: TEXT, user: "u" } };
       return processorTime("us", 1, () => {
         at += 1;
-        instances.visit({ requestId: `${at}`, request }, NONE)?.succeeded();
+        call(at);
       });
     },
   };
+}
+
+function routing(name: string, create: () => Routing): Quantity {
+  return perCall(`routing, ${name}`, "us per choice", (size) => {
+    const instances = pool("prefill", size, create());
+    const request = { fields: { prompt: TEXT, user: "u" } };
+    return (at) => instances.visit({ requestId: `${at}`, request }, NONE)?.succeeded();
+  });
 }
 
 const unreachable = new KvError("KV_PROXY_UPSTREAM_FAILED", "x", { details: { stage: "connect" } });
@@ -86,22 +93,15 @@ function routingAfter(
   name: string,
   create: () => Routing,
 ): Quantity {
-  return {
-    name: `routing, ${name}, ${what}`,
-    unit: "us per choice",
-    ...{ sizeOf: "instances", sizes: INSTANCES, exponent: 0 },
-    measure(size) {
-      const instances = pool("prefill", size, create());
-      const [first] = instances.list();
-      if (first !== undefined) change(first);
-      let at = 0;
-      return processorTime("us", 1, () => {
-        at += 1;
-        const request = { fields: { prompt: TEXT, user: `u${at}` } };
-        instances.visit({ requestId: `${at}`, request }, NONE)?.succeeded();
-      });
-    },
-  };
+  return perCall(`routing, ${name}, ${what}`, "us per choice", (size) => {
+    const instances = pool("prefill", size, create());
+    const [first] = instances.list();
+    if (first !== undefined) change(first);
+    return (at) => {
+      const request = { fields: { prompt: TEXT, user: `u${at}` } };
+      instances.visit({ requestId: `${at}`, request }, NONE)?.succeeded();
+    };
+  });
 }
 
 function bringBack(first: PooledInstance): void {
@@ -111,55 +111,42 @@ function bringBack(first: PooledInstance): void {
 
 /** A visit that was answered with 500, and one elsewhere. */
 function secondAttempt(name: string, create: () => Routing): Quantity {
-  return {
-    name: `routing, ${name}, a request whose first instance answers with 500`,
-    unit: "us per request",
-    ...{ sizeOf: "instances", sizes: INSTANCES, exponent: 0 },
-    measure(size) {
-      const instances = pool("prefill", size, create());
-      let at = 0;
-      return processorTime("us", 1, () => {
-        at += 1;
-        const context = { requestId: `${at}`, request: { fields: { prompt: TEXT, user: "u" } } };
-        const first = instances.visit(context, NONE);
-        if (first === undefined) return;
-        first.failed(answered500);
-        instances.visit(context, new Set([first.instance]))?.succeeded();
-      });
-    },
-  };
+  const what = `routing, ${name}, a request whose first instance answers with 500`;
+  return perCall(what, "us per request", (size) => {
+    const instances = pool("prefill", size, create());
+    return (at) => {
+      const context = { requestId: `${at}`, request: { fields: { prompt: TEXT, user: "u" } } };
+      const first = instances.visit(context, NONE);
+      if (first === undefined) return;
+      first.failed(answered500);
+      instances.visit(context, new Set([first.instance]))?.succeeded();
+    };
+  });
 }
 
 /** `everywhere`: each cache has the prompts that are asked for. Else one of them has each. */
 function routingByEvents(name: string, everywhere: boolean): Quantity {
-  return {
-    name: `routing, prefix-aware, KV events, ${name}`,
-    unit: "us per choice",
-    ...{ sizeOf: "instances", sizes: INSTANCES, exponent: 0 },
-    measure(size) {
-      const indexes = new Map<Instance, BlockIndex>();
-      const tree = new BlockTree();
-      const cached = {
-        matchedTokens: (instance: Instance, tokens: ArrayLike<number>) =>
-          indexes.get(instance)?.matchedTokens(tokens),
-        holders: (tokens: ArrayLike<number>) => tree.holders(tokens),
-        follow() {},
-        close() {},
-      };
-      const instances = pool("prefill", size, prefixAware({ cached }));
-      for (const [at, instance] of instances.list().entries())
-        indexes.set(instance, filled(1000, everywhere ? 0 : at, new BlockIndex(tree, instance, UNLIMITED)));
-      const prompts = Array.from({ length: 30 * size }, (_, at) =>
-        promptOf(everywhere ? 0 : Math.floor(at / 30), at % 30),
-      ).filter((_, at) => at % size === 0);
-      let at = 0;
-      return processorTime("us", 1, () => {
-        at += 1;
-        const request = { fields: { prompt: prompts[at % prompts.length] } };
-        instances.visit({ requestId: `${at}`, request }, NONE)?.succeeded();
-      });
-    },
-  };
+  return perCall(`routing, prefix-aware, KV events, ${name}`, "us per choice", (size) => {
+    const indexes = new Map<Instance, BlockIndex>();
+    const tree = new BlockTree();
+    const cached = {
+      matchedTokens: (instance: Instance, tokens: ArrayLike<number>) =>
+        indexes.get(instance)?.matchedTokens(tokens),
+      holders: (tokens: ArrayLike<number>) => tree.holders(tokens),
+      follow() {},
+      close() {},
+    };
+    const instances = pool("prefill", size, prefixAware({ cached }));
+    for (const [at, instance] of instances.list().entries())
+      indexes.set(instance, filled(1000, everywhere ? 0 : at, new BlockIndex(tree, instance, UNLIMITED)));
+    const prompts = Array.from({ length: 30 * size }, (_, at) =>
+      promptOf(everywhere ? 0 : Math.floor(at / 30), at % 30),
+    ).filter((_, at) => at % size === 0);
+    return (at) => {
+      const request = { fields: { prompt: prompts[at % prompts.length] } };
+      instances.visit({ requestId: `${at}`, request }, NONE)?.succeeded();
+    };
+  });
 }
 
 /** An index with prompts of 32 blocks each. Another `seed`: other prompts. */
@@ -246,7 +233,7 @@ function choosing(
   prepare: (pools: Paired["pools"]) => () => void,
 ): Quantity {
   return {
-    ...{ name, unit, sizeOf: "instances", sizes: INSTANCES.slice(1), exponent: 0 },
+    ...{ ...BY_INSTANCES, name, unit, sizes: INSTANCES.slice(1) },
     measure: (size) =>
       withPaired(
         size,
@@ -319,7 +306,7 @@ const quantities: Quantity[] = [
   {
     name: "pairing: start, with all side channels read",
     unit: "us per instance",
-    ...{ sizeOf: "instances", sizes: INSTANCES, exponent: 0 },
+    ...BY_INSTANCES,
     async measure(size) {
       const before = processorMs();
       const fleet = await paired(size);
@@ -336,7 +323,7 @@ const quantities: Quantity[] = [
   {
     name: "health: a round of checks, besides their HTTP",
     unit: "us per instance",
-    ...{ sizeOf: "instances", sizes: INSTANCES, exponent: 0 },
+    ...BY_INSTANCES,
     async measure(size) {
       const pools = [pool("prefill", size / 2), pool("decode", size / 2)];
       const settings = { intervalMs: 3_600_000, timeoutMs: 1000, path: "/health", failures: 2 };
@@ -357,7 +344,7 @@ const quantities: Quantity[] = [
   {
     name: "metrics: a scrape",
     unit: "us per instance",
-    ...{ sizeOf: "instances", sizes: INSTANCES, exponent: 0 },
+    ...BY_INSTANCES,
     measure: (size) =>
       withPaired(size, ({ pools }) => {
         const metrics = new PrometheusMetrics(pools);

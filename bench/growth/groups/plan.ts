@@ -64,11 +64,7 @@ function requestTime(order: "one run" | "scattered"): Quantity {
         Array.from({ length: size }, (_, i) =>
           order === "one run" ? from + i : from + 2 * (i % 2 === 0 ? i >> 1 : size - 1 - (i >> 1)),
         );
-      const blocks = {
-        localBlockIds: [ids(1)],
-        remoteBlockIds: [ids(3)],
-        numTokens: size * BLOCK_SIZE,
-      };
+      const blocks = { localBlockIds: [ids(1)], remoteBlockIds: [ids(3)], numTokens: size * BLOCK_SIZE };
       return processorTime("ns", size, () =>
         planRequest(plan, blocks).reads.map(({ descriptors }) => descriptors),
       );
@@ -139,19 +135,14 @@ export const plan: Group = {
     planTime(
       "plan of a rank, by blocks",
       { sizeOf: "blocks, 32 layers", sizes: BLOCKS, perItem: "plan" },
-      (size) => ({
-        local: { numBlocks: size },
-        remote: { numBlocks: size },
-      }),
+      (size) => ({ local: { numBlocks: size }, remote: { numBlocks: size } }),
     ),
     requestTime("one run"),
     requestTime("scattered"),
     proofTime(
       "proof of all ranks",
       { sizeOf: "ranks on both sides, 32 layers", sizes: TP, exponent: 1 },
-      (size) => ({
-        tpSize: size,
-      }),
+      (size) => ({ tpSize: size }),
     ),
     proofTime("proof of one rank, by layers", { sizeOf: "layers", sizes: LAYERS, exponent: 1 }, (size) => ({
       regions: size,
@@ -159,9 +150,7 @@ export const plan: Group = {
     proofTime(
       "proof of one rank, by blocks",
       { sizeOf: "blocks, 32 layers", sizes: BLOCKS, exponent: 0 },
-      (size) => ({
-        numBlocks: size,
-      }),
+      (size) => ({ numBlocks: size }),
     ),
     {
       name: "kv-plan: Llama 3.1 70B, plan, proof and report",

@@ -34,10 +34,7 @@ interface Side {
 }
 
 function quantities(name: string, connector: ConnectorModule): Quantity[] {
-  const open = {
-    D: () => decodeSide(connector),
-    P: () => prefillSide(connector),
-  };
+  const open = { D: () => decodeSide(connector), P: () => prefillSide(connector) };
   const sizeOf = { D: "requests that wait", P: "requests with a lease" };
   return (["D", "P"] as const).flatMap((side): Quantity[] => [
     {

@@ -100,11 +100,7 @@ class ExtProcPicker implements Picker {
       this.#metricsServer = new AdminServer({
         settings: settings.metricsServer,
         clock: ambient.clock,
-        operations: {
-          status: () => this.status(),
-          metrics: fleet.prometheus,
-          health: () => fleet.health(),
-        },
+        operations: { status: () => this.status(), metrics: fleet.prometheus, health: () => fleet.health() },
       });
   }
 
@@ -172,9 +168,7 @@ function requireAddresses({ decoders }: PickerSettings): void {
     throw new KvError(
       "KV_CONFIG_INVALID",
       `the decode instance ${url} has a name in place of an IP address`,
-      {
-        hint: "gateways take ip:port: give --decode ip:port, or --dns-decode, which resolves names",
-      },
+      { hint: "gateways take ip:port: give --decode ip:port, or --dns-decode, which resolves names" },
     );
   }
 }

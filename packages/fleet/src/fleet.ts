@@ -31,9 +31,10 @@ import type { Routing } from "./routing/routing.js";
 import type { FleetSettings } from "./settings/fleet-settings.js";
 import { AutoscalingSignals, type SignalsStatus } from "./telemetry/autoscaling-signals.js";
 import { bothMetrics, PrometheusMetrics } from "./telemetry/prometheus.js";
+import { forwardedHeaders } from "./upstream/forwarded-headers.js";
 import { healthProbe, instanceGet } from "./upstream/health-probe.js";
 import { PromptRenderer } from "./upstream/prompt-renderer.js";
-import { forwardedHeaders, Upstream } from "./upstream/upstream.js";
+import { Upstream } from "./upstream/upstream.js";
 
 /** What a program may pass to a front end, besides its settings. */
 export interface FrontEndOptions {

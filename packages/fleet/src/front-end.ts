@@ -90,14 +90,16 @@ export { bothMetrics, type MetricAsJson, PrometheusMetrics } from "./telemetry/p
 export { WorkerMetrics } from "./telemetry/worker-metrics.js";
 export { BodyQueue, type LimitedBody } from "./upstream/body-queue.js";
 export {
-  answerHeaders,
   CLIENT_HEADERS,
-  changedBodyHeaders,
   type ForwardedHeaders,
   forwardedHeaders,
+  mayForward,
+} from "./upstream/forwarded-headers.js";
+export {
+  answerHeaders,
+  changedBodyHeaders,
   LEFT_OUT_HEADER,
   legHeaders,
-  mayForward,
   Upstream,
   type UpstreamAnswer,
   type UpstreamRequest,

@@ -98,8 +98,6 @@ function familyOf(instanceType: string): string {
   throw new KvError(
     "KV_CONFIG_INVALID",
     `${JSON.stringify(instanceType)} is no instance type with Neuron devices`,
-    {
-      hint: 'such as "trn1", "trn1n.32xlarge", "trn2" or "inf2.48xlarge"',
-    },
+    { hint: 'such as "trn1", "trn1n.32xlarge", "trn2" or "inf2.48xlarge"' },
   );
 }

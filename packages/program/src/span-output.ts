@@ -72,9 +72,7 @@ function collectorUrl(env: Readonly<Record<string, string | undefined>>): URL | 
     throw new KvError(
       "KV_CONFIG_INVALID",
       `OTEL_EXPORTER_OTLP_PROTOCOL is ${protocol}; spans are sent as http/json`,
-      {
-        hint: "a collector takes http/json at the port of OTLP over HTTP, 4318 by default",
-      },
+      { hint: "a collector takes http/json at the port of OTLP over HTTP, 4318 by default" },
     );
   if (URL.canParse(text) && /^https?:/.test(text)) return new URL(text);
   throw new KvError(

@@ -18,7 +18,7 @@ import { createStrategy } from "./flow/create-strategy.js";
 import type { DisaggregationStrategy } from "./flow/disaggregation-strategy.js";
 import { Legs } from "./flow/legs.js";
 import { DecodeRoute } from "./http/decode-route.js";
-import { AbandonedPrefills, GenerationRoute } from "./http/generation-route.js";
+import { GenerationRoute } from "./http/generation-route.js";
 import { resolveLimits } from "./http/limits/resolved-limits.js";
 import { ClientServer } from "./http/server.js";
 import { type ObjectCall, objectsByCalls } from "./readback/object-store.js";
@@ -120,7 +120,7 @@ export class PrefillDecodeProxy implements Proxy {
     const { clock, random, log, metrics, tracer, createRouting, createDiscovery, ...input } = options;
     const settings = readSettings(input);
     this.#settings = settings;
-    const { sidecar, timeouts, admin } = settings;
+    const { sidecar, admin } = settings;
     requireSidecarAllows(settings, createDiscovery);
     const namesPrefillers = sidecar !== undefined;
     const fleet = new Fleet({ ...options, settings, namesPrefillers });
@@ -160,12 +160,6 @@ export class PrefillDecodeProxy implements Proxy {
       all: limits.requestsInFlight,
       perClient: limits.requestsPerClient,
     });
-    const abandoned = new AbandonedPrefills({
-      clock: ambient.clock,
-      limitMs: limits.abandonedPrefillMs,
-      windowMs: timeouts.abandonedWindowMs,
-      clientHeader: limits.clientHeader,
-    });
     this.#generation = new GenerationRoute({
       ambient,
       legs,
@@ -174,7 +168,7 @@ export class PrefillDecodeProxy implements Proxy {
       history,
       inFlight,
       namedPrefillers: this.#named,
-      abandoned,
+      limits,
       settings,
     });
     const changeHere = (change: InstanceChange, body: unknown) => this.changeInstance(change, body);

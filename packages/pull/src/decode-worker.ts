@@ -58,30 +58,21 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
   readonly #sending = new TaskTracker();
 
   constructor(context: WorkerContext) {
-    const { clock, log, notifications, output, settings, caches, tracer } = context;
+    const { settings, caches } = context;
     this.#context = context;
     this.engines = new RemoteEngines(context, {
       ...{ failureType: "handshake_setup_failed", role: "prefill" },
       plan: (_, answer) => planPrefillEngine(context, answer, { joinsGroups: true }),
     });
     this.#heartbeats = new HeartbeatSender({
-      clock,
+      ...context,
       intervalMs: settings.heartbeatIntervalMs,
       engines: this.engines,
-      notifications,
       tasks: this.#sending,
     });
     this.#receivePass = new ReceivePass(caches);
     this.#receives = new PendingReceives<ReceiveOrder>(
-      {
-        clock,
-        log,
-        output,
-        tracer,
-        tasks: this.#running,
-        timeoutMs: settings.requestTimeoutMs,
-        hasSingleGroup: context.hasSingleGroup,
-      },
+      { ...context, tasks: this.#running, timeoutMs: settings.requestTimeoutMs },
       { run: (receive) => this.#receive(receive), ended: (receive, error) => this.#ended(receive, error) },
     );
   }

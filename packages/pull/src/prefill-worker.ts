@@ -133,11 +133,7 @@ export class PrefillWorker implements WorkerHalf<PrefillOrders> {
 
   /** Numbers of leases, of requests with some readers done, and of known requests. */
   outstanding(): { readonly leases: number; readonly completions: number; readonly batch: number } {
-    return {
-      leases: this.#leases.size,
-      completions: this.#completions.size,
-      batch: this.#byWireId.size,
-    };
+    return { leases: this.#leases.size, completions: this.#completions.size, batch: this.#byWireId.size };
   }
 
   /** Forgets all requests. With a reason, those that wait for readers are reported as sent. */

@@ -55,7 +55,7 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
   #closed = false;
 
   constructor(context: WorkerContext) {
-    const { clock, log, output, notifications, settings, caches, options, tracer } = context;
+    const { clock, settings, caches, options } = context;
     this.#context = context;
     this.engines = new RemoteEngines(context, {
       ...{ failureType: "push_reg_handshake_failed", role: "prefill" },
@@ -63,15 +63,7 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
     });
     this.#replies = new PushReplies({ clock });
     this.#receives = new PendingReceives<RegistrationOrder>(
-      {
-        clock,
-        log,
-        output,
-        tracer,
-        tasks: this.#running,
-        timeoutMs: settings.kvPeerRegistrationTimeoutMs,
-        hasSingleGroup: context.hasSingleGroup,
-      },
+      { ...context, tasks: this.#running, timeoutMs: settings.kvPeerRegistrationTimeoutMs },
       { run: (receive) => this.#run(receive), ended: (receive, error) => this.#ended(receive, error) },
     );
     this.#liveness = new ProducerLiveness({
@@ -92,10 +84,9 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
       }),
     };
     this.#heartbeats = new HeartbeatSender({
-      clock,
+      ...context,
       intervalMs: settings.heartbeatIntervalMs,
       engines: this.engines,
-      notifications,
       tasks: this.#sending,
       onSent: (engine, isDelivered) => {
         if (isDelivered) this.#liveness.heartbeatDelivered(engine);

@@ -84,10 +84,7 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
     this.#matcher = new RegistrationMatcher({
       clock,
       requests: this.#requests,
-      waitMs: {
-        plain: settings.registrationTimeoutMs,
-        own: settings.kvPeerRegistrationTimeoutMs,
-      },
+      waitMs: { plain: settings.registrationTimeoutMs, own: settings.kvPeerRegistrationTimeoutMs },
       onExpired: (key, registration) =>
         this.#refuse(
           key,

@@ -114,7 +114,7 @@ class PushReceive {
       signal.addEventListener("abort", () => resolve());
     });
     let registering = true;
-    const registered = this.#registerAll().then(() => {
+    const registered = Promise.all(this.#agents.map((agent) => this.#register(agent))).then(() => {
       registering = false;
     });
     for (;;) {
@@ -148,16 +148,8 @@ class PushReceive {
     return !this.#engine.features.has(PUSH_CONTROL) && this.#replies.failed.has(agent);
   }
 
-  async #registerAll(): Promise<void> {
-    await Promise.all(
-      this.#agents.map(async (agent) => {
-        if (!(await this.#register(agent))) this.#unregistered.add(agent);
-      }),
-    );
-  }
-
-  /** Registers the blocks with one rank. Resolves with false if the transport could not send the message; the engine is then dropped. */
-  #register(agent: string): Promise<boolean> {
+  /** Registers the blocks with one rank. Where the transport cannot send the message, the rank is `unregistered`, and the engine is dropped. */
+  #register(agent: string): Promise<unknown> {
     const { order } = this.#receive;
     const { context, engines, registrant } = this.#options;
     const { notifications, metrics, log, tracer } = context;
@@ -167,6 +159,7 @@ class PushReceive {
     });
     const payload = encodeRegistration(order, registrant(), this.#engine.features.has(PUSH_CONTROL));
     const sent = notifications.send(agent, payload, (error) => {
+      this.#unregistered.add(agent);
       metrics.notificationFailed();
       span?.end(error);
       log.warn("push_reg_notif_failed", { requestId: order.requestId, agent, error: String(error) });

@@ -6,9 +6,7 @@ export function requireInteger(name: string, value: number, minimum: number): vo
   throw new KvError(
     "KV_TOPOLOGY_INVALID",
     `${name} must be an integer of at least ${minimum}, got ${value}`,
-    {
-      details: { name, value, minimum },
-    },
+    { details: { name, value, minimum } },
   );
 }
 

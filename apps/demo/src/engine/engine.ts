@@ -85,7 +85,6 @@ export class Engine {
     const { model, pool, blocks, connector, hooks = {}, maxNumSeqs = 64, reportLayers = false } = options;
     this.#options = options;
     this.#ambient = ambient(options);
-    const { clock, log, metrics } = this.#ambient;
     this.#connector = connector?.scheduler;
     this.#workers = connector?.workers ?? [];
     this.#scheduler = new Scheduler({
@@ -94,12 +93,11 @@ export class Engine {
       connector: this.#connector,
       hooks,
       maxNumSeqs,
-      clock,
-      log,
-      metrics,
+      ambient: this.#ambient,
       vocabSize: model.config.vocabSize,
       emit: (record, token) => this.#emit(record, token),
     });
+    const { clock } = this.#ambient;
     this.#runner = new ModelRunner({ model, pool, clock, workers: this.#workers, reportLayers });
     this.#aggregator = createWorkerOutputAggregator({ workers: this.#workers.length });
     this.sleepMode = new SleepMode({
@@ -350,9 +348,7 @@ export class Engine {
   /** Resolves when no request is alive and no block is kept for a peer. */
   async idle(): Promise<void> {
     if (this.#scheduler.isIdle) return;
-    await new Promise<void>((resolve) => {
-      this.#idleWaiters.push(resolve);
-    });
+    await new Promise<void>((resolve) => this.#idleWaiters.push(resolve));
   }
 
   /** Requests without an outcome, by state. */

@@ -1,12 +1,11 @@
 import { METRICS } from "@kv/connector";
 import {
+  type Ambient,
   CACHE_HIT_SOURCES,
   type CacheHitSource,
-  type Clock,
   type FailedReceive,
   KvError,
-  type Log,
-  type Metrics,
+  type MatchedTokens,
   type SchedulerConnector,
   type WorkerOutput,
 } from "@kv/interface";
@@ -27,13 +26,14 @@ export interface SchedulerOptions {
   readonly hooks: EngineHooks;
   /** Requests that hold blocks at the same time. */
   readonly maxNumSeqs: number;
-  readonly clock: Clock;
-  readonly log: Log;
-  readonly metrics: Metrics;
+  readonly ambient: Ambient;
   readonly vocabSize: number;
   /** Hands out a token that a peer has sampled. */
   emit(record: RequestRecord, token: EngineToken): void;
 }
+
+/** What an engine without a connector gets from a peer. */
+const NO_TOKENS: MatchedTokens = { tokens: 0, async: false };
 
 /** A part of a batch: the next tokens of a request whose KV is computed. */
 export interface Chunk {
@@ -82,21 +82,21 @@ export class Scheduler {
   }
 
   add(record: RequestRecord): void {
-    record.submittedMs = this.#options.clock.now();
+    record.submittedMs = this.#options.ambient.clock.now();
     this.#requests.set(record.request.requestId, record);
     this.#options.connector?.requestQueued?.(record.connectorRequest);
   }
 
   /** Admits waiting requests in order of arrival. One that does not fit holds back those behind it; otherwise it might never run. */
   admitWaiting(): void {
-    const { maxNumSeqs, clock } = this.#options;
+    const { maxNumSeqs, ambient } = this.#options;
     let room = maxNumSeqs - this.inState("running").length - this.inState("remote").length;
     for (const record of this.inState("waiting")) {
       if (room-- <= 0) return;
       if (record.ending !== undefined) continue;
       try {
         if (!this.#admit(record)) return;
-        record.admittedMs = clock.now();
+        record.admittedMs = ambient.clock.now();
         record.queueSpan?.end();
       } catch (error) {
         // The connector refused the request, so no peer will write into its blocks.
@@ -141,10 +141,7 @@ export class Scheduler {
     const cached = blocks.lookup(record.hashes.slice(0, Math.floor((numPromptTokens - 1) / blockSize)));
     try {
       const numComputedTokens = cached.length * blockSize;
-      const matched = connector?.matchedTokens(record.connectorRequest, numComputedTokens) ?? {
-        tokens: 0,
-        async: false,
-      };
+      const matched = connector?.matchedTokens(record.connectorRequest, numComputedTokens) ?? NO_TOKENS;
       if (matched.wait === true) {
         blocks.release(cached);
         return false;
@@ -189,7 +186,7 @@ export class Scheduler {
 
   /** Ends every request that is marked to end. Returns the ids of those that have an outcome now. */
   async finishEnded(): Promise<string[]> {
-    const { log } = this.#options;
+    const { log } = this.#options.ambient;
     const ended: string[] = [];
     for (const record of this.requests) {
       // A batch still writes into its blocks.
@@ -220,9 +217,8 @@ export class Scheduler {
       const tokens = Math.min(numComputedTokens, promptTokens.length);
       const { forwardMs, submittedMs, startedMs = submittedMs } = record;
       const queuedMs = startedMs - submittedMs;
-      await hooks.beforeSend?.({
-        ...{ requestId, kvTransferParams, blockIds, tokens, forwardMs, queuedMs, startedMs },
-      });
+      const sent = { requestId, kvTransferParams, blockIds, tokens, forwardMs, queuedMs, startedMs };
+      await hooks.beforeSend?.(sent);
     }
     if (succeeded) {
       this.#cacheOutput(record);
@@ -259,9 +255,8 @@ export class Scheduler {
     const { connector, hooks } = this.#options;
     connector?.applyWorkerOutput(output);
     const invalid = new Set(output.failedBlockIds);
-    for (const record of this.inState("remote")) {
+    for (const record of this.inState("remote"))
       record.blocksFailed ||= record.blockIds.some((id) => invalid.has(id));
-    }
     for (const requestId of output.unverifiedReceiving ?? []) {
       const record = this.#requests.get(requestId);
       if (record !== undefined) record.uncacheable = true;
@@ -283,23 +278,12 @@ export class Scheduler {
   }
 
   async #finishReceiving(record: RequestRecord, failed: FailedReceive | undefined): Promise<void> {
-    const { requestId } = record.request;
-    if (failed !== undefined || record.blocksFailed) {
-      const code = failed?.code ?? "KV_TRANSFER_FAILED";
-      const message = failed?.message ?? `some blocks of request ${requestId} were not received`;
-      const details = { requestId, failureType: failed?.failureType };
-      this.#recoverFailedReceive(
-        record,
-        new KvError(code, message, { details }),
-        failed?.blocksAtRisk === true,
-      );
-      return;
-    }
+    if (failed !== undefined || record.blocksFailed) return this.#recoverFailedReceive(record, failed);
     try {
       await this.#takeOverReceived(record);
     } catch (error) {
       record.state = "running";
-      const message = `the received KV of request ${requestId} could not be used`;
+      const message = `the received KV of request ${record.request.requestId} could not be used`;
       record.end("error", KvError.from(error, "KV_ENGINE_FAILED", message));
     }
   }
@@ -325,7 +309,7 @@ export class Scheduler {
     this.cachePrompt(record, covered);
     // Even when all KV is there, the last prompt token is computed again: its logits give the first output token.
     record.numComputedTokens = Math.min(covered, request.promptTokens.length - 1);
-    record.receivedMs = this.#options.clock.now();
+    record.receivedMs = this.#options.ambient.clock.now();
     record.state = "running";
     if (covered === request.promptTokens.length) this.#takeFirstToken(record);
   }
@@ -352,24 +336,25 @@ export class Scheduler {
   }
 
   /** Follows the connector's policy when KV did not arrive: the request fails or computes its prompt itself. */
-  #recoverFailedReceive(record: RequestRecord, error: KvError, blocksAtRisk: boolean): void {
-    const { connector, log } = this.#options;
+  #recoverFailedReceive(record: RequestRecord, failed: FailedReceive | undefined): void {
+    const { connector, ambient } = this.#options;
+    const { requestId } = record.request;
     record.state = "running";
     record.remoteTokens = 0;
+    const code = failed?.code ?? "KV_TRANSFER_FAILED";
+    const message = failed?.message ?? `some blocks of request ${requestId} were not received`;
+    const details = { requestId, failureType: failed?.failureType };
     // Blocks that a peer may still write to cannot be computed into.
-    if (blocksAtRisk || connector?.loadFailurePolicy !== "recompute") {
-      record.end("error", error);
-      return;
-    }
-    const { requestId } = record.request;
-    log.warn("kv-recomputed", { requestId, code: error.code, message: error.message });
+    if (failed?.blocksAtRisk === true || connector?.loadFailurePolicy !== "recompute")
+      record.end("error", new KvError(code, message, { details }));
+    else ambient.log.warn("kv-recomputed", { requestId, code, message });
   }
 
   #freeKept(requestId: string): boolean {
-    const { blocks, log } = this.#options;
+    const { blocks, ambient } = this.#options;
     const blockIds = this.#keptBlocks.get(requestId);
     if (blockIds === undefined) {
-      log.warn("unknown-request-finished", { requestId });
+      ambient.log.warn("unknown-request-finished", { requestId });
       return false;
     }
     this.#keptBlocks.delete(requestId);
@@ -389,12 +374,12 @@ export class Scheduler {
   }
 
   #countCached(source: CacheHitSource, tokens: number): void {
-    this.#options.metrics.count(METRICS.promptTokensCachedBySource, tokens, { source });
+    this.#options.ambient.metrics.count(METRICS.promptTokensCachedBySource, tokens, { source });
   }
 
   /** Counts a prompt's tokens under vLLM's names of their sources. */
   #countPrompt({ request, cachedBlocks, remoteTokens }: RequestRecord): void {
-    const { blockSize, metrics } = this.#options;
+    const { blockSize, ambient } = this.#options;
     const local = cachedBlocks * blockSize;
     const tokens = {
       local_compute: request.promptTokens.length - local - remoteTokens,
@@ -402,7 +387,7 @@ export class Scheduler {
       external_kv_transfer: remoteTokens,
     };
     for (const [source, count] of Object.entries(tokens))
-      metrics.count(METRICS.promptTokensBySource, count, { source });
+      ambient.metrics.count(METRICS.promptTokensBySource, count, { source });
   }
 
   #cache({ blockIds, uncacheable }: RequestRecord, hashes: readonly string[]): void {

@@ -105,10 +105,7 @@ export function envoyConfig({ port = 0, pickerPort, endpoints, failOpen, subset 
                               route: {
                                 cluster: "decode",
                                 timeout: "0s",
-                                retry_policy: {
-                                  retry_on: "connect-failure,refused-stream",
-                                  num_retries: 1,
-                                },
+                                retry_policy: { retry_on: "connect-failure,refused-stream", num_retries: 1 },
                               },
                             },
                           ],

@@ -6,7 +6,6 @@ import type { EngineHandle, EngineResult, EngineToken } from "../engine/request.
 import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
 import { httpError } from "./error-response.js";
 import type { ChatBody, CompletionBody } from "./request-body.js";
-import type { StopText } from "./stop-text.js";
 
 /** The interface of an instance to its HTTP server. */
 export interface ServedInstance {
@@ -167,18 +166,4 @@ export function transferParamsOf({
 /** The same in a stream: a member of the chunk with the finish reason, as in vLLM. */
 export function transferMember(result: EngineResult): Record<string, unknown> {
   return result.kvTransferParams === undefined ? {} : { kv_transfer_params: transferParamsOf(result) };
-}
-
-/** The formats of one endpoint's responses. */
-export interface ResponseFormat {
-  /** The text of the output; every token is pushed. */
-  readonly text: StopText;
-  /** The response without streaming. */
-  whole(generation: Generation, result: EngineResult): object;
-  /** One streamed token, with the text that it completes. */
-  chunk(generation: Generation, token: EngineToken, text: string, isFirst: boolean): object;
-  /** The last chunk, with the finish reason. */
-  finalChunk(generation: Generation, result: EngineResult): object;
-  /** The chunk with the usage, for `stream_options.include_usage`. */
-  usageChunk(generation: Generation, result: EngineResult): object;
 }

@@ -10,14 +10,13 @@ import {
 } from "@kv/http";
 import { type Ambient, type AmbientOptions, ambient, KvError } from "@kv/interface";
 import type { EngineToken } from "../engine/request.js";
-import { ChatFormat, chatPrompt } from "./chat-response.js";
-import { CompletionFormat } from "./completion-response.js";
+import { chatFormat, chatPrompt } from "./chat-response.js";
+import { completionFormat } from "./completion-response.js";
 import { asKvError, errorBody, httpError, publicError, statusOf } from "./error-response.js";
 import { EventStream } from "./event-stream.js";
 import {
   abortOnDisconnect,
   type GenerationOptions,
-  type ResponseFormat,
   type ServedInstance,
   startGeneration,
 } from "./generation.js";
@@ -34,6 +33,7 @@ import {
   transferredPrompt,
   validateBody,
 } from "./request-body.js";
+import type { ResponseFormat } from "./response-format.js";
 
 /** Default of `max_tokens` for chat; `/v1/completions` generates 16 tokens, as vLLM does. */
 const CHAT_TOKENS = 256;
@@ -179,7 +179,7 @@ export class InstanceServer {
         topLogprobs: body.logprobs ?? undefined,
       },
       body,
-      format: new CompletionFormat(body, tokenizer),
+      format: completionFormat(body, tokenizer),
     });
   }
 
@@ -198,7 +198,7 @@ export class InstanceServer {
         topLogprobs: body.logprobs === true ? (body.top_logprobs ?? 0) : undefined,
       },
       body,
-      format: new ChatFormat(body, tokenizer),
+      format: chatFormat(body, tokenizer),
     });
   }
 

@@ -88,9 +88,6 @@ function failure(requestId: string, status: number, body: string): KvError {
   return new KvError(
     "KV_PROXY_UPSTREAM_FAILED",
     `request ${requestId} failed with HTTP ${status}: ${reason}`,
-    {
-      details: { status, code: error?.code },
-      ...(error?.hint === undefined ? {} : { hint: error.hint }),
-    },
+    { details: { status, code: error?.code }, ...(error?.hint === undefined ? {} : { hint: error.hint }) },
   );
 }

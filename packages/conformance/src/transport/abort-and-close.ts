@@ -1,27 +1,17 @@
 import { KvError, type Transfer } from "@kv/interface";
 import { expect, test } from "vitest";
 import { expectError, expectThrown } from "../expect-error.js";
-import { blockLists, blocksOf, bytes, type Fixture, nextOf, pattern, type Side, text } from "./fixture.js";
+import { blockPair, blocksOf, bytes, type Fixture, nextOf, pattern, text } from "./fixture.js";
 
 export function abortAndCloseTests(fixture: Fixture): void {
   const { waitFor } = fixture;
   const lengthBytes = (): number => fixture.options.bigLengthBytes ?? 32 << 20;
 
-  async function bigTransfer(give: {
-    signal?: AbortSignal;
-    timeoutMs?: number;
-    notification?: Uint8Array;
-  }): Promise<{
-    reader: Side;
-    owner: Side;
-    transfer: Transfer;
-  }> {
-    const reader = await fixture.side(lengthBytes(), 0);
-    const owner = await fixture.side(lengthBytes(), 1);
-    const { local, remote } = await blockLists(fixture, reader, owner, 4096);
+  async function bigTransfer(give: { signal?: AbortSignal; timeoutMs?: number; notification?: Uint8Array }) {
+    const { reader, owner, local, remote } = await blockPair(fixture, lengthBytes(), 4096);
     const ids = Int32Array.from({ length: lengthBytes() / 4096 }, (_, index) => index);
     const request = { operation: "READ", local, localIds: ids, remote, remoteIds: ids, ...give } as const;
-    return { reader, owner, transfer: reader.agent.transfer(request) };
+    return { reader, owner, local, transfer: reader.agent.transfer(request) };
   }
 
   /** Returns "done" or the code of the error. */
@@ -108,18 +98,8 @@ export function abortAndCloseTests(fixture: Fixture): void {
 
   test("the memory of an aborted transfer stays in use until it is released", async () => {
     const controller = new AbortController();
-    const reader = await fixture.side(lengthBytes(), 0);
-    const owner = await fixture.side(lengthBytes(), 1);
-    const { local, remote } = await blockLists(fixture, reader, owner, 4096);
-    const ids = Int32Array.from({ length: lengthBytes() / 4096 }, (_, index) => index);
-    const { done, released } = reader.agent.transfer({
-      operation: "READ",
-      local,
-      localIds: ids,
-      remote,
-      remoteIds: ids,
-      signal: controller.signal,
-    });
+    const { reader, local, transfer } = await bigTransfer({ signal: controller.signal });
+    const { done, released } = transfer;
     let wasReleased = false;
     void released.then(() => {
       wasReleased = true;
@@ -154,9 +134,7 @@ export function abortAndCloseTests(fixture: Fixture): void {
   });
 
   test("an agent closes twice, releases its memory, and rejects later calls", async () => {
-    const reader = await fixture.side(8192, 0);
-    const owner = await fixture.side(8192, 1);
-    const { local, remote } = await blockLists(fixture, reader, owner, 1024);
+    const { reader, owner, local, remote } = await blockPair(fixture, 8192, 1024);
     const { agent, memory } = reader;
     const metadata = await waitFor(owner.agent.localMetadata());
     await Promise.all([waitFor(agent.close()), waitFor(agent.close())]);

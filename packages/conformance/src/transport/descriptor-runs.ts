@@ -1,6 +1,6 @@
 import { type DescriptorPairs, type DescriptorRuns, descriptorPairs, type Memory } from "@kv/interface";
 import { expect, test } from "vitest";
-import { blockLists, type Fixture, nextOf, operations, pattern, rowsIn } from "./fixture.js";
+import { blockPair, type Fixture, introduced, nextOf, operations, pattern, rowsIn } from "./fixture.js";
 
 /** Descriptors as runs, with and without offsets, move the same bytes as the equivalent pairs. */
 export function descriptorRunTests(fixture: Fixture): void {
@@ -8,9 +8,7 @@ export function descriptorRunTests(fixture: Fixture): void {
 
   test("runs move the same bytes as pairs: of strided rows, across rows, of different lengths, in both directions", async () => {
     for (const operation of operations(fixture)) {
-      const reader = await fixture.side(32_768, 2);
-      const owner = await fixture.side(32_768, 3);
-      await fixture.introduce(reader.agent, owner.agent);
+      const { reader, owner } = await introduced(fixture, 32_768, 2);
       // Neighbours in memory; then gaps between descriptors; then another length. The remote's rows end at other indices.
       const rows = (memory: Memory, ...all: Parameters<typeof rowsIn>[1][]) => ({
         memoryType: "DRAM" as const,
@@ -31,10 +29,7 @@ export function descriptorRunTests(fixture: Fixture): void {
       const after = async (spelling: DescriptorPairs | DescriptorRuns) => {
         reader.memory.bytes.set(pattern(32_768, 2));
         owner.memory.bytes.set(pattern(32_768, 3));
-        expect(await move(spelling)).toMatchObject({
-          descriptorCount: 27,
-          lengthBytes: 21 * 256 + 6 * 512,
-        });
+        expect(await move(spelling)).toMatchObject({ descriptorCount: 27, lengthBytes: 21 * 256 + 6 * 512 });
         return [reader.memory.bytes.slice(), owner.memory.bytes.slice()] as const;
       };
       const expected = await after(descriptorPairs({ runs }));
@@ -49,9 +44,7 @@ export function descriptorRunTests(fixture: Fixture): void {
   });
 
   test("runs with offsets move the same bytes as pairs", async () => {
-    const reader = await fixture.side(32_768, 2);
-    const owner = await fixture.side(32_768, 3);
-    const { local, remote } = await blockLists(fixture, reader, owner, 512);
+    const { reader, local, remote } = await blockPair(fixture, 32_768, 512, 2);
     // Single, adjacent, and runs so long that a transport may use another code path.
     for (const spelling of [
       { runs: Int32Array.of(1, 4, 1, 3, 0, 2), offsets: Int32Array.of(0, 0, 5, 20, 20, 7) },
@@ -70,9 +63,7 @@ export function descriptorRunTests(fixture: Fixture): void {
   });
 
   test("runs are copied at the call, and their notification arrives after the last byte", async () => {
-    const reader = await fixture.side(16_384, 0);
-    const owner = await fixture.side(16_384, 7);
-    const { local, remote } = await blockLists(fixture, reader, owner, 1024);
+    const { reader, owner, local, remote } = await blockPair(fixture, 16_384, 1024);
     const inbox = owner.agent.notifications();
     const runs = Int32Array.of(8, 0, 8);
     const { done } = reader.agent.transfer({
@@ -87,7 +78,7 @@ export function descriptorRunTests(fixture: Fixture): void {
     const { payload } = await nextOf(fixture, inbox);
     expect(new TextDecoder().decode(payload)).toBe("run");
     const expected = pattern(16_384, 0);
-    expected.set(pattern(16_384, 7).subarray(0, 8192), 8192);
+    expected.set(pattern(16_384, 1).subarray(0, 8192), 8192);
     expect(Buffer.compare(reader.memory.bytes, expected)).toBe(0);
     await inbox.return?.();
   });

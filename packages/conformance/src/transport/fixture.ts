@@ -163,6 +163,30 @@ export function blocksOf(memory: Memory, blockLengthBytes: number): Float64Array
   return rowsIn(memory, [0, blockLengthBytes, blockLengthBytes, memory.lengthBytes / blockLengthBytes]);
 }
 
+/** Two sides, of which `reader` knows `owner`. The patterns of their memories have `seed` and the number after it. */
+export async function introduced(
+  fixture: Fixture,
+  lengthBytes: number,
+  seed = 0,
+): Promise<{ reader: Side; owner: Side }> {
+  const reader = await fixture.side(lengthBytes, seed);
+  const owner = await fixture.side(lengthBytes, seed + 1);
+  await fixture.introduce(reader.agent, owner.agent);
+  return { reader, owner };
+}
+
+/** The same, with lists over both memories in blocks. */
+export async function blockPair(
+  fixture: Fixture,
+  lengthBytes: number,
+  blockLengthBytes: number,
+  seed = 0,
+): Promise<{ reader: Side; owner: Side; local: PreparedList; remote: PreparedList }> {
+  const reader = await fixture.side(lengthBytes, seed);
+  const owner = await fixture.side(lengthBytes, seed + 1);
+  return { reader, owner, ...(await blockLists(fixture, reader, owner, blockLengthBytes)) };
+}
+
 /** Prepares lists over both memories in blocks, on the agent of `reader`. */
 export async function blockLists(
   fixture: Fixture,
@@ -170,20 +194,13 @@ export async function blockLists(
   owner: Side,
   blockLengthBytes: number,
 ): Promise<{ local: PreparedList; remote: PreparedList }> {
-  const { waitFor } = fixture;
   await fixture.introduce(reader.agent, owner.agent);
-  const local = await waitFor(
-    reader.agent.prepareLocal({
-      memoryType: reader.memory.memoryType,
-      rows: blocksOf(reader.memory, blockLengthBytes),
-    }),
-  );
-  const remote = await waitFor(
-    reader.agent.prepareRemote(owner.agent.name, {
-      memoryType: owner.memory.memoryType,
-      rows: blocksOf(owner.memory, blockLengthBytes),
-    }),
-  );
+  const table = ({ memory }: Side) => ({
+    memoryType: memory.memoryType,
+    rows: blocksOf(memory, blockLengthBytes),
+  });
+  const local = await fixture.waitFor(reader.agent.prepareLocal(table(reader)));
+  const remote = await fixture.waitFor(reader.agent.prepareRemote(owner.agent.name, table(owner)));
   return { local, remote };
 }
 

@@ -1,16 +1,14 @@
 import type { TransferRequest } from "@kv/interface";
 import { expect, test } from "vitest";
 import { expectThrown } from "../expect-error.js";
-import { blockLists, type Fixture, pattern, rowsIn } from "./fixture.js";
+import { blockLists, blockPair, type Fixture, pattern, rowsIn } from "./fixture.js";
 
 /** Invalid transfers, as pairs and as runs, throw synchronously. */
 export function invalidTransferTests(fixture: Fixture): void {
   const { waitFor } = fixture;
 
   test("a transfer with invalid arguments throws at once and moves nothing", async () => {
-    const reader = await fixture.side(8192, 0);
-    const owner = await fixture.side(8192, 1);
-    const { local, remote } = await blockLists(fixture, reader, owner, 1024);
+    const { reader, local, remote } = await blockPair(fixture, 8192, 1024);
     const big = await waitFor(
       reader.agent.prepareLocal({ memoryType: "DRAM", rows: rowsIn(reader.memory, [0, 2048, 2048, 4]) }),
     );
@@ -49,9 +47,7 @@ export function invalidTransferTests(fixture: Fixture): void {
   });
 
   test("offsets that move a run out of its list, are no rows, or come with pairs are rejected", async () => {
-    const reader = await fixture.side(16_384, 2);
-    const owner = await fixture.side(16_384, 3);
-    const { local, remote } = await blockLists(fixture, reader, owner, 1024);
+    const { reader, local, remote } = await blockPair(fixture, 16_384, 1024, 2);
     const runs = Int32Array.of(0, 2, 3, 4, 0, 1);
     const refused = [
       { runs, offsets: Int32Array.of(0, 0, 12, 0) },
@@ -76,9 +72,7 @@ export function invalidTransferTests(fixture: Fixture): void {
   });
 
   test("invalid runs throw at once and move nothing", async () => {
-    const reader = await fixture.side(8192, 0);
-    const owner = await fixture.side(8192, 1);
-    const { local, remote } = await blockLists(fixture, reader, owner, 1024);
+    const { reader, local, remote } = await blockPair(fixture, 8192, 1024);
     const mixed = await waitFor(
       reader.agent.prepareLocal({
         memoryType: "DRAM",

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import { expectError, expectThrown } from "../expect-error.js";
-import { blockLists, bytes, type Fixture, nextOf, pattern, text } from "./fixture.js";
+import { blockPair, bytes, type Fixture, nextOf, pattern, text } from "./fixture.js";
 
 export function notificationTests(fixture: Fixture): void {
   const { waitFor } = fixture;
@@ -65,9 +65,7 @@ export function notificationTests(fixture: Fixture): void {
   test("the notification of a transfer arrives exactly once, after its last byte", async () => {
     const { read, write } = fixture.transport().capabilities;
     const lengthBytes = 8 << 20;
-    const reader = await fixture.side(lengthBytes, 20);
-    const owner = await fixture.side(lengthBytes, 21);
-    const { local, remote } = await blockLists(fixture, reader, owner, 16_384);
+    const { reader, owner, local, remote } = await blockPair(fixture, lengthBytes, 16_384, 20);
     const ids = Int32Array.from({ length: lengthBytes / 16_384 }, (_, index) => index);
     const arrived = owner.agent.notifications();
     for (const operation of [...(write ? (["WRITE"] as const) : []), ...(read ? (["READ"] as const) : [])]) {
@@ -91,9 +89,7 @@ export function notificationTests(fixture: Fixture): void {
   });
 
   test("no notification arrives for a transfer that failed", async () => {
-    const reader = await fixture.side(8192, 0);
-    const owner = await fixture.side(8192, 1);
-    const { local, remote } = await blockLists(fixture, reader, owner, 1024);
+    const { reader, owner, local, remote } = await blockPair(fixture, 8192, 1024);
     const ids = Int32Array.of(0, 1);
     const { done, released } = reader.agent.transfer({
       operation: "READ",

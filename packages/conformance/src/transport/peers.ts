@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import { expectError } from "../expect-error.js";
-import { blockLists, blocksOf, bytes, type Fixture } from "./fixture.js";
+import { blockLists, blockPair, blocksOf, bytes, type Fixture } from "./fixture.js";
 
 export function peerTests(fixture: Fixture): void {
   const { waitFor } = fixture;
@@ -101,9 +101,7 @@ export function peerTests(fixture: Fixture): void {
   });
 
   test("a peer cannot be removed while a prepared list refers to it", async () => {
-    const reader = await fixture.side(4096, 0);
-    const owner = await fixture.side(4096, 1);
-    const { remote } = await blockLists(fixture, reader, owner, 1024);
+    const { reader, owner, remote } = await blockPair(fixture, 4096, 1024);
     await expectError(() => waitFor(reader.agent.removeRemote(owner.agent.name)), "KV_MEMORY_IN_USE");
     await waitFor(remote.close());
     await waitFor(reader.agent.removeRemote(owner.agent.name));

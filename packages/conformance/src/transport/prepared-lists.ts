@@ -1,15 +1,13 @@
 import type { DescriptorTable } from "@kv/interface";
 import { expect, test } from "vitest";
 import { expectError, expectThrown } from "../expect-error.js";
-import { blockLists, blocksOf, type Fixture, rowsIn } from "./fixture.js";
+import { blockPair, blocksOf, type Fixture, introduced, rowsIn } from "./fixture.js";
 
 export function preparedListTests(fixture: Fixture): void {
   const { waitFor } = fixture;
 
   test("a list counts its strided rows expanded and has the name of the owner", async () => {
-    const reader = await fixture.side(65_536, 0);
-    const owner = await fixture.side(65_536, 1);
-    await fixture.introduce(reader.agent, owner.agent);
+    const { reader, owner } = await introduced(fixture, 65_536);
     const rows = [
       [0, 256, 1024, 8],
       [8192, 100, 100, 1],
@@ -30,9 +28,7 @@ export function preparedListTests(fixture: Fixture): void {
   });
 
   test("rows are copied, or taken over with takeRows, and later changes to them have no effect", async () => {
-    const reader = await fixture.side(8192, 0);
-    const owner = await fixture.side(8192, 1);
-    await fixture.introduce(reader.agent, owner.agent);
+    const { reader, owner } = await introduced(fixture, 8192);
     const tables = [reader, owner].map(({ memory }) => ({
       memoryType: "DRAM" as const,
       rows: rowsIn(memory, [1024, 512, 512, 2]),
@@ -109,9 +105,7 @@ export function preparedListTests(fixture: Fixture): void {
   });
 
   test("rows outside registered memory are rejected, also when they exceed it by one byte or one stride", async () => {
-    const reader = await fixture.side(8192, 0);
-    const owner = await fixture.side(8192, 1);
-    await fixture.introduce(reader.agent, owner.agent);
+    const { reader, owner } = await introduced(fixture, 8192);
     const elsewhere = fixture.memory(8192);
     const outside = (memory: typeof elsewhere): Float64Array[] => [
       rowsIn(memory, [0, 8193, 8193, 1]),
@@ -154,9 +148,7 @@ export function preparedListTests(fixture: Fixture): void {
   });
 
   test("closing a list waits for its transfers and rejects new ones", async () => {
-    const reader = await fixture.side(4 << 20, 0);
-    const owner = await fixture.side(4 << 20, 1);
-    const { local, remote } = await blockLists(fixture, reader, owner, 4096);
+    const { reader, owner, local, remote } = await blockPair(fixture, 4 << 20, 4096);
     const ids = Int32Array.from({ length: 1024 }, (_, index) => index);
     const request = { operation: "READ", local, localIds: ids, remote, remoteIds: ids } as const;
     const { done, released } = reader.agent.transfer(request);

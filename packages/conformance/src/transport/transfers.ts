@@ -1,5 +1,14 @@
 import { expect, test } from "vitest";
-import { blockLists, type Fixture, operations, pattern, rowsIn, scattered } from "./fixture.js";
+import {
+  blockLists,
+  blockPair,
+  type Fixture,
+  introduced,
+  operations,
+  pattern,
+  rowsIn,
+  scattered,
+} from "./fixture.js";
 
 /** Descriptors as pairs: each byte arrives and no other byte changes. */
 export function transferTests(fixture: Fixture): void {
@@ -7,9 +16,7 @@ export function transferTests(fixture: Fixture): void {
 
   test("scattered indices of strided rows move exactly their bytes, in both directions", async () => {
     for (const operation of operations(fixture)) {
-      const reader = await fixture.side(32_768, 2);
-      const owner = await fixture.side(32_768, 3);
-      await fixture.introduce(reader.agent, owner.agent);
+      const { reader, owner } = await introduced(fixture, 32_768, 2);
       // Row two has descriptors of another length; gaps lie between the descriptors of row one.
       const localRows = [
         [0, 256, 1024, 16],
@@ -75,9 +82,7 @@ export function transferTests(fixture: Fixture): void {
   });
 
   test("blocks that are adjacent on one side only are not merged", async () => {
-    const reader = await fixture.side(16_384, 6);
-    const owner = await fixture.side(16_384, 7);
-    const { local, remote } = await blockLists(fixture, reader, owner, 1024);
+    const { reader, local, remote } = await blockPair(fixture, 16_384, 1024, 6);
     const inOrder = Int32Array.of(0, 1, 2, 3, 4, 5);
     const mixed = Int32Array.of(9, 10, 3, 2, 15, 0);
     for (const [localIds, remoteIds] of [
@@ -98,9 +103,7 @@ export function transferTests(fixture: Fixture): void {
 
   test("a big transfer of many scattered descriptors arrives complete, in both directions", async () => {
     const lengthBytes = fixture.options.bigLengthBytes ?? 32 << 20;
-    const reader = await fixture.side(lengthBytes, 4);
-    const owner = await fixture.side(lengthBytes, 5);
-    const { local, remote } = await blockLists(fixture, reader, owner, 4096);
+    const { reader, owner, local, remote } = await blockPair(fixture, lengthBytes, 4096, 4);
     const count = lengthBytes / 4096;
     const localIds = scattered(count, 2741);
     const remoteIds = scattered(count, 911);
@@ -156,9 +159,7 @@ export function transferTests(fixture: Fixture): void {
   });
 
   test("telemetry counts transfers, bytes and notifications", async () => {
-    const reader = await fixture.side(8192, 0);
-    const owner = await fixture.side(8192, 1);
-    const { local, remote } = await blockLists(fixture, reader, owner, 1024);
+    const { reader, local, remote } = await blockPair(fixture, 8192, 1024);
     expect(reader.agent.telemetry()).toEqual({
       transfersPosted: 0,
       transfersDone: 0,

@@ -113,11 +113,7 @@ export class ConnectorHandshake {
       agentMetadataBytes: encodeAgentMetadata(
         isAnnounced ? announcedInBlocksOf(metadata, announcedBlockSize) : metadata,
       ),
-      extension: {
-        version: 1,
-        factors: this.#factors,
-        ...(features === undefined ? {} : { features }),
-      },
+      extension: { version: 1, factors: this.#factors, ...(features === undefined ? {} : { features }) },
       rest: {},
     });
   }

@@ -130,9 +130,7 @@ async function ask(
     throw new KvError(
       "KV_HANDSHAKE_REFUSED",
       `${describeEngine(address)} refused the handshake: ${refusal}`,
-      {
-        hint: "check tp_size and pp_size in kv_transfer_params against the prefill worker's",
-      },
+      { hint: "check tp_size and pp_size in kv_transfer_params against the prefill worker's" },
     );
   }
   const { payload, clockSeconds } = decodeHandshakeReply(reply.frames);

@@ -60,10 +60,7 @@ export function staleProcess(
   return new KvError(
     "KV_GENERATION_STALE",
     `request ${requestId} was computed by a process of engine ${engineId} that is gone; ${another}`,
-    {
-      hint: "send the prompt to a prefill worker again",
-      details: { engineId, requestId, host, port },
-    },
+    { hint: "send the prompt to a prefill worker again", details: { engineId, requestId, host, port } },
   );
 }
 
@@ -76,9 +73,6 @@ export function unknownRegistration(
   return new KvError(
     "KV_GENERATION_STALE",
     `kv_transfer_params name registration ${named} of the KV cache of ${describeEngine(address)}, which has registered it ${found} times`,
-    {
-      hint: "pass the kv_transfer_params of the prefill answer on unchanged",
-      details: { named, found },
-    },
+    { hint: "pass the kv_transfer_params of the prefill answer on unchanged", details: { named, found } },
   );
 }

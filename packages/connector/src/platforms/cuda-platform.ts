@@ -22,9 +22,7 @@ export function cudaPlatform({ gpus = nvidiaGpus() }: CudaPlatformOptions = {}):
       `kv_buffer_device "cuda" needs a GPU: there is no /dev/nvidia0. This machine has ${availableParallelism()} CPU cores and ${
         others.length === 0 ? "no other accelerator" : others.map((name) => `/dev/${name}`).join(", ")
       }`,
-      {
-        hint: 'use "cpu" for kv_buffer_device, or install the NVIDIA driver (in a container: --gpus all)',
-      },
+      { hint: 'use "cpu" for kv_buffer_device, or install the NVIDIA driver (in a container: --gpus all)' },
     );
   }
   return {

@@ -124,16 +124,12 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
       recomputeThresholdTokens: settings.recomputeThresholdTokens,
     });
     this.#prefill = new PrefillScheduler({
+      ...settings,
+      ...engine,
       transferMode: connector.transferMode,
       clock,
       config: cache,
-      engineId: engine.engineId,
-      tpSize: engine.tpSize,
       dcpSize,
-      ppSize: engine.ppSize,
-      leaseMs: settings.leaseMs,
-      unattendedLeaseMs: settings.unattendedLeaseMs,
-      decoderBlocksTtlMs: settings.decoderBlocksTtlMs,
       incarnation: this.#incarnation,
       isLayerwise: settings.isLayerwise && connector.transferMode === "push",
       // What P samples after a shortened prompt is a token of the prompt.

@@ -56,12 +56,7 @@ export class Generations {
       this.#last += 1;
       wireId = this.#wireIdOf(requestId);
     } while (this.#byWireId.has(wireId));
-    const generation: Generation = {
-      requestId,
-      wireId,
-      generation: this.#last,
-      capability: newCapability(),
-    };
+    const generation: Generation = { requestId, wireId, generation: this.#last, capability: newCapability() };
     this.#byRequestId.set(requestId, generation);
     this.#byWireId.set(wireId, generation);
     return generation;

@@ -2,6 +2,7 @@ import type {
   BlockIds,
   Clock,
   ConnectorRequest,
+  EngineIdentity,
   FinishReason,
   KvCacheConfig,
   KvTransferParams,
@@ -21,6 +22,7 @@ import {
   sameCapability,
   type TransferMode,
 } from "@kv/protocol";
+import type { ConnectorSettings } from "../config/connector-settings.js";
 import type { ListenerAddress } from "../handshake/engine-listener.js";
 import { traceMember } from "../tracing/spans.js";
 import { type Generation, Generations } from "./generations.js";
@@ -38,28 +40,19 @@ export interface PrefillStep {
   readonly lost?: readonly string[] | undefined;
 }
 
-/** Options of `PrefillScheduler`. */
-export interface PrefillSchedulerOptions {
+/** Options of `PrefillScheduler`: those of this engine and of its settings, and these. */
+export interface PrefillSchedulerOptions
+  extends Pick<EngineIdentity, "engineId" | "tpSize" | "ppSize">,
+    Pick<ConnectorSettings, "leaseMs" | "decoderBlocksTtlMs">,
+    Partial<Pick<ConnectorSettings, "unattendedLeaseMs">> {
   /** Pull's parameters contain the end of the lease. Push's do not, because D does not read (as in vLLM 0.33). */
   readonly transferMode: TransferMode;
   /** Stamps the leases. */
   readonly clock: Clock;
   /** The KV cache groups. They determine which blocks a D gets. */
   readonly config: KvCacheConfig;
-  /** This engine's id. */
-  readonly engineId: string;
-  /** This engine's tensor-parallel size. */
-  readonly tpSize: number;
   /** This engine's decode-context-parallel size. */
   readonly dcpSize: number;
-  /** This engine's pipeline-parallel size. */
-  readonly ppSize: number;
-  /** vLLM 0.33: 30,000. */
-  readonly leaseMs: number;
-  /** `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`: the lease of a request whose D sends no heartbeats. @default leaseMs */
-  readonly unattendedLeaseMs?: number | undefined;
-  /** How long a D keeps the blocks of a finished request. vLLM 0.33: 480,000. */
-  readonly decoderBlocksTtlMs: number;
   /**
    * Layerwise push: workers write a request's layers while it runs. They get the prompt's blocks at admission, and the blocks are kept until they
    * report the request, however it ends. @default false

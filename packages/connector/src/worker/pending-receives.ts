@@ -1,19 +1,10 @@
-import {
-  type Clock,
-  type KvCacheRegion,
-  type KvCaches,
-  KvError,
-  type Log,
-  type Span,
-  type Timer,
-  type Tracer,
-} from "@kv/interface";
+import { type KvCacheRegion, type KvCaches, KvError, type Span, type Timer } from "@kv/interface";
 import { applyReceivePass, type RequestPlan, uncoveredRuns } from "@kv/plan";
 import type { OpenEngine, RemoteEngine } from "../peers/remote-engine.js";
 import type { RemoteRequest } from "../scheduler/step-types.js";
-import type { WorkerOutputQueue } from "./connector-worker.js";
 import { ReceiveError } from "./receive-error.js";
 import type { TaskTracker } from "./task-tracker.js";
+import type { WorkerContext } from "./worker-context.js";
 
 /** A scheduler side's order to receive one request's KV. */
 export interface ReceiveOrderBase {
@@ -34,21 +25,12 @@ export interface Receiver<Order extends ReceiveOrderBase> {
 }
 
 /** Options of `PendingReceives`. */
-export interface PendingReceivesOptions {
-  /** Times the deadlines. */
-  readonly clock: Clock;
-  /** Gets an entry for each failed receive. */
-  readonly log: Log;
-  /** Gets the outcome of each receive. */
-  readonly output: WorkerOutputQueue;
-  /** Gets a span for each receive. @default undefined */
-  readonly tracer?: Tracer | undefined;
+export interface PendingReceivesOptions
+  extends Pick<WorkerContext, "clock" | "log" | "output" | "tracer" | "hasSingleGroup"> {
   /** Tracks the running receives. */
   readonly tasks: TaskTracker;
   /** From the order until the KV is in place, in ms. `PendingReceive.allow` changes it. */
   readonly timeoutMs: number;
-  /** Whether the model has one KV cache group. With several groups, failures are reported by request, because block ids alone do not identify a group. */
-  readonly hasSingleGroup: boolean;
 }
 
 /** One request whose KV is being received. */

@@ -22,10 +22,7 @@ const fileSchema = z.strictObject({
 export function fileDiscovery(path: string, polling: Polling): Discovery {
   return polledDiscovery(`file ${path}`, polling, async () => {
     const { prefillers, decoders } = fileSchema.parse(JSON.parse(await readFile(path, "utf8")));
-    return {
-      prefillers: prefillers.map(parseInstanceSpec),
-      decoders: decoders.map(parseInstanceSpec),
-    };
+    return { prefillers: prefillers.map(parseInstanceSpec), decoders: decoders.map(parseInstanceSpec) };
   });
 }
 

@@ -174,10 +174,7 @@ export class InstancePool {
       throw new KvError(
         "KV_CONFIG_INVALID",
         `the ${this.role} instance ${instanceName(spec)} is given twice`,
-        {
-          hint: "name each instance once",
-          details: { httpStatus: 409 },
-        },
+        { hint: "name each instance once", details: { httpStatus: 409 } },
       );
     }
     const instance = new PooledInstance(this.role, spec, {

@@ -137,9 +137,7 @@ async function loadConfig({ kubeconfig, context }: KubernetesAccess): Promise<Ku
   throw new KvError(
     "KV_CONFIG_INVALID",
     `the kubeconfig ${kubeconfig ?? ""} has no cluster for the context ${config.getCurrentContext()}`,
-    {
-      hint: "name a context of the file; in a pod, mount the token of its service account",
-    },
+    { hint: "name a context of the file; in a pod, mount the token of its service account" },
   );
 }
 
@@ -151,10 +149,7 @@ async function createConfig(): Promise<KubeConfig> {
     throw new KvError(
       "KV_CONFIG_INVALID",
       "discovery in Kubernetes needs the package @kubernetes/client-node, which cannot be loaded",
-      {
-        hint: "npm install @kubernetes/client-node@1 (version 2 needs Node 22.19)",
-        cause,
-      },
+      { hint: "npm install @kubernetes/client-node@1 (version 2 needs Node 22.19)", cause },
     );
   }
 }

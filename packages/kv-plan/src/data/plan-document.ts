@@ -60,13 +60,7 @@ export function planFromDocument(document: unknown): EngineTransferPlan {
   if (!parsed.success) throw new KvError("KV_PLAN_INVALID", `not a plan: ${describeIssues(parsed.error)}`);
   requireLengths(parsed.data);
   const { version: _version, sources, local, remote, groupPlans, ...rest } = parsed.data;
-  return Object.freeze({
-    ...rest,
-    groupPlans,
-    local,
-    remote,
-    sources: Object.freeze(sources.map(sourceOf)),
-  });
+  return Object.freeze({ ...rest, groupPlans, local, remote, sources: Object.freeze(sources.map(sourceOf)) });
 }
 
 function sourceOf({ lists: written, ...source }: PlanDocument["sources"][number]): SourcePlan {

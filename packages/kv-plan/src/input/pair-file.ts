@@ -8,12 +8,7 @@ type UnplacedRegion = UnplacedRank["regions"][number];
 
 /** A region. One without an address gets a free one. */
 const region = regionSchema
-  .partial({
-    baseAddress: true,
-    blockStrideBytes: true,
-    groupId: true,
-    memoryType: true,
-  })
+  .partial({ baseAddress: true, blockStrideBytes: true, groupId: true, memoryType: true })
   .extend({
     stage: z
       .int()

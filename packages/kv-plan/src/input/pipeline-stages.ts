@@ -12,9 +12,7 @@ export function stagesOfLayers(numLayers: number, ppSize: number): readonly numb
     throw new KvError(
       "KV_CONFIG_INVALID",
       `--pp ${ppSize} is more than the ${numLayers} layers of the model`,
-      {
-        details: { ppSize, numLayers },
-      },
+      { details: { ppSize, numLayers } },
     );
   }
   const [least, over] = [Math.floor(numLayers / ppSize), numLayers % ppSize];

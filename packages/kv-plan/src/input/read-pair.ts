@@ -28,9 +28,7 @@ export async function readPair(options: CliOptions): Promise<Pair | RefusalRepor
     throw new KvError(
       "KV_CONFIG_INVALID",
       `a pair comes from one of --file, --config or --layers: ${found}`,
-      {
-        hint: "such as: kv-plan --config config.json --tp 8 --tp 4",
-      },
+      { hint: "such as: kv-plan --config config.json --tp 8 --tp 4" },
     );
   }
   refuseUnused(options, input);
@@ -97,9 +95,7 @@ function refuseUnusedStateDtype({ ssmDtype }: CliOptions, models: readonly Model
   throw new KvError(
     "KV_CONFIG_INVALID",
     `--ssm-dtype ${ssmDtype} has no effect: no layer of the model has a state`,
-    {
-      hint: "leave it out; --kv-cache-dtype is the type of attention's cache",
-    },
+    { hint: "leave it out; --kv-cache-dtype is the type of attention's cache" },
   );
 }
 

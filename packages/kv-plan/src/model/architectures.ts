@@ -107,10 +107,7 @@ export const FAMILIES: Readonly<Record<string, Family>> = {
     "Cohere2ForCausalLM",
   ),
   ...named(
-    windowed({
-      defaultTypes: everyNthFull("sliding_window_pattern", 4),
-      ignore: ["sliding_window_pattern"],
-    }),
+    windowed({ defaultTypes: everyNthFull("sliding_window_pattern", 4), ignore: ["sliding_window_pattern"] }),
     "Exaone4ForCausalLM ExaoneMoeForCausalLM ExaoneMoEForCausalLM",
   ),
   ...named(

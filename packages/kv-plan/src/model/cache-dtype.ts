@@ -117,10 +117,7 @@ export function elementsOf(
     return { dtype: cacheDtype };
   const packed = Object.hasOwn(PACKED_ROW_BYTES, cacheDtype) ? PACKED_ROW_BYTES[cacheDtype] : undefined;
   if (packed !== undefined)
-    return {
-      dtype: "uint8",
-      contentBytes: packed(headSize) + (headSizeV === 0 ? 0 : packed(headSizeV)),
-    };
+    return { dtype: "uint8", contentBytes: packed(headSize) + (headSizeV === 0 ? 0 : packed(headSizeV)) };
   const known = ["bfloat16", "float16", "float32", ...FP8, ...Object.keys(PACKED_ROW_BYTES)].join(", ");
   throw new KvError("KV_CONFIG_INVALID", `${name}: cache dtype "${cacheDtype}" is none of ${known}`, {
     hint: "give it with --kv-cache-dtype",

@@ -58,12 +58,7 @@ export interface MambaSpec {
   readonly pageSizePadded?: number;
 }
 
-const BYTES_OF_DTYPE: Readonly<Record<string, number>> = {
-  float32: 4,
-  bfloat16: 2,
-  float16: 2,
-  uint8: 1,
-};
+const BYTES_OF_DTYPE: Readonly<Record<string, number>> = { float32: 4, bfloat16: 2, float16: 2, uint8: 1 };
 
 /** Bytes of an element of a torch type. 0 for an unknown one. */
 export function dtypeBytes(dtype: string): number {

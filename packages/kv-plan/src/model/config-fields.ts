@@ -57,9 +57,7 @@ export class ConfigFields {
       throw new KvError(
         "KV_PLAN_UNSUPPORTED",
         `${this.#model}: ${this.#path}${all.join(" or ")} is missing`,
-        {
-          hint: "give the config.json of a decoder model from Hugging Face",
-        },
+        { hint: "give the config.json of a decoder model from Hugging Face" },
       );
     if (found === 0) throw this.#invalid(all[0] ?? "", 0, "above 0");
     return found;

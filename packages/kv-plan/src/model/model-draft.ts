@@ -71,6 +71,18 @@ export interface Family {
   read(context: ModelContext): ModelDraft;
 }
 
+/** What each layer has: its caches by their names, in which `*` is the layer's number. */
+export function layersOf(
+  count: number,
+  cachesOf: (layer: number) => Readonly<Record<string, LayerDraft["spec"]>>,
+): LayerDraft[] {
+  return Array.from({ length: count }, (_, layer) =>
+    Object.entries(cachesOf(layer)).map(([name, spec]) => {
+      return { name: name.replace("*", String(layer)), layer, spec };
+    }),
+  ).flat();
+}
+
 export const FLASH_ATTN: Backend = { name: "FLASH_ATTN", kernelTokens: 16 };
 
 /** KV heads of a rank: divided, or replicated where there are fewer than ranks. Errors: `KV_PLAN_UNSUPPORTED`, as vLLM refuses it. */

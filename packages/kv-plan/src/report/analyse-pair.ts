@@ -53,9 +53,7 @@ function planned(pair: Pair, options: AnalyseOptions): PairReport {
     throw new KvError(
       "KV_BLOCKS_OUT_OF_RANGE",
       `the pools are too small for a request of ${options.numTokens} tokens`,
-      {
-        hint: "give fewer --tokens, or more --num-blocks",
-      },
+      { hint: "give fewer --tokens, or more --num-blocks" },
     );
   }
   const requests = plans.map((plan) => planRequest(plan, blocks));

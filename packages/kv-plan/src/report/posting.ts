@@ -56,10 +56,7 @@ export function postingReport(
   return {
     ...count,
     decodeRank: plan.local.tpRank,
-    mergedByPool: {
-      ...{ consecutive: count.merged, fragmented: count.merged },
-      [other]: inOther,
-    },
+    mergedByPool: { ...{ consecutive: count.merged, fragmented: count.merged }, [other]: inOther },
     estimates: POSTING_COSTS.map((cost) => ({
       ...cost,
       mergedMs: (count.merged * cost.microsecondsEach) / 1000,

@@ -96,9 +96,7 @@ function specsOf(entries: readonly (BackendSpec | string)[], option: string): Ba
   throw new KvError(
     "KV_BACKEND_UNAVAILABLE",
     `${option}: ${formatValue(entries)} is not a list of backends`,
-    {
-      hint: 'such as ["UCX"]',
-    },
+    { hint: 'such as ["UCX"]' },
   );
 }
 

@@ -90,9 +90,7 @@ export async function installLibfabric(options: InstallLibfabricOptions): Promis
     throw new KvError(
       "KV_INSTALL_FAILED",
       `there is no LIBFABRIC plugin in ${pluginFolder(libraryPath, environment)}`,
-      {
-        hint: "NIXL 1.5.0 has one: npx --no-install kv-nixl install",
-      },
+      { hint: "NIXL 1.5.0 has one: npx --no-install kv-nixl install" },
     );
   }
   if (plugin.loads) {

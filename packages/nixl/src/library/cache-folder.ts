@@ -29,9 +29,7 @@ export function requireCacheFolder(environment: Environment): string {
   throw new KvError(
     "KV_INSTALL_FAILED",
     "this user has no home folder: HOME is not set, and /etc/passwd has no entry",
-    {
-      hint: "set XDG_CACHE_HOME, or HOME, to a folder that can be written",
-    },
+    { hint: "set XDG_CACHE_HOME, or HOME, to a folder that can be written" },
   );
 }
 

@@ -162,9 +162,6 @@ function notFound(attempts: readonly string[]): KvError {
   return new KvError(
     "KV_LIBRARY_NOT_FOUND",
     `NIXL (${LIBRARY_FILE}) was not found; tried:\n  ${attempts.join("\n  ")}`,
-    {
-      hint: "run: npx --no-install kv-nixl install",
-      details: { attempts },
-    },
+    { hint: "run: npx --no-install kv-nixl install", details: { attempts } },
   );
 }

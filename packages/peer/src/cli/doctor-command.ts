@@ -114,11 +114,7 @@ async function runDoctor(options: Options): Promise<PairReport> {
       leaseMs: options.lease,
       timeoutMs: options.timeout,
       bytes: options.bytes
-        ? {
-            limitBytes: options.limitMib * 2 ** 20,
-            write: options.write === true,
-            backends: options.backend,
-          }
+        ? { limitBytes: options.limitMib * 2 ** 20, write: options.write === true, backends: options.backend }
         : undefined,
     });
   } finally {

@@ -29,8 +29,6 @@ export async function givenGroups({ groups, config }: GroupsOptions): Promise<Gi
   throw new KvError(
     "KV_CONFIG_INVALID",
     `--config ${config} and --groups ${groups.join(",")} are both given`,
-    {
-      hint: "leave out --groups",
-    },
+    { hint: "leave out --groups" },
   );
 }

@@ -127,9 +127,7 @@ export class EngineServer {
     throw new KvError(
       "KV_REQUEST_INVALID",
       `${this.url} computed the prompt and answered no kv_transfer_params`,
-      {
-        hint: 'start it with --kv-transfer-config and a NixlConnector, kv_role "kv_producer" or "kv_both"',
-      },
+      { hint: 'start it with --kv-transfer-config and a NixlConnector, kv_role "kv_producer" or "kv_both"' },
     );
   }
 

@@ -48,9 +48,7 @@ async function run(options: Options): Promise<void> {
     throw new KvError(
       "KV_CONFIG_INVALID",
       `--tp is given ${options.tp.length} times, expected once or twice`,
-      {
-        hint: "give --tp for prefill, then for decode: a handshake does not carry the size",
-      },
+      { hint: "give --tp for prefill, then for decode: a handshake does not carry the size" },
     );
   }
   const groups = await givenGroups(options);
@@ -59,9 +57,7 @@ async function run(options: Options): Promise<void> {
     throw new KvError(
       "KV_CONFIG_INVALID",
       "--kv-heads is missing: a handshake does not carry the KV heads of the model",
-      {
-        hint: "give --kv-heads, or --groups mla",
-      },
+      { hint: "give --kv-heads, or --groups mla" },
     );
   }
   const sideChannel = openSideChannel(options);
@@ -76,9 +72,7 @@ async function run(options: Options): Promise<void> {
       timeoutMs: options.timeout,
     });
     const plannedFrom = "the engines' handshakes";
-    process.exitCode = await printReport({ ...pair, plannedFrom }, options, {
-      stdout: print,
-    });
+    process.exitCode = await printReport({ ...pair, plannedFrom }, options, { stdout: print });
   } finally {
     await sideChannel.close();
   }

@@ -117,11 +117,7 @@ export async function load(options: LoadOptions): Promise<LoadResult> {
     // P frees the blocks of the first request: a push P only after it has written them, a pull P after a notification.
     if (isPush) await runner.receive({ prompt: first, fault: undefined, abortAfterMs: 0 }, params, remote);
     else
-      decode.giveUpQueued({
-        requestId: "kv-peer-first",
-        numPromptTokens: longest,
-        kvTransferParams: params,
-      });
+      decode.giveUpQueued({ requestId: "kv-peer-first", numPromptTokens: longest, kvTransferParams: params });
     await runConcurrently(options, clock, async (index) => {
       const length = promptTokens[index % promptTokens.length] ?? 1;
       const result = await runner.run({

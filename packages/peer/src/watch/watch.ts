@@ -86,11 +86,7 @@ export class Watch {
     const keyOf = ({ kind, server }: Finding) => `${kind} ${server}`;
     const fresh = findings.filter((finding) => !this.#before.has(keyOf(finding)));
     this.#before = new Set(findings.map(keyOf));
-    const cost = {
-      ...sum,
-      promptTokens: sum.prompts * prompt.length,
-      durationMs: clock.now() - startedMs,
-    };
+    const cost = { ...sum, promptTokens: sum.prompts * prompt.length, durationMs: clock.now() - startedMs };
     this.#count(findings, cost);
     return { number: this.#number, findings, fresh, cost };
   }

@@ -41,14 +41,8 @@ function pieces({ local, remote }: PieceContext): readonly Piece[] {
       localParts: 1,
       remoteParts: 1,
       lengthBytes,
-      local: ({ stateIndex }) => ({
-        offsetBytes: begin + stateIndex * lengthBytes,
-        partStrideBytes: 0,
-      }),
-      remote: () => ({
-        offsetBytes: remoteBegin + (local.tpRank % times) * lengthBytes,
-        partStrideBytes: 0,
-      }),
+      local: ({ stateIndex }) => ({ offsetBytes: begin + stateIndex * lengthBytes, partStrideBytes: 0 }),
+      remote: () => ({ offsetBytes: remoteBegin + (local.tpRank % times) * lengthBytes, partStrideBytes: 0 }),
     };
   });
 }

@@ -41,10 +41,7 @@ export function landedWrites(subject: ProofSubject, request: RequestPlan, owners
       fail(
         "wrong-source",
         `a read names list ${read.listIndex} of source ${source}; the plan has ${plan.sources.length} sources`,
-        {
-          source,
-          list: read.listIndex,
-        },
+        { source, list: read.listIndex },
       );
     }
     if (rank.tpRank !== read.remoteRank || (rank.ppRank ?? 0) !== read.remotePpRank) {

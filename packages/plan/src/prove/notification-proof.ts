@@ -74,9 +74,7 @@ export function proveNotifications(
       fail(
         "notification-missing",
         `remote rank ${name} holds the request's blocks and gets no notification`,
-        {
-          remoteRank: tpRank,
-        },
+        { remoteRank: tpRank },
       );
     }
     if (awaited === count) continue;

@@ -89,11 +89,7 @@ function requireWhole(grid: PassGrid): void {
   fail(
     "receive-pass",
     `the pass cannot see ${heads} heads of ${tokens} tokens in a block of ${blockBytes} bytes`,
-    {
-      heads,
-      tokens,
-      blockBytes,
-    },
+    { heads, tokens, blockBytes },
   );
 }
 

@@ -57,10 +57,7 @@ export function provePlan(plan: EngineTransferPlan, options: ProveOptions): Proo
   return judged(
     () => {
       const requests = (options.requests ?? sampleRequests(plan)).map(
-        ({ blocks, plan: given }: ProofRequest) => ({
-          blocks,
-          plans: [given ?? planRequest(plan, blocks)],
-        }),
+        ({ blocks, plan: given }: ProofRequest) => ({ blocks, plans: [given ?? planRequest(plan, blocks)] }),
       );
       for (const request of requests) notifiedRanks(plan, request.plans[0] as RequestPlan);
       return proveAll([plan], options, requests);

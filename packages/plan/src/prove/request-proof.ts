@@ -112,10 +112,7 @@ function passesOf(
         fail(
           "receive-pass",
           `the receive pass changes kernel block ${block}, which does not belong to the request`,
-          {
-            group: demand.group,
-            block,
-          },
+          { group: demand.group, block },
         );
       }
       return [demand, pass] as const;

@@ -174,10 +174,7 @@ function requireApart(
   if (block === undefined) return;
   throw outOfRange(
     `group ${group}: local block ${block} is listed both before the remote's window and within it`,
-    {
-      group,
-      block,
-    },
+    { group, block },
   );
 }
 

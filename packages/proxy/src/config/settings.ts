@@ -212,8 +212,6 @@ function requireAdminToken({ admin }: ProxySettings): void {
   throw new KvError(
     "KV_CONFIG_INVALID",
     `admin.host is ${admin.host}, which is not the loopback, but admin.token is not set`,
-    {
-      hint: "set a token of 16 characters or more, or keep the admin routes on 127.0.0.1",
-    },
+    { hint: "set a token of 16 characters or more, or keep the admin routes on 127.0.0.1" },
   );
 }

@@ -23,9 +23,7 @@ export class AutoStrategy implements DisaggregationStrategy {
   }
 
   run(part: Part): Promise<LegAnswer> {
-    const instance = this.#legs.prefillers.choose(part, new Set(), {
-      avoiding: part.attempts.failedDecode,
-    });
+    const instance = this.#legs.prefillers.choose(part, new Set(), { avoiding: part.attempts.failedDecode });
     const mode = instance === undefined ? undefined : this.#engines.modeOf(instance);
     const own = { ...part, preferredPrefill: instance ?? part.preferredPrefill };
     if (mode === "pull") return this.#pull.run(own);

@@ -1,5 +1,5 @@
 import type { IncomingHttpHeaders, ServerResponse } from "node:http";
-import type { Instance, PooledInstance } from "@kv/fleet";
+import type { Instance, PooledInstance, Visit } from "@kv/fleet";
 import type { Deadline, GenerationRequest } from "@kv/fleet/front-end";
 import type { Random } from "@kv/interface";
 import { withIdSuffix } from "../request/leg-bodies.js";
@@ -55,6 +55,29 @@ export function underUniqueId(part: Part, random: Random): Part {
     requestId: `${part.requestId}${suffix}`,
     request: withIdSuffix(part.request, suffix),
   };
+}
+
+/** How a decode leg is run. */
+export interface DecodeLegOptions {
+  /** The prefill instance whose KV the leg reads: only decode instances that fit it are chosen. */
+  readonly prefill?: Instance | undefined;
+  /** Until when the prefill worker surely holds the blocks, on the proxy's clock. After that nothing is sent: `KV_LEASE_EXPIRED`. */
+  readonly leaseEndsAtMs?: number | undefined;
+  /** Called when an instance may have received the KV parameters. */
+  readonly onSent?: (() => void) | undefined;
+}
+
+/** Why one instance serves a part. */
+export type SingleLeg = "no-kv" | "unsplittable" | "one-leg-pays" | "unnamed" | "prompt-only";
+
+/** How a prefill leg is run. */
+export interface PrefillLegOptions {
+  /** This instance is visited, and no other. */
+  readonly only?: Visit | undefined;
+  /** Tokens of an ended turn that the leg is to read from a decode instance. */
+  readonly readTokens?: number | undefined;
+  /** The leg's time limit. Default: that of the settings. */
+  readonly limitMs?: number | undefined;
 }
 
 /** What a request holds of the proxy's limits. */

@@ -33,21 +33,9 @@ import {
   MODEL_MISSING,
   noInstance,
 } from "../upstream/upstream-errors.js";
-import type { Attempts, Part } from "./client-request.js";
+import type { Attempts, DecodeLegOptions, Part, PrefillLegOptions, SingleLeg } from "./client-request.js";
 import { startLegSpan, withSpan } from "./leg-spans.js";
 import { MissingModels } from "./missing-models.js";
-
-export interface DecodeLegOptions {
-  /** The prefill instance whose KV the leg reads: only decode instances that fit it are chosen. */
-  readonly prefill?: Instance | undefined;
-  /** Until when the prefill worker surely holds the blocks, on the proxy's clock. After that nothing is sent: `KV_LEASE_EXPIRED`. */
-  readonly leaseEndsAtMs?: number | undefined;
-  /** Called when an instance may have received the KV parameters. */
-  readonly onSent?: (() => void) | undefined;
-}
-
-/** Why one instance serves a part. */
-export type SingleLeg = "no-kv" | "unsplittable" | "one-leg-pays" | "unnamed" | "prompt-only";
 
 /** An answer that the client gets where no other instance gives a better one, and the instances that lack the model. */
 interface ServerFailure<T> {
@@ -64,15 +52,6 @@ interface GenerationLeg extends DecodeLegOptions {
   readonly kvFromPrefill?: boolean | undefined;
   /** No other instance holds anything for the leg, so a failure is tried on one more instance. */
   readonly alone?: boolean | undefined;
-}
-
-export interface PrefillLegOptions {
-  /** This instance is visited, and no other. */
-  readonly only?: Visit | undefined;
-  /** Tokens of an ended turn that the leg is to read from a decode instance. */
-  readonly readTokens?: number | undefined;
-  /** The leg's time limit. Default: that of the settings. */
-  readonly limitMs?: number | undefined;
 }
 
 /** Runs single legs at the instances of both roles: retries, time limits, checks of the answer, records and spans. */
@@ -106,17 +85,14 @@ export class Legs {
     { only, readTokens, limitMs = this.settings.timeouts.prefillMs }: PrefillLegOptions = {},
   ): Promise<PrefillOutcome> {
     const { clock, log } = this.ambient;
-    const { limits } = this.settings;
+    const { prefillAnswerLengthBytes: limitBytes } = this.settings.limits;
     const { deadline, record, attempts } = part;
-    const turn = this.#turn(part);
-    if (turn !== undefined) await turn;
+    if (part.isSplit === true) await this.#turn();
     const body = prefillBody(part.request, kvRequest, part.requestId);
     const leg = async (visit: Visit, failed: ServerFailure<PrefillOutcome>): Promise<PrefillOutcome> => {
       const { instance } = visit;
-      const { url } = instance;
+      const { url, inFlight } = instance;
       const startedAtMs = clock.now();
-      const wasAlone = instance.inFlight === 1;
-      const { inFlight } = instance;
       let sentAtMs: number | undefined;
       const onSent = () => {
         sentAtMs ??= clock.now();
@@ -130,7 +106,6 @@ export class Legs {
       try {
         const answer = await this.#send(part, instance, span, body, onSent);
         requireReadable(instance.role, instance.url, answer);
-        const limitBytes = limits.prefillAnswerLengthBytes;
         const { bytes, complete } =
           answer.body.readBuffered(limitBytes) ?? (await answer.body.readLimited(limitBytes));
         if (!complete) {
@@ -148,7 +123,7 @@ export class Legs {
         visit.succeeded();
         if (outcome.kind === "kv") {
           const { usage } = outcome.fields;
-          const timed = { request: part.request, durationMs: nowMs - startedAtMs, wasAlone };
+          const timed = { request: part.request, durationMs: record.prefillMs, wasAlone: inFlight === 1 };
           const ended = { ...timed, usage, cachedTokens: cachedTokensOf(outcome.fields), readTokens };
           record.cachedTokens = this.fleet.signals.prefillEnded(ended, expected);
           span?.set({ "kv.cached_tokens": record.cachedTokens });
@@ -169,11 +144,10 @@ export class Legs {
       }
     };
 
-    const { prefillRetries: retries, failedPrefill: avoid } = attempts;
-    const partner = { avoiding: attempts.failedDecode };
+    const { prefillRetries: retries, failedPrefill: avoid, failedDecode: avoiding } = attempts;
     return this.#try(
       { phase: "the prefill leg", limitMs },
-      { pool: this.prefillers, context: part, deadline, retries, avoid, partner, only, log },
+      { pool: this.prefillers, context: part, deadline, retries, avoid, partner: { avoiding }, only, log },
       leg,
     );
   }
@@ -183,8 +157,7 @@ export class Legs {
    * answer. Errors: `KV_PROXY_UPSTREAM_FAILED`, `KV_PROXY_NO_INSTANCE`, `KV_LEASE_EXPIRED`, the deadline's reason.
    */
   async decode(part: Part, kvTransferParams: string, options?: DecodeLegOptions): Promise<LegAnswer> {
-    const turn = this.#turn(part);
-    if (turn !== undefined) await turn;
+    if (part.isSplit === true) await this.#turn();
     return this.#generate(part, {
       role: "decode",
       body: decodeBody(part.request, kvTransferParams, part.requestId),
@@ -200,8 +173,7 @@ export class Legs {
    * sidecar, it names no prefill instance. `prompt-only`: it concerns the prompt, so a prefill instance's answer is the client's. `reason` is logged.
    */
   async single(part: Part, why: SingleLeg, reason?: string): Promise<LegAnswer> {
-    const turn = this.#turn(part);
-    if (turn !== undefined) await turn;
+    if (part.isSplit === true) await this.#turn();
     const { log, metrics } = this.ambient;
     if (why === "no-kv" || why === "unsplittable") {
       log.warn("decode-computes", { requestId: part.requestId, reason });
@@ -210,12 +182,8 @@ export class Legs {
       metrics.count("kv_proxy_disaggregation_total", 1, { legs: "1", reason: "no-prefiller" });
     const whole = why !== "no-kv" && why !== "one-leg-pays";
     const role = why === "prompt-only" ? "prefill" : "decode";
-    return this.#generate(part, {
-      role,
-      body: singleInstanceBody(part.request),
-      whole,
-      alone: why !== "no-kv",
-    });
+    const body = singleInstanceBody(part.request);
+    return this.#generate(part, { role, body, whole, alone: why !== "no-kv" });
   }
 
   /** Keeps `settled` waiting for work that goes on after its request has its answer. */
@@ -247,8 +215,7 @@ export class Legs {
     const { request, requestId, deadline, record, attempts } = part;
     const decoding = role === "decode";
     const startedAtMs = clock.now();
-    if (decoding) record.decodeStartedAtMs = startedAtMs;
-    else record.prefillStartedAtMs = startedAtMs;
+    record[`${role}StartedAtMs`] = startedAtMs;
     const leg = async (visit: Visit, failed: ServerFailure<LegAnswer>): Promise<LegAnswer> => {
       const { instance } = visit;
       if (clock.now() >= leaseEndsAtMs) throw leaseExpired(requestId);
@@ -327,11 +294,10 @@ export class Legs {
   }
 
   /**
-   * Resolves when it is the part's turn: of many parts, whose answers may all come at once, one after another chooses its instance and builds its body, in turns with other
-   * requests. Undefined for a request of one part.
+   * Resolves when it is a part's turn: of many parts, whose answers may all come at once, one after another chooses its instance and builds its body, in turns with other
+   * requests.
    */
-  #turn({ isSplit }: Part): Promise<void> | undefined {
-    if (isSplit !== true) return undefined;
+  #turn(): Promise<void> {
     return new Promise((resolve) => this.fleet.parses.push(resolve));
   }
 
@@ -413,13 +379,8 @@ export async function tryInstances<T>(options: TryOptions, leg: (visit: Visit) =
       if (!isUntaken) failuresAfterSending += 1;
       const again = isUntaken || (stage !== undefined && failuresAfterSending <= options.retries);
       const { requestId } = options.context;
-      options.log.warn("leg-failed", {
-        requestId,
-        role: pool.role,
-        instance: instanceName(visit.instance),
-        again,
-        error,
-      });
+      const at = { requestId, role: pool.role, instance: instanceName(visit.instance) };
+      options.log.warn("leg-failed", { ...at, again, error });
       if (!again) throw error;
     }
   }

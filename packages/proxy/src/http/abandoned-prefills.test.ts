@@ -1,6 +1,6 @@
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
-import { AbandonedPrefills } from "./generation-route.js";
+import { AbandonedPrefills } from "./abandoned-prefills.js";
 
 const options = { limitMs: 1000, windowMs: 30_000, clientHeader: undefined };
 

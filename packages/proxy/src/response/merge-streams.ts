@@ -91,10 +91,7 @@ class StreamMerge {
       return;
     }
     const chunk = parseChunk(url, data);
-    this.#identity ??= {
-      id: mergedId(chunk.id, part, this.#client.requestId),
-      created: chunk.created,
-    };
+    this.#identity ??= { id: mergedId(chunk.id, part, this.#client.requestId), created: chunk.created };
     const { choices } = chunk;
     if (Array.isArray(choices) && choices.length === 0 && chunk.usage != null) {
       const { cachedTokens } = part.answer;

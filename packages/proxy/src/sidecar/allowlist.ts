@@ -57,10 +57,7 @@ function addressRule(entry: string, port: number | undefined, address: string, p
   if (length > bits) throw invalidEntry(entry);
   const block = new BlockList();
   block.addSubnet(address, length, family);
-  return {
-    port,
-    matches: (host) => isIP(host) !== 0 && block.check(host, isIPv4(host) ? "ipv4" : "ipv6"),
-  };
+  return { port, matches: (host) => isIP(host) !== 0 && block.check(host, isIPv4(host) ? "ipv4" : "ipv6") };
 }
 
 function invalidEntry(entry: string): KvError {

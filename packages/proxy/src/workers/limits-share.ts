@@ -29,9 +29,7 @@ export function checkWorkers(workers: number, settings: ProxySettingsInput): voi
     throw new KvError(
       "KV_CONFIG_INVALID",
       `--workers is ${workers}, and kv-proxy takes 1 to ${MAX_WORKERS}`,
-      {
-        hint: "give one worker for each core that kv-proxy may use",
-      },
+      { hint: "give one worker for each core that kv-proxy may use" },
     );
   }
   if (workers > 1 && settings.sidecar !== undefined) {

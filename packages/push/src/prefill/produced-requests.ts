@@ -76,17 +76,8 @@ export class ProducedRequests {
       return known;
     }
     const { requestId, wireId, generation, capability, transferId } = order;
-    const request: ProducedRequest = {
-      requestId,
-      wireId,
-      generation,
-      capability,
-      transferId,
-      isProven: false,
-      order,
-      finished: undefined,
-      progress: undefined,
-    };
+    const names = { requestId, wireId, generation, capability, transferId };
+    const request = { ...names, isProven: false, order, finished: undefined, progress: undefined };
     this.#latestGeneration = Math.max(this.#latestGeneration, generation);
     this.#byWireId.set(wireId, request);
     this.#byRequestId.set(requestId, request);

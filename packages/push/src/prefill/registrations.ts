@@ -44,11 +44,6 @@ export interface RegistrationMatcherOptions {
   onExpired(key: string, registration: Registration): void;
 }
 
-interface WaitingRegistration {
-  readonly registration: Registration;
-  readonly timer: Timer;
-}
-
 /** A registration and its key, see `registrationKey`. */
 export type KeyedRegistration = readonly [key: string, registration: Registration];
 
@@ -67,7 +62,7 @@ export class RegistrationMatcher {
   readonly #options: RegistrationMatcherOptions;
   readonly #requests: ProducedRequests;
   /** By key. */
-  readonly #waiting = new Map<string, WaitingRegistration>();
+  readonly #waiting = new Map<string, { readonly registration: Registration; readonly timer: Timer }>();
   readonly #keysByName = new AliasIndex<string>();
   /** The keys of each consumer engine, the oldest first, and what its registrations hold. */
   readonly #byEngine = new Map<string, { readonly keys: Set<string>; bytes: number }>();
@@ -188,9 +183,7 @@ export class RegistrationMatcher {
     const first = candidates[0];
     if (first === undefined) return [];
     const consumer = request.progress?.consumer ?? consumerRequestKey(first[1]);
-    const taken = candidates.filter(([, registration]) => consumerRequestKey(registration) === consumer);
-    for (const [key] of taken) this.delete(key);
-    return taken;
+    return this.#take(candidates.filter(([, other]) => consumerRequestKey(other) === consumer));
   }
 
   /** Removes and returns the waiting registrations that name a finished request, and want the KV of another prompt. */
@@ -209,8 +202,7 @@ export class RegistrationMatcher {
       if (mayMean(registration, request)) return [];
       return [[key, registration, promptMismatch(registration, request)] as const];
     });
-    for (const [key] of taken) this.delete(key);
-    return taken;
+    return this.#take(taken);
   }
 
   /** Removes and returns the waiting registrations that name a request that has failed. Later ones find it ended. */
@@ -229,7 +221,10 @@ export class RegistrationMatcher {
 
   /** Removes and returns all waiting registrations, without calling `onExpired`. */
   takeAll(): readonly KeyedRegistration[] {
-    const taken = [...this.#waiting].map(([key, { registration }]) => [key, registration] as const);
+    return this.#take([...this.#waiting].map(([key, { registration }]) => [key, registration] as const));
+  }
+
+  #take<T extends readonly [key: string, ...rest: unknown[]]>(taken: readonly T[]): readonly T[] {
     for (const [key] of taken) this.delete(key);
     return taken;
   }
@@ -244,9 +239,9 @@ export class RegistrationMatcher {
         if (registration !== undefined && mayMean(registration, request)) found.set(key, registration);
       }
     }
-    const rank = ([, registration]: KeyedRegistration) =>
-      (registration.blockIds.length === 0 ? 2 : 0) +
-      (registration.matchId === requestId || isSameTransfer(registration, request) ? 0 : 1);
+    const rank = ([, { blockIds, matchId, transferId: named }]: KeyedRegistration) =>
+      (blockIds.length === 0 ? 2 : 0) +
+      (matchId === requestId || (named !== undefined && named === transferId) ? 0 : 1);
     return [...found].sort((a, b) => rank(a) - rank(b));
   }
 }
@@ -328,10 +323,11 @@ function names(registration: Registration, request: RequestIdentity): boolean {
   const { own, matchId, transferId } = registration;
   const { requestId, wireId, generation } = request;
   const prefill = own?.prefill;
-  if (prefill === undefined && transferId !== undefined && request.transferId !== undefined)
-    return isSameTransfer(registration, request);
-  if (prefill === undefined)
+  if (prefill === undefined) {
+    if (transferId !== undefined && request.transferId !== undefined)
+      return transferId === request.transferId;
     return matchId === requestId || baseRequestId(matchId) === baseRequestId(requestId);
+  }
   return prefill.wireId === wireId && prefill.generation === generation && holdsCapability(prefill, request);
 }
 
@@ -379,10 +375,6 @@ function holdsCapability(
 ): boolean {
   if (capability === undefined || prefill.capability === undefined) return capability === prefill.capability;
   return sameCapability(capability, prefill.capability);
-}
-
-function isSameTransfer({ transferId }: Registration, request: Pick<RequestIdentity, "transferId">): boolean {
-  return transferId !== undefined && transferId === request.transferId;
 }
 
 function bytesOf({ blockIds, own }: Registration): number {

@@ -73,9 +73,7 @@ export function memoryAgent(options: MemoryAgentOptions): MemoryAgent {
     throw new KvError(
       "KV_AGENT_UNKNOWN_REMOTE",
       `agent ${name} does not know agent ${JSON.stringify(remote)}`,
-      {
-        hint: "pass its metadata to addRemote first",
-      },
+      { hint: "pass its metadata to addRemote first" },
     );
   }
 
@@ -178,9 +176,7 @@ export function memoryAgent(options: MemoryAgentOptions): MemoryAgent {
         throw new KvError(
           "KV_MEMORY_IN_USE",
           `agent ${name}: ${inUse} prepared lists refer to agent ${remote}`,
-          {
-            hint: "close the lists first",
-          },
+          { hint: "close the lists first" },
         );
       }
       peers.delete(remote);

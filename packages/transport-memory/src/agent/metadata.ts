@@ -88,9 +88,7 @@ function describedMemory(row: unknown, index: number): DescribedMemory {
 }
 
 function invalid(reason: string, cause?: unknown): KvError {
-  return new KvError("KV_AGENT_METADATA_INVALID", `invalid metadata of a peer's agent: ${reason}`, {
-    cause,
-  });
+  return new KvError("KV_AGENT_METADATA_INVALID", `invalid metadata of a peer's agent: ${reason}`, { cause });
 }
 
 const CRC_TABLE = Uint32Array.from({ length: 256 }, (_, byte) => {

@@ -103,9 +103,7 @@ async function readTensor(
     throw new KvError(
       "KV_MODEL_UNSUPPORTED",
       `${path}: weight ${name} is ${dtype}, not ${Object.keys(elementBytes).join(", ")}`,
-      {
-        hint: "use the unquantized checkpoint",
-      },
+      { hint: "use the unquantized checkpoint" },
     );
   }
   const bytes = await readExactly(file, path, tensor.offsetBytes, tensor.lengthBytes);

@@ -6,6 +6,7 @@ import {
   type Family,
   FLASH_ATTN,
   headsOfRank,
+  layersOf,
   type ModelContext,
   type ModelDraft,
 } from "../model-draft.js";
@@ -161,18 +162,14 @@ export function dense(rules: DenseRules): Family {
       const shared = rules.sharedLayers;
       const without = shared === undefined ? 0 : (fields.optionalCount(shared.field) ?? shared.otherwise);
       const windowOf = windowsOf(context, rules, shape.layers);
-      const template = rules.layerName ?? "model.layers.*.self_attn.attn";
+      const { layerName = "model.layers.*.self_attn.attn", keepsModelDtype = false } = rules;
+      const typed = keepsModelDtype ? { ...context, cacheDtype: "auto" } : context;
       return {
         numLayers: shape.layers,
         numKvHeads: shape.kvHeads,
         backends: [FLASH_ATTN],
-        layers: Array.from({ length: Math.max(1, shape.layers - without) }, (_, layer) => ({
-          name: template.replace("*", String(layer)),
-          layer,
-          spec: attentionSpec(rules.keepsModelDtype === true ? { ...context, cacheDtype: "auto" } : context, {
-            ...shape,
-            window: windowOf(layer),
-          }),
+        layers: layersOf(Math.max(1, shape.layers - without), (layer) => ({
+          [layerName]: attentionSpec(typed, { ...shape, window: windowOf(layer) }),
         })),
       };
     },

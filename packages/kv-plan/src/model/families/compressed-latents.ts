@@ -27,16 +27,8 @@ export const compressedLatents: Family = {
       throw fields.unknownValue("model_type", type, "vLLM 0.33 loads DeepSeek V4 as deepseek_v4");
     const layers = fields.layers("num_hidden_layers");
     divided(context, fields.count("num_attention_heads"), "attention heads");
-    fields.ignore(
-      "num_key_value_heads",
-      "index_n_heads",
-      "index_topk",
-      "q_lora_rank",
-      "o_lora_rank",
-      "o_groups",
-      "qk_rope_head_dim",
-      "layer_types",
-    );
+    fields.ignore("num_key_value_heads", "index_n_heads", "index_topk", "q_lora_rank", "o_lora_rank");
+    fields.ignore("o_groups", "qk_rope_head_dim", "layer_types");
     const ratios = ratiosOf(context, layers);
     if (context.cacheDtype !== "auto" && !context.cacheDtype.startsWith("fp8"))
       throw fields.unknownValue(
@@ -94,12 +86,7 @@ function cachesOfLayer(layer: number, ratio: number, sizes: Sizes): LayerDraft[]
   const compressed = (name: string, spec: Omit<Latent, "class">): LayerDraft => ({
     name,
     layer,
-    spec: {
-      class: "MLAAttentionSpec",
-      ...spec,
-      tokensPerState: ratio,
-      kernelBlock: COMPRESSED_BLOCK_TOKENS,
-    },
+    spec: { class: "MLAAttentionSpec", ...spec, tokensPerState: ratio, kernelBlock: COMPRESSED_BLOCK_TOKENS },
   });
   // Windows of two latents overlap where the ratio is 4.
   const spans = ratio === 4 ? 2 : 1;

@@ -5,7 +5,7 @@ import {
   type Backend,
   divided,
   type Family,
-  type LayerDraft,
+  layersOf,
   type ModelContext,
   type ModelDraft,
 } from "../model-draft.js";
@@ -32,14 +32,8 @@ export function unscaledKeyBytes(keyBytes: number): number {
 
 /** The elements of a latent: the compressed K and V, and the part with positions. */
 export function latentSize(fields: ConfigFields): number {
-  fields.ignore(
-    "q_lora_rank",
-    "qk_nope_head_dim",
-    "v_head_dim",
-    "head_dim",
-    "qk_head_dim",
-    "num_key_value_heads",
-  );
+  fields.ignore("q_lora_rank", "qk_nope_head_dim", "v_head_dim", "head_dim", "qk_head_dim");
+  fields.ignore("num_key_value_heads");
   return fields.count("kv_lora_rank") + (fields.optionalCount("qk_rope_head_dim") ?? 0);
 }
 
@@ -78,11 +72,7 @@ export function latents(layerName = LAYER_NAME): Family {
         numKvHeads: 1,
         backends: [denseMlaBackend(context)],
         layout: "LBNHC",
-        layers: Array.from({ length: layers }, (_, layer) => ({
-          name: layerName.replace("*", String(layer)),
-          layer,
-          spec,
-        })),
+        layers: layersOf(layers, () => ({ [layerName]: spec })),
       };
     },
   };
@@ -122,14 +112,11 @@ function sparse(context: ModelContext, layerName: string): ModelDraft {
     backends: [{ name: "DEEPSEEK_V32_INDEXER", kernelTokens: MLA_KERNEL_TOKENS, only: true }, backend],
     layout: "LBNHC",
     cacheDtype,
-    layers: Array.from({ length: layers }, (_, layer): LayerDraft[] => {
-      const name = layerName.replace("*", String(layer));
-      if (!leads(layer)) return [{ name, layer, spec: latent }];
-      return [
-        { name: name.replace(/\.attn$/, ".indexer.k_cache"), layer, spec: keys },
-        { name, layer, spec: { ...latent, role: "index group leader" } },
-      ];
-    }).flat(),
+    layers: layersOf(layers, (layer) => {
+      if (!leads(layer)) return { [layerName]: latent };
+      const indexer = layerName.replace(/\.attn$/, ".indexer.k_cache");
+      return { [indexer]: keys, [layerName]: { ...latent, role: "index group leader" } };
+    }),
   };
 }
 

@@ -1,5 +1,5 @@
 import { cellBytes } from "../cache-spec.js";
-import { divided, type Family, type LayerDraft, type ModelContext, type ModelDraft } from "../model-draft.js";
+import { divided, type Family, layersOf, type ModelContext, type ModelDraft } from "../model-draft.js";
 import { denseLatentSpec, denseMlaBackend, latentSize } from "./latents.js";
 import {
   GDN_CHECKPOINT_TOKENS,
@@ -51,15 +51,12 @@ export const kimiDeltas = (prefix: string): Family => ({
     fields.ignore("mla_use_nope", "mla_use_output_gate");
     const size = latentSize(fields);
     const latent = denseLatentSpec(context, size);
-    const state = kimiDelta(
-      context,
-      {
-        heads: linear.count("num_heads"),
-        headSize: linear.count("head_dim"),
-        kernel: linear.count("short_conv_kernel_size"),
-      },
-      recurrentDtype(context, undefined, "float32"),
-    );
+    const state = kimiDelta(context, {
+      heads: linear.count("num_heads"),
+      headSize: linear.count("head_dim"),
+      kernel: linear.count("short_conv_kernel_size"),
+      dtype: recurrentDtype(context, undefined, "float32"),
+    });
     linear.refuseUnread(context.architecture);
     return {
       numLayers: layers,
@@ -68,11 +65,10 @@ export const kimiDeltas = (prefix: string): Family => ({
       layout: "LBNHC",
       tokenBytes: cellBytes({ ...latent, blockSize: 1 }),
       leastBlockTokens: LATENT_HYBRID_TOKENS,
-      layers: Array.from({ length: layers }, (_, layer): LayerDraft => {
+      layers: layersOf(layers, (layer) => ({
         // The number of a layer in this list is one more.
-        const spec = deltas.includes(layer + 1) ? state : latent;
-        return { name: `${prefix}model.layers.${layer}.self_attn`, layer, spec };
-      }),
+        [`${prefix}model.layers.*.self_attn`]: deltas.includes(layer + 1) ? state : latent,
+      })),
     };
   },
 });
@@ -133,11 +129,7 @@ export const mambaOnly = (family: string, stateOf: (context: ModelContext) => St
     const state = stateOf(context);
     return {
       ...{ numLayers: layers, numKvHeads: 1, backends: [], tokenBytes: 0 },
-      layers: Array.from({ length: layers }, (_, layer) => ({
-        name: `backbone.layers.${layer}.mixer`,
-        layer,
-        spec: state,
-      })),
+      layers: layersOf(layers, () => ({ "backbone.layers.*.mixer": state })),
     };
   },
 });
@@ -159,16 +151,13 @@ export function mamba1State(context: ModelContext): State {
 export function mamba2State(context: ModelContext): State {
   const { fields } = context;
   fields.ignore("time_step_rank", "use_conv_bias", "layer_types", "intermediate_size");
-  return mamba2(
-    context,
-    {
-      heads: fields.count("num_heads"),
-      headSize: fields.count("head_dim"),
-      inner: fields.count("expand", 2) * fields.count("hidden_size"),
-      stateSize: fields.count("state_size"),
-      groups: fields.count("n_groups"),
-      kernel: fields.count("conv_kernel", 4),
-    },
-    recurrentDtype(context, undefined, context.modelDtype),
-  );
+  return mamba2(context, {
+    heads: fields.count("num_heads"),
+    headSize: fields.count("head_dim"),
+    inner: fields.count("expand", 2) * fields.count("hidden_size"),
+    stateSize: fields.count("state_size"),
+    groups: fields.count("n_groups"),
+    kernel: fields.count("conv_kernel", 4),
+    dtype: recurrentDtype(context, undefined, context.modelDtype),
+  });
 }

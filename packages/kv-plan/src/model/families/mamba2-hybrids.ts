@@ -7,17 +7,14 @@ export const nemotronH: Family = {
   read(context) {
     const { fields } = context;
     const letters = nemotronLetters(context);
-    const state = mamba2(
-      context,
-      {
-        heads: fields.count("mamba_num_heads"),
-        headSize: fields.count("mamba_head_dim"),
-        stateSize: fields.count(["ssm_state_size", "mamba_state_dim"]),
-        groups: fields.count(["mamba_n_groups", "n_groups"]),
-        kernel: fields.count(["mamba_d_conv", "conv_kernel"]),
-      },
-      recurrentDtype(context, "mamba_ssm_cache_dtype", "float32"),
-    );
+    const state = mamba2(context, {
+      heads: fields.count("mamba_num_heads"),
+      headSize: fields.count("mamba_head_dim"),
+      stateSize: fields.count(["ssm_state_size", "mamba_state_dim"]),
+      groups: fields.count(["mamba_n_groups", "n_groups"]),
+      kernel: fields.count(["mamba_d_conv", "conv_kernel"]),
+      dtype: recurrentDtype(context, "mamba_ssm_cache_dtype", "float32"),
+    });
     fields.ignore("expand", "mamba_expand", "layer_types", "attention_head_dim");
     const kinds = { M: ["state"], "*": ["attention"], "-": [], E: [] } as const;
     // The pattern counts the layers, whatever num_hidden_layers says.
@@ -53,16 +50,13 @@ function stateOfBamba(context: ModelContext, inner: number): State {
   const { fields } = context;
   const heads = fields.count("mamba_n_heads");
   const headSize = fields.value("mamba_d_head") === "auto" ? inner / heads : fields.count("mamba_d_head");
-  return mamba2(
-    context,
-    {
-      ...{ heads, headSize, inner },
-      stateSize: fields.count("mamba_d_state"),
-      groups: fields.count("mamba_n_groups"),
-      kernel: fields.count("mamba_d_conv"),
-    },
-    recurrentDtype(context, undefined, context.modelDtype),
-  );
+  return mamba2(context, {
+    ...{ heads, headSize, inner },
+    stateSize: fields.count("mamba_d_state"),
+    groups: fields.count("mamba_n_groups"),
+    kernel: fields.count("mamba_d_conv"),
+    dtype: recurrentDtype(context, undefined, context.modelDtype),
+  });
 }
 
 /** Falcon-H1: attention and Mamba 2 side by side in every layer. The states have numbers of their own, after all of attention's. */
@@ -121,32 +115,16 @@ export const zamba2: Family = {
     const hidden = fields.count("hidden_size");
     const inner = fields.count("mamba_expand", 2) * hidden;
     const heads = fields.count(["n_mamba_heads"]);
-    fields.ignore(
-      "attention_head_dim",
-      "attention_hidden_size",
-      "hybrid_layer_ids",
-      "mamba_headdim",
-      "num_query_groups",
-      "kv_channels",
-    );
-    fields.ignore(
-      "use_shared_attention_adapter",
-      "use_shared_mlp_adapter",
-      "use_conv_bias",
-      "mamba_dt_rank",
-      "head_dim",
-      "num_mem_blocks",
-    );
-    const state = mamba2(
-      context,
-      {
-        ...{ heads, inner, headSize: Math.floor(inner / heads) },
-        stateSize: fields.count("mamba_d_state"),
-        groups: fields.count("mamba_ngroups"),
-        kernel: fields.count("mamba_d_conv"),
-      },
-      recurrentDtype(context, undefined, context.modelDtype),
-    );
+    fields.ignore("attention_head_dim", "attention_hidden_size", "hybrid_layer_ids", "mamba_headdim");
+    fields.ignore("num_query_groups", "kv_channels", "use_shared_attention_adapter", "use_conv_bias");
+    fields.ignore("use_shared_mlp_adapter", "mamba_dt_rank", "head_dim", "num_mem_blocks");
+    const state = mamba2(context, {
+      ...{ heads, inner, headSize: Math.floor(inner / heads) },
+      stateSize: fields.count("mamba_d_state"),
+      groups: fields.count("mamba_ngroups"),
+      kernel: fields.count("mamba_d_conv"),
+      dtype: recurrentDtype(context, undefined, context.modelDtype),
+    });
     const headSize = (2 * hidden) / fields.count("num_attention_heads");
     const kindsOf = (layer: number) => {
       const type = types[layer];

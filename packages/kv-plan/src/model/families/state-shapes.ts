@@ -4,7 +4,7 @@ import {
   divided,
   FLASH_ATTN,
   headsOfRank,
-  type LayerDraft,
+  layersOf,
   type ModelContext,
   type ModelDraft,
 } from "../model-draft.js";
@@ -40,10 +40,11 @@ export function mamba2(
     readonly groups: number;
     readonly kernel: number;
     readonly inner?: number;
+    /** Type of the recurrent state. */
+    readonly dtype: string;
   },
-  recurrent: string,
 ): State {
-  const { heads, headSize, stateSize, groups, kernel, inner = heads * headSize } = sizes;
+  const { heads, headSize, stateSize, groups, kernel, inner = heads * headSize, dtype } = sizes;
   const { tpSize } = context;
   // Groups that ranks cannot share out are held by each of them.
   const held = groups % tpSize === 0 ? groups : Math.max(groups, tpSize);
@@ -55,7 +56,7 @@ export function mamba2(
       [kernel - 1, divided(context, inner + 2 * held * stateSize, "channels of a convolution")],
       [divided(context, heads, "heads of a state"), headSize, stateSize],
     ],
-    dtypes: [context.modelDtype, recurrent],
+    dtypes: [context.modelDtype, dtype],
   };
 }
 
@@ -104,10 +105,14 @@ export function gatedDeltaNet(context: ModelContext, recurrent: string): State {
 /** Kimi delta attention: projections of the convolution, and a matrix for each head. */
 export function kimiDelta(
   context: ModelContext,
-  sizes: { readonly heads: number; readonly headSize: number; readonly kernel: number },
-  recurrent: string,
+  sizes: {
+    readonly heads: number;
+    readonly headSize: number;
+    readonly kernel: number;
+    readonly dtype: string;
+  },
 ): State {
-  const { heads, headSize, kernel } = sizes;
+  const { heads, headSize, kernel, dtype } = sizes;
   return {
     class: "MambaSpec",
     mambaType: "GDN_ATTN",
@@ -115,7 +120,7 @@ export function kimiDelta(
       [kernel - 1, divided(context, 3 * heads * headSize, "channels of a convolution")],
       [divided(context, heads, "heads of a delta net"), headSize, headSize],
     ],
-    dtypes: [context.modelDtype, recurrent],
+    dtypes: [context.modelDtype, dtype],
   };
 }
 
@@ -144,32 +149,24 @@ export function hybrid(
 ): ModelDraft {
   const shape = headShapeOf(context);
   const spec = attentionSpec(context, { ...shape, headSize: given.headSize ?? shape.headSize });
-  const named = (template: string, layer: number) => template.replace("*", String(layer));
   return {
     numLayers: layers,
     numKvHeads: shape.kvHeads,
     backends: [FLASH_ATTN],
     tokenBytes: headsOfRank(context, shape.kvHeads) * cellBytes({ ...spec, blockSize: 1 }),
     ...(given.stateAlignment === undefined ? {} : { stateAlignment: given.stateAlignment }),
-    layers: Array.from({ length: layers }, (_, layer) =>
-      cachesOf(layer).map(
-        (kind): LayerDraft =>
-          kind === "attention"
-            ? { name: named(given.attentionName, layer), layer, spec }
-            : { name: named(given.stateName, layer), layer, spec: given.state },
-      ),
-    ).flat(),
+    layers: layersOf(layers, (layer) => {
+      const kinds = cachesOf(layer);
+      return {
+        ...(kinds.includes("attention") && { [given.attentionName]: spec }),
+        ...(kinds.includes("state") && { [given.stateName]: given.state }),
+      };
+    }),
   };
 }
 
-const STATE_TYPES: ReadonlySet<string> = new Set([
-  "linear_attention",
-  "mamba",
-  "mamba2",
-  "conv",
-  "short_conv",
-]);
-const ATTENTION_TYPES: ReadonlySet<string> = new Set(["full_attention", "attention"]);
+const STATE_TYPES = new Set(["linear_attention", "mamba", "mamba2", "conv", "short_conv"]);
+const ATTENTION_TYPES = new Set(["full_attention", "attention"]);
 
 export function kindOfType(
   { fields }: ModelContext,

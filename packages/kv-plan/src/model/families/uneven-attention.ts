@@ -1,9 +1,9 @@
 import { isFp8 } from "../cache-dtype.js";
 import type { AttentionSpec } from "../cache-spec.js";
-import { divided, type Family, FLASH_ATTN, type LayerDraft, type ModelDraft } from "../model-draft.js";
+import { divided, type Family, FLASH_ATTN, layersOf, type ModelDraft } from "../model-draft.js";
 import { attentionSpec, everyNthFull, shapeOf, windowsOf } from "./attention.js";
 
-const layerOf = (prefix: string, layer: number) => `${prefix}model.layers.${layer}.self_attn.attn`;
+const ATTENTION = "model.layers.*.self_attn.attn";
 const all = <T>(layers: number, of: (layer: number) => T): T[] =>
   Array.from({ length: layers }, (_, layer) => of(layer));
 
@@ -32,11 +32,7 @@ export const mimoV2: Family = {
       numLayers: shape.layers,
       numKvHeads: shape.kvHeads,
       backends: [{ ...FLASH_ATTN, name: "FLASH_ATTN_DIFFKV" }],
-      layers: all(shape.layers, (layer) => ({
-        name: layerOf("", layer),
-        layer,
-        spec: pattern[layer] === 1 ? window : full,
-      })),
+      layers: layersOf(shape.layers, (layer) => ({ [ATTENTION]: pattern[layer] === 1 ? window : full })),
     };
   },
 };
@@ -58,11 +54,10 @@ export const llama4 = (prefix: string): Family => ({
       numLayers: shape.layers,
       numKvHeads: shape.kvHeads,
       backends: [FLASH_ATTN],
-      layers: all(shape.layers, (layer) => ({
-        name: layerOf(prefix, layer),
-        layer,
-        spec: attentionSpec(context, { ...shape, chunk: rope[layer] === 0 ? undefined : chunk }),
-      })),
+      layers: layersOf(shape.layers, (layer) => {
+        const spec = attentionSpec(context, { ...shape, chunk: rope[layer] === 0 ? undefined : chunk });
+        return { [prefix + ATTENTION]: spec };
+      }),
     };
   },
 });
@@ -108,13 +103,12 @@ export const nemotronNas: Family = {
       numLayers: layers,
       numKvHeads: kvHeads.find((count) => count !== undefined) ?? 1,
       backends: [FLASH_ATTN],
-      layers: all(layers, (layer): LayerDraft[] => {
+      layers: layersOf(layers, (layer) => {
         const count = kvHeads[layer];
-        if (count === undefined) return [];
-        return [
-          { name: layerOf("", layer), layer, spec: attentionSpec(context, { kvHeads: count, headSize }) },
-        ];
-      }).flat(),
+        return count === undefined
+          ? {}
+          : { [ATTENTION]: attentionSpec(context, { kvHeads: count, headSize }) };
+      }),
     };
   },
 };
@@ -149,11 +143,11 @@ export const gemma4 = (prefix: string): Family => ({
       numLayers: layers,
       numKvHeads: shape.kvHeads,
       backends: [isFp8Wide ? { ...FLASH_ATTN, kernelTokens: WIDE_HEAD_TOKENS } : FLASH_ATTN],
-      layers: all(own, (layer) => {
+      layers: layersOf(own, (layer) => {
         const window = types[layer] === "full_attention" ? undefined : windowOf(layer);
         const spec = attentionSpec(context, window === undefined ? full : { ...shape, window });
         const wide = window === undefined && isFp8Wide ? { kernelBlock: WIDE_HEAD_TOKENS } : {};
-        return { name: layerOf(prefix, layer), layer, spec: { ...spec, ...wide } };
+        return { [prefix + ATTENTION]: { ...spec, ...wide } };
       }),
     };
   },
@@ -195,12 +189,11 @@ export const minimaxM3 = (prefix: string): Family => ({
       numLayers: shape.layers,
       numKvHeads: shape.kvHeads,
       backends: [FLASH_ATTN, { name: "MINIMAX_M3_SPARSE", kernelTokens: SPARSE_BLOCK_TOKENS, only: true }],
-      layers: all(shape.layers, (layer): LayerDraft[] => {
-        const name = layerOf(prefix, layer);
-        if (frequency[layer] === 0) return [{ name, layer, spec }];
-        const own: LayerDraft = { name, layer, spec: { ...spec, kernelBlock: SPARSE_BLOCK_TOKENS } };
-        return [{ name: `${name}.index_cache`, layer, spec: keys }, own];
-      }).flat(),
+      layers: layersOf(shape.layers, (layer) => {
+        const name = prefix + ATTENTION;
+        if (frequency[layer] === 0) return { [name]: spec };
+        return { [`${name}.index_cache`]: keys, [name]: { ...spec, kernelBlock: SPARSE_BLOCK_TOKENS } };
+      }),
     };
   },
 });
@@ -217,33 +210,19 @@ export const whisper: Family = {
     divided(context, fields.count("encoder_attention_heads"), "attention heads");
     divided(context, heads, "attention heads");
     const shape = { kvHeads: heads, headSize: fields.count("d_model") / heads };
-    fields.ignore(
-      "num_hidden_layers",
-      "encoder_layers",
-      "encoder_ffn_dim",
-      "decoder_ffn_dim",
-      "encoder_layerdrop",
-      "decoder_layerdrop",
-      "decoder_start_token_id",
-      "forced_decoder_ids",
-      "num_attention_heads",
-      "scale_embedding",
-    );
-    const at = (layer: number) => `.decoder.layers.${layer}.layers`;
+    fields.ignore("num_hidden_layers", "encoder_layers", "encoder_ffn_dim", "decoder_ffn_dim");
+    fields.ignore("encoder_layerdrop", "decoder_layerdrop", "decoder_start_token_id", "forced_decoder_ids");
+    fields.ignore("num_attention_heads", "scale_embedding");
     return {
       numLayers: layers,
       numKvHeads: heads,
       backends: [FLASH_ATTN],
       notHandedOver:
         "it is an encoder-decoder: the cache of its cross attention is the encoder's, which a decode engine computes itself from the request's audio",
-      layers: all(layers, (layer): LayerDraft[] => [
-        { name: `${at(layer)}.self_attn.attn`, layer, spec: attentionSpec(context, shape) },
-        {
-          name: `${at(layer)}.encoder_attn.attn`,
-          layer,
-          spec: attentionSpec(context, { ...shape, cross: true }),
-        },
-      ]).flat(),
+      layers: layersOf(layers, () => ({
+        ".decoder.layers.*.layers.self_attn.attn": attentionSpec(context, shape),
+        ".decoder.layers.*.layers.encoder_attn.attn": attentionSpec(context, { ...shape, cross: true }),
+      })),
     };
   },
 };

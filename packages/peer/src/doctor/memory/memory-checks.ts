@@ -52,10 +52,7 @@ export async function memoryChecks(
   if (outcome.kind !== "answered")
     return [{ ...about, status: "fail", ...describeFailure(outcome, server.metadata) }];
   const result = outcome.value;
-  const used = {
-    lanes: readsOf(outcome.output),
-    bytesPerMs: result.bulk.lengthBytes / result.bulk.bestMs,
-  };
+  const used = { lanes: readsOf(outcome.output), bytesPerMs: result.bulk.lengthBytes / result.bulk.bestMs };
   // The doctor runs on the decode server's host: KV moves between this host and the prefill server.
   const isPath = server.role === "prefill" && used.lanes.length > 0;
   const transport = transportCheck({

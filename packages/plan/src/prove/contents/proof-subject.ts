@@ -31,10 +31,7 @@ export function proofSubject(
     return fail(
       "descriptor-outside",
       `the plan reads from remote rank ${remoteRank}, which is not a rank of the remote engine`,
-      {
-        remoteRank,
-        remotePpRank,
-      },
+      { remoteRank, remotePpRank },
     );
   });
   return {
@@ -139,10 +136,7 @@ function read(
       fail(
         "request-tables",
         `${owner}: ${lengthBytes} bytes of a block of "${cache}" do not divide by the layout ${rank.layout}`,
-        {
-          region: region.name,
-          lengthBytes,
-        },
+        { region: region.name, lengthBytes },
       );
     }
     const tiles = contents.tiles.map((tile) => ({

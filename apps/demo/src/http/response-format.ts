@@ -1,0 +1,88 @@
+import type { EngineResult, EngineToken } from "../engine/request.js";
+import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
+import { type Generation, transferMember, transferParamsOf, usageOf } from "./generation.js";
+import type { ChatBody, CompletionBody } from "./request-body.js";
+import { StopText, stopsOf } from "./stop-text.js";
+
+/** How the responses of an endpoint differ from those of others. */
+export interface ResponseShape {
+  /** `object` of a response without streaming, and of a chunk. */
+  readonly objects: { readonly whole: string; readonly chunk: string };
+  /** Whether a choice has the prompt's token ids; else the response has them beside its choices. */
+  readonly hasPromptInChoice: boolean;
+  /** The members of a choice that hold its text. */
+  contentOf(text: string, place: "whole" | "first" | "next"): object;
+  /** Undefined where the request asks for none. */
+  readonly logprobsOf: ((tokens: readonly EngineToken[]) => object) | undefined;
+}
+
+/** The responses to one request, in vLLM's format. */
+export class ResponseFormat {
+  /** The text of the output; every token is pushed. */
+  readonly text: StopText;
+  readonly #tokenizer: Tokenizer;
+  readonly #shape: ResponseShape;
+  readonly #returnTokenIds: boolean;
+
+  constructor(body: ChatBody | CompletionBody, tokenizer: Tokenizer, shape: ResponseShape) {
+    this.text = new StopText(tokenizer, stopsOf(body.stop));
+    this.#tokenizer = tokenizer;
+    this.#shape = shape;
+    this.#returnTokenIds = body.return_token_ids === true;
+  }
+
+  /** The response without streaming. */
+  whole(generation: Generation, result: EngineResult): object {
+    const { stopped, shown } = this.text;
+    const tokens = result.tokens.map(({ token }) => token);
+    const text = stopped === undefined ? this.#tokenizer.decode(tokens) : shown;
+    return {
+      ...this.#response(generation, "whole", {
+        ...this.#shape.contentOf(text, "whole"),
+        logprobs: this.#shape.logprobsOf?.(result.tokens) ?? null,
+        finish_reason: result.finishReason,
+        stop_reason: stopped ?? null,
+        ...(this.#returnTokenIds ? { token_ids: tokens } : {}),
+      }),
+      usage: usageOf(generation, tokens.length),
+      kv_transfer_params: transferParamsOf(result),
+    };
+  }
+
+  /** One streamed token, with the text that it completes. */
+  chunk(generation: Generation, token: EngineToken, text: string, isFirst: boolean): object {
+    const place = isFirst ? "first" : "next";
+    return this.#response(generation, place, {
+      ...this.#shape.contentOf(text, place),
+      logprobs: this.#shape.logprobsOf?.([token]) ?? null,
+      finish_reason: null,
+      ...(this.#returnTokenIds ? { token_ids: [token.token] } : {}),
+    });
+  }
+
+  /** The last chunk, with the finish reason. */
+  finalChunk(generation: Generation, result: EngineResult): object {
+    const choice = {
+      ...this.#shape.contentOf(this.text.end(), "next"),
+      logprobs: null,
+      finish_reason: result.finishReason,
+      stop_reason: this.text.stopped ?? null,
+    };
+    return { ...this.#response(generation, "next", choice), ...transferMember(result) };
+  }
+
+  /** The chunk with the usage, for `stream_options.include_usage`. */
+  usageChunk(generation: Generation, result: EngineResult): object {
+    const usage = usageOf(generation, result.tokens.length);
+    return { ...this.#response(generation, "next"), choices: [], usage };
+  }
+
+  #response(generation: Generation, place: "whole" | "first" | "next", choice: object = {}): object {
+    const { id, model, createdSeconds: created, promptTokens } = generation;
+    const hasPrompt = this.#returnTokenIds && place !== "next";
+    const prompt = hasPrompt ? { prompt_token_ids: promptTokens } : {};
+    const [inChoice, beside] = this.#shape.hasPromptInChoice ? [prompt, {}] : [{}, prompt];
+    const object = this.#shape.objects[place === "whole" ? "whole" : "chunk"];
+    return { id, object, created, model, choices: [{ index: 0, ...choice, ...inChoice }], ...beside };
+  }
+}

@@ -1,0 +1,78 @@
+import { overloaded } from "@kv/http";
+import type { Clock } from "@kv/interface";
+
+export interface AbandonedPrefillsOptions {
+  readonly clock: Clock;
+  /** Time of prefill instances that a client may abandon in `windowMs`, in ms; infinite: nothing is counted. */
+  readonly limitMs: number;
+  readonly windowMs: number;
+  /** The header that names clients. Undefined: their addresses do. */
+  readonly clientHeader: string | undefined;
+}
+
+/** Clients that are remembered. Where there are more, the one that was quiet for longest is forgotten. */
+const MAX_CLIENTS = 10_000;
+/** What is abandoned within this part of the window is added up. */
+const PARTS_OF_WINDOW = 30;
+
+/**
+ * Bounds the work of prefill instances that a client makes them do for nothing: it disconnects before its answer begins, and their blocks may be held until a lease ends.
+ * A request that is cancelled before it costs them anything does not count.
+ */
+export class AbandonedPrefills {
+  readonly #options: AbandonedPrefillsOptions;
+  /** What each client has abandoned, and when, the oldest first. The client that was quiet for longest is first. */
+  readonly #byClient = new Map<string, { readonly atMs: number; workMs: number }[]>();
+
+  constructor(options: AbandonedPrefillsOptions) {
+    this.#options = options;
+  }
+
+  /** Errors: `KV_PROXY_OVERLOADED` (429) for a client that has abandoned too much. */
+  check(client: string): void {
+    const parts = this.#byClient.get(client);
+    if (parts === undefined) return;
+    const { clock, limitMs, windowMs, clientHeader } = this.#options;
+    const nowMs = clock.now();
+    let leftMs = 0;
+    let workMs = 0;
+    // Of the newest ones, which leave the window last, the limit may be reached.
+    for (const part of parts.toReversed()) {
+      if (part.atMs + windowMs <= nowMs) break;
+      workMs += part.workMs;
+      if (workMs < limitMs) continue;
+      leftMs = part.atMs + windowMs - nowMs;
+      break;
+    }
+    if (leftMs === 0) return;
+    const seconds = (ms: number) => Math.round(ms / 100) / 10;
+    throw overloaded({
+      limit: "limits.abandonedPrefillMs",
+      message:
+        `prefill instances have worked ${seconds(workMs)} s for requests that ${clientHeader === undefined ? "this address" : `this client (${clientHeader})`} ` +
+        `has left before their answers began, within ${windowMs / 1000} s; the limit is ${seconds(limitMs)} s`,
+      byClient: true,
+      retryAfterSeconds: Math.ceil(leftMs / 1000),
+      hint:
+        clientHeader === undefined
+          ? "wait for answers; limits.abandonedPrefillMs sets the limit; where several clients have one address, limits.clientHeader names a header that tells them apart"
+          : "wait for answers; limits.abandonedPrefillMs sets the limit",
+    });
+  }
+
+  /** Records that a client has disconnected before its answer began, when prefill instances had worked for `workMs`. */
+  add(client: string, workMs: number): void {
+    const { clock, limitMs, windowMs } = this.#options;
+    if (limitMs === Number.POSITIVE_INFINITY || workMs === 0) return;
+    const nowMs = clock.now();
+    const parts = (this.#byClient.get(client) ?? []).filter(({ atMs }) => atMs + windowMs > nowMs);
+    const last = parts.at(-1);
+    if (last !== undefined && nowMs - last.atMs < windowMs / PARTS_OF_WINDOW) last.workMs += workMs;
+    else parts.push({ atMs: nowMs, workMs });
+    this.#byClient.delete(client);
+    this.#byClient.set(client, parts);
+    if (this.#byClient.size <= MAX_CLIENTS) return;
+    const [quietest] = this.#byClient.keys();
+    if (quietest !== undefined) this.#byClient.delete(quietest);
+  }
+}
