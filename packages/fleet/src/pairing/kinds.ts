@@ -76,6 +76,10 @@ export function partnersOf({ checks }: Kind): number {
   return partners;
 }
 
+/** Whether a kind that fits has an instance that is so. */
+export const fitsAny = (kind: Kind, is: (entry: Entry) => boolean): boolean =>
+  fittingKinds(kind).some((other) => hasEntry(other, is));
+
 /** Whether one of a kind's instances is so. */
 export function hasEntry({ entries }: Kind, is: (entry: Entry) => boolean): boolean {
   for (const entry of entries) if (is(entry)) return true;

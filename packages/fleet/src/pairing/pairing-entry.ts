@@ -163,3 +163,10 @@ export function requireAnsweredEngine(
     },
   );
 }
+
+/** Instances of a list that fit. */
+export interface Fitting<T extends PairedInstance = PairedInstance> {
+  readonly all: readonly T[];
+  /** Those of which it is known which engine they have. */
+  readonly sure: readonly T[];
+}

@@ -2,7 +2,7 @@ import type { Log } from "@kv/interface";
 import { formatValue } from "@kv/protocol";
 import { instanceName, type PairingStatus } from "../instances/instance.js";
 import type { PairDifference } from "./check-pair.js";
-import { nearest, partnersOf } from "./kinds.js";
+import { hasEntry, nearest, partnersOf } from "./kinds.js";
 import type { Entry, Kind } from "./pairing-entry.js";
 
 /** How an instance of a kind is paired, as JSON for status pages. */
@@ -81,4 +81,24 @@ export function differencesText({
 function shown(value: unknown): string {
   const text = typeof value === "string" ? value.slice(0, 200) : formatValue(value);
   return text;
+}
+
+/** Why no kind of entries that `isAmong` fits one that `isPartner`; undefined where one does. */
+export function refusalText(
+  kinds: readonly Kind[],
+  isAmong: (entry: Entry) => boolean,
+  isPartner: (entry: Entry) => boolean,
+): string | undefined {
+  const texts = new Set<string>();
+  for (const kind of kinds) {
+    if (!hasEntry(kind, isAmong)) continue;
+    for (const [other, check] of kind.checks) {
+      if (!hasEntry(other, isPartner)) continue;
+      if (check.fits) return undefined;
+      texts.add(differencesText(check));
+    }
+  }
+  if (texts.size === 0) return undefined;
+  const more = texts.size > 3 ? `, and ${texts.size - 3} more reasons` : "";
+  return [...texts].slice(0, 3).join(", or ") + more;
 }

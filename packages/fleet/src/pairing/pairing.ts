@@ -6,12 +6,13 @@ import { needsFactors } from "./check-pair.js";
 import { type EngineFacts, type InstanceGet, kvBytesOf, readEngineFacts } from "./engine-facts.js";
 import { EngineIds } from "./engine-ids.js";
 import { findFactors, mayFindFactors } from "./find-factors.js";
-import { fittingKinds, hasEntry, Kinds } from "./kinds.js";
+import { fitsAny, fittingKinds, hasEntry, Kinds } from "./kinds.js";
 import {
   type AnsweredEngine,
   addressUnknown,
   Entry,
   FIRST_RETRY_MS,
+  type Fitting,
   isReady,
   type Kind,
   type PairedInstance,
@@ -20,7 +21,7 @@ import {
   sameEngine,
 } from "./pairing-entry.js";
 import type { PairingSettings } from "./pairing-settings.js";
-import { differencesText, logStatus, pairingStatus } from "./pairing-status.js";
+import { logStatus, pairingStatus, refusalText } from "./pairing-status.js";
 
 /** What `Pairing` gets from its user. */
 export interface PairingOptions extends PairingSettings {
@@ -200,7 +201,7 @@ export class Pairing {
     const withPartner = (accepts: (other: Entry) => boolean) =>
       this.#ofKinds(
         instances,
-        kinds.filter((kind) => fittingKinds(kind).some((other) => hasEntry(other, accepts))),
+        kinds.filter((kind) => fitsAny(kind, accepts)),
       );
     yield withPartner((other) => isReady(other) && !partner.avoiding.has(other.instance)).sure;
     yield withPartner(({ instance }) => !instance.draining).all;
@@ -228,21 +229,10 @@ export class Pairing {
   /** Why no instance of `role`, or none of `among`, fits `partner`; undefined where one does. */
   refusal(role: Role, partner: Partner, among?: readonly Instance[]): string | undefined {
     this.#update();
-    const texts = new Set<string>();
     const isAmong = ({ instance }: Entry) => !instance.draining && (among?.includes(instance) ?? true);
     const isPartner = ({ instance }: Entry) =>
       !instance.draining && ("avoiding" in partner || instance === partner);
-    for (const kind of this.#kinds.of(role)) {
-      if (!hasEntry(kind, isAmong)) continue;
-      for (const [other, check] of kind.checks) {
-        if (!hasEntry(other, isPartner)) continue;
-        if (check.fits) return undefined;
-        texts.add(differencesText(check));
-      }
-    }
-    if (texts.size === 0) return undefined;
-    const more = texts.size > 3 ? `, and ${texts.size - 3} more reasons` : "";
-    return [...texts].slice(0, 3).join(", or ") + more;
+    return refusalText(this.#kinds.of(role), isAmong, isPartner);
   }
 
   /**
@@ -282,9 +272,7 @@ export class Pairing {
 
   #hasPair(is: (entry: Entry) => boolean): boolean {
     this.#update();
-    return this.#kinds
-      .of("prefill")
-      .some((kind) => hasEntry(kind, is) && fittingKinds(kind).some((other) => hasEntry(other, is)));
+    return this.#kinds.of("prefill").some((kind) => hasEntry(kind, is) && fitsAny(kind, is));
   }
 
   /** Those of a list that are of one of the kinds. */
@@ -409,11 +397,4 @@ export class Pairing {
       this.#changed(entry);
     }
   }
-}
-
-/** Instances of a list that fit. */
-interface Fitting<T extends PairedInstance = PairedInstance> {
-  readonly all: readonly T[];
-  /** Those of which it is known which engine they have. */
-  readonly sure: readonly T[];
 }
