@@ -53,6 +53,17 @@ export default {
     },
   },
   exclude: ["types", "duplicates"],
-  ignoreBinaries: ["apt-get", "dpkg", "ip", "nvidia-smi", "openssl", "prlimit", "readelf", "ss", "taskset", "unshare"],
+  ignoreBinaries: [
+    "apt-get",
+    "dpkg",
+    "ip",
+    "nvidia-smi",
+    "openssl",
+    "prlimit",
+    "readelf",
+    "ss",
+    "taskset",
+    "unshare",
+  ],
   ignoreDependencies: ["@kv/testing", "dependency-cruiser"],
 };
