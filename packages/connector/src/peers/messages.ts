@@ -20,6 +20,7 @@ import {
   type LeaseReply,
   REQUEST_CONTROL,
 } from "@kv/protocol";
+import type { TransferMetrics } from "../metrics/transfer-metrics.js";
 import {
   type HeartbeatChange,
   type HeartbeatRequest,
@@ -28,7 +29,6 @@ import {
   type RemoteRequest,
 } from "../scheduler/step-types.js";
 import type { TaskTracker } from "../worker/task-tracker.js";
-import type { WorkerContext } from "../worker/worker-context.js";
 import { addressOf, type EngineAddress, engineKey } from "./engine-address.js";
 
 // Messages about requests to other engines and from them: notifications, heartbeats, lease queries.
@@ -281,9 +281,15 @@ export class HeartbeatSender {
  * is logged and counted; nothing that a peer sends ends the loop. Long ones are read in steps that take at most a quarter of the time.
  */
 export function receiveNotifications(
-  { agent, clock, log, metrics }: Pick<WorkerContext, "agent" | "clock" | "log" | "metrics">,
+  context: {
+    readonly agent: Agent;
+    readonly clock: Clock;
+    readonly log: Log;
+    readonly metrics: TransferMetrics;
+  },
   handle: (notification: KvNotification, from: string) => void,
 ): void {
+  const { agent, clock, log, metrics } = context;
   const long = new YieldingQueue({ clock, sliceMs: 0.5 });
   function* inSteps(payload: Uint8Array, from: string): Generator<undefined, void> {
     const notification = yield* decodeNotificationInSteps(payload);

@@ -61,7 +61,7 @@ function noteOf({ checks }: Kind): string | null {
 }
 
 /** The values that differ, in words. */
-export function differencesText({
+function differencesText({
   differences,
   note,
 }: {
