@@ -51,7 +51,8 @@ describe.skipIf(isRecording).each(["pull", "push"] as const)("vLLM 0.33, %s", (m
     const ours = await askAll(url, python);
     const alone = await askAll(pair.d.url, python);
     expect(undivided(withoutIdentity(ours))).toEqual(undivided(withoutIdentity(alone)));
-    await pair.freed();
+    // All clients send the same prompts. In push, a D of vLLM that has one whole in its cache cannot tell P so.
+    await (mode === "push" ? pair.leaseEnded() : pair.freed());
   });
 });
 
