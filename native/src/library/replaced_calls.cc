@@ -73,6 +73,20 @@ int find_in(dl_phdr_info* info, size_t, void* data) {
   return 0;
 }
 
+std::vector<std::string> paths_of(std::string_view library) {
+  struct Search {
+    std::string_view library;
+    std::vector<std::string> paths;
+  } search{library, {}};
+  const auto note = [](dl_phdr_info* info, size_t, void* data) {
+    auto& into = *static_cast<Search*>(data);
+    if (is_named(*info, into.library)) into.paths.emplace_back(info->dlpi_name);
+    return 0;
+  };
+  dl_iterate_phdr(note, &search);
+  return search.paths;
+}
+
 }  // namespace
 
 void set_address(void** slot, void* value) {
@@ -94,20 +108,13 @@ void replace_calls(std::string_view library, std::string_view symbol, void* repl
   }
 }
 
+bool is_loaded(std::string_view library) { return !paths_of(library).empty(); }
+
 void* function_of(std::string_view library, const char* symbol) {
-  struct Search {
-    std::string_view library;
-    std::vector<std::string> paths;
-  } search{library, {}};
-  const auto note = [](dl_phdr_info* info, size_t, void* data) {
-    auto& into = *static_cast<Search*>(data);
-    if (is_named(*info, into.library)) into.paths.emplace_back(info->dlpi_name);
-    return 0;
-  };
-  dl_iterate_phdr(note, &search);
-  if (search.paths.size() != 1) return nullptr;
+  const std::vector<std::string> paths = paths_of(library);
+  if (paths.size() != 1) return nullptr;
   // It stays loaded: its tables of addresses are changed.
-  void* const handle = dlopen(search.paths[0].c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  void* const handle = dlopen(paths[0].c_str(), RTLD_LAZY | RTLD_NOLOAD);
   return handle == nullptr ? nullptr : dlsym(handle, symbol);
 }
 

@@ -15,6 +15,9 @@ void replace_calls(std::string_view library, std::string_view symbol, void* repl
 // The entries of these tables.
 std::vector<void**> addresses_in(std::string_view library, std::string_view symbol);
 
+// Whether a library of that name is loaded.
+bool is_loaded(std::string_view library);
+
 // The address of a function of the one loaded library of that name; null where the library, or its function, is not there, or several have the name.
 void* function_of(std::string_view library, const char* symbol);
 

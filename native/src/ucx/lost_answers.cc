@@ -36,6 +36,8 @@ struct Originals {
   void (*release)(void* request);
 } ucx;
 
+std::atomic<bool> unknown = false;
+
 // What answers look like, learned from the first that wait. A request is UCX's; `Waiting` is a part of it.
 constexpr ptrdiff_t kLargestRequest = 1024;
 std::atomic<ptrdiff_t> place_in_request = 0;
@@ -135,9 +137,11 @@ bool install() {
 
 }  // namespace
 
-bool drop_lost_answers() {
+void drop_lost_answers() {
   static const bool installed = install();
-  return installed;
+  if (!installed && is_loaded("libucp")) unknown = true;
 }
+
+bool take_unknown_ucx() { return unknown.load(std::memory_order_relaxed) && unknown.exchange(false); }
 
 }  // namespace kv::nixl
