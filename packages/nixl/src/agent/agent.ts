@@ -25,9 +25,9 @@ import {
   type NativeQueryAnswers,
   NOTIFICATION,
   REFUSED,
-  UNKNOWN_UCX,
   RELEASED,
   SETTLED,
+  UNKNOWN_UCX,
 } from "../addon/native.js";
 import { callNative, fromNative } from "../addon/native-errors.js";
 import {

@@ -27,7 +27,7 @@ const options = (isMainThread ? JSON.parse(process.argv[2] ?? "{}") : workerData
 
 const [BLOCK, SMALL_BLOCK, MAX_BLOCKS] = [65_536, 64, 16_384];
 /** Agents that act at once, so that the one they act on has work waiting, and transfers of each. */
-const [AGENTS, TRANSFERS] = [3, 4];
+const [AGENTS, TRANSFERS] = [3, 2];
 
 async function start() {
   const transport = nixlTransport(options);
