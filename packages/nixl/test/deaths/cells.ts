@@ -45,7 +45,11 @@ export const isByPeer = ({ phase }: Cell): boolean => phase.endsWith("-by");
 
 /** Cells in which a peer that acts ends, few that take short. UCX over TCP, which needs the agent for all, has every phase and every ending. */
 export const BY_PEER: readonly Cell[] = [
-  ...PEER_PHASES.map((phase) => ({ route: "ucx-tcp" as const, ending: "kill" as const, phase })),
+  ...(["read-by", "small-read-by", "write-by", "handshake-by"] as const).map((phase) => ({
+    route: "ucx-tcp" as const,
+    ending: "kill" as const,
+    phase,
+  })),
   ...ENDINGS.filter((ending) => ending !== "kill").map((ending, row) => ({
     route: "ucx-tcp" as const,
     ending,
