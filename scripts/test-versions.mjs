@@ -13,6 +13,7 @@ const FILES = [
   "memory/host-memory.test",
   "process/invalid-calls",
   "process/lifecycle",
+  "process/host-process",
 ];
 
 const requested = process.argv.slice(2);

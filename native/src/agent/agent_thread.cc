@@ -9,6 +9,7 @@
 
 #include "library/descriptors.h"
 #include "library/environment.h"
+#include "ucx/lost_answers.h"
 
 namespace kv::nixl {
 
@@ -191,6 +192,7 @@ bool AgentThread::poll() {
   backoff_.polled(start, Clock::now(), agent_->reachable());
   ++counters_.polls;
   if (const uint64_t refused = take_refused_connections(); refused > 0) events_.send(Event::refused(refused));
+  if (take_unknown_ucx()) events_.send({.kind = Event::Kind::unknown_ucx});
   return received;
 }
 

@@ -8,6 +8,7 @@
 #include "library/descriptors.h"
 #include "library/exit_guard.h"
 #include "library/failure.h"
+#include "ucx/lost_answers.h"
 
 namespace kv::nixl {
 
@@ -119,6 +120,7 @@ void Backends::create(const BackendSpec& spec) {
   const bool network = spec.name == "UCX" || spec.name == "LIBFABRIC";
   require_descriptors(network ? kDescriptorsOfNetwork : kDescriptorsOfStorage, ("backend " + spec.name).c_str());
   if (spec.name == "LIBFABRIC") BoundedCalls::install();
+  if (spec.name == "UCX") drop_lost_answers();
   capi::Backend raw = nullptr;
   const capi::Status created = nixl_.create_backend(agent_, spec.name.c_str(), parameters.get(), &raw);
   // The plugin may have loaded libraries with destructors that must not run at exit.

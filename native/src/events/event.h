@@ -67,6 +67,7 @@ struct Event {
     notification = 3,  // the peer `from` sent `value`; no ticket
     dropped = 4,       // `value` notifications that state `from` as their sender were dropped; no ticket
     refused = 5,       // `value` connections were refused for lack of file descriptors, by all agents of the process; no ticket
+    unknown_ucx = 6,   // UCX is not as expected, and its errors may end the process; once, no ticket
   };
 
   Kind kind = Kind::settled;

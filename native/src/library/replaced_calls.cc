@@ -1,10 +1,13 @@
 #include "library/replaced_calls.h"
 
+#include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
 #include <stdint.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include <string>
 
 namespace kv::nixl {
 
@@ -13,8 +16,15 @@ namespace {
 struct Wanted {
   std::string_view library;
   std::string_view symbol;
-  void* replacement;
+  std::vector<void**> found;
 };
+
+bool is_named(const dl_phdr_info& info, std::string_view library) {
+  std::string_view file = info.dlpi_name == nullptr ? "" : info.dlpi_name;
+  file.remove_prefix(file.find_last_of('/') + 1);
+  // Not libuct_ib for libuct.
+  return file.starts_with(library) && file.size() > library.size() && (file[library.size()] == '.' || file[library.size()] == '-');
+}
 
 // The parts of a library's dynamic section that name the functions it calls.
 struct Calls {
@@ -42,10 +52,9 @@ Calls calls_of(const dl_phdr_info& info, const ElfW(Dyn)* entry) {
   return calls;
 }
 
-int replace_in(dl_phdr_info* info, size_t, void* data) {
-  const auto& wanted = *static_cast<const Wanted*>(data);
-  const std::string_view path = info->dlpi_name == nullptr ? "" : info->dlpi_name;
-  if (!path.substr(path.find_last_of('/') + 1).starts_with(wanted.library)) return 0;
+int find_in(dl_phdr_info* info, size_t, void* data) {
+  auto& wanted = *static_cast<Wanted*>(data);
+  if (!is_named(*info, wanted.library)) return 0;
   for (int index = 0; index < info->dlpi_phnum; ++index) {
     const ElfW(Phdr)& header = info->dlpi_phdr[index];
     if (header.p_type != PT_DYNAMIC) continue;
@@ -57,12 +66,25 @@ int replace_in(dl_phdr_info* info, size_t, void* data) {
         const ElfW(Rela)& relocation = calls.relocations[table][at];
         const auto symbol = ELF64_R_SYM(relocation.r_info);
         if (symbol == 0 || calls.names + calls.symbols[symbol].st_name != wanted.symbol) continue;
-        auto** const slot = reinterpret_cast<void**>(info->dlpi_addr + relocation.r_offset);
-        if (*slot != wanted.replacement) set_address(slot, wanted.replacement);
+        wanted.found.push_back(reinterpret_cast<void**>(info->dlpi_addr + relocation.r_offset));
       }
     }
   }
   return 0;
+}
+
+std::vector<std::string> paths_of(std::string_view library) {
+  struct Search {
+    std::string_view library;
+    std::vector<std::string> paths;
+  } search{library, {}};
+  const auto note = [](dl_phdr_info* info, size_t, void* data) {
+    auto& into = *static_cast<Search*>(data);
+    if (is_named(*info, into.library)) into.paths.emplace_back(info->dlpi_name);
+    return 0;
+  };
+  dl_iterate_phdr(note, &search);
+  return search.paths;
 }
 
 }  // namespace
@@ -74,9 +96,26 @@ void set_address(void** slot, void* value) {
   if (mprotect(from, page, PROT_READ | PROT_WRITE) == 0) __atomic_store_n(slot, value, __ATOMIC_RELAXED);
 }
 
+std::vector<void**> addresses_in(std::string_view library, std::string_view symbol) {
+  Wanted wanted{library, symbol, {}};
+  dl_iterate_phdr(find_in, &wanted);
+  return wanted.found;
+}
+
 void replace_calls(std::string_view library, std::string_view symbol, void* replacement) {
-  Wanted wanted{library, symbol, replacement};
-  dl_iterate_phdr(replace_in, &wanted);
+  for (void** const slot : addresses_in(library, symbol)) {
+    if (*slot != replacement) set_address(slot, replacement);
+  }
+}
+
+bool is_loaded(std::string_view library) { return !paths_of(library).empty(); }
+
+void* function_of(std::string_view library, const char* symbol) {
+  const std::vector<std::string> paths = paths_of(library);
+  if (paths.size() != 1) return nullptr;
+  // It stays loaded: its tables of addresses are changed.
+  void* const handle = dlopen(paths[0].c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  return handle == nullptr ? nullptr : dlsym(handle, symbol);
 }
 
 }  // namespace kv::nixl

@@ -81,6 +81,8 @@ export const NOTIFICATION = 3;
 export const DROPPED = 4;
 /** Event: `value` connections of peers were refused, in all of the process, because no file descriptor was free for them. */
 export const REFUSED = 5;
+/** Event: UCX is not one that the addon knows, so nothing keeps its errors from ending the process. */
+export const UNKNOWN_UCX = 6;
 
 /** An event of the native thread; `kind` is one of the constants above. */
 export type NativeEvent = [

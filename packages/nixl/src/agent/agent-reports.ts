@@ -66,6 +66,14 @@ export function reportRefused({ log, metrics }: Pick<Ambient, "log" | "metrics">
   });
 }
 
+/** Logs that UCX is not one that the addon knows. */
+export function reportUnknownUcx({ log }: Pick<Ambient, "log">): void {
+  log.warn("nixl-ucx-unknown", {
+    why: "UCX is not one of those that the addon knows, or is loaded twice: a peer that dies while it reads over TCP may end this process with SIGABRT or SIGSEGV",
+    hint: "use the NIXL of `kv-nixl install`, in 0.10.1 to 1.5.1",
+  });
+}
+
 /** Logs that an agent's thread did not return from NIXL `afterMs` after `close`, and is given up with all that NIXL holds. */
 export function reportStuck({ log }: Pick<Ambient, "log">, agent: string, afterMs: number): void {
   log.error("nixl-agent-stuck", {

@@ -5,8 +5,8 @@ import { readdirSync, readFileSync } from "node:fs";
 import { KvError } from "@kv/interface";
 import { type NixlTransport, nixlTransport } from "@kv/nixl";
 import { Cable } from "./cable.js";
-import { type Cell, nameOf, settingsOf } from "./cells.js";
-import type { PeerReport } from "./dying-peer.js";
+import { type Cell, isByPeer, nameOf, settingsOf } from "./cells.js";
+import type { PeerReport, PeerTask } from "./dying-peer.js";
 
 interface Options {
   /** All of one route, and either all or none with a cable that is cut. */
@@ -20,9 +20,13 @@ const BLOCK = 16_384;
 /** A transfer fails within its own deadline, and this much for a busy machine. */
 const TRANSFER_MS = 1500;
 const LATE_MS = 2000;
+/** How long a peer may take to do something with the agent. */
+const BEGIN_MS = 15_000;
 /** Over LIBFABRIC a notification to a peer that does not answer takes 2 s. */
 const NOTIFY_MS = 2500;
 const CLOSE_MS = 300;
+/** libfabric closes none of the connections that peers, which are alive, have made to an agent that closes: the healthy peer's and those of the other. */
+const CONNECTIONS_TO_AGENT = 4;
 /** Growth of the process over all cells that is no leak: caches of allocators. An agent that is not released has 100 MiB. */
 const MEMORY_BYTES = 192 << 20;
 
@@ -81,6 +85,13 @@ async function end({ process: child, cable }: Peer, how: Cell["ending"]): Promis
   await Promise.race([ended, sleep(how === "stop" ? 50 : 1000)]);
 }
 
+/** Tells a peer what to do with the agent. Resolves with its first word of it: "begun", "right", "wrong", or an error. */
+function tell({ process: child }: Peer, task: PeerTask): Promise<string> {
+  const said = new Promise<string>((resolve) => child.once("message", (word) => resolve(String(word))));
+  child.send(task);
+  return Promise.race([said, sleep(BEGIN_MS).then(() => "no answer")]);
+}
+
 async function run(cell: Cell, transport: NixlTransport, healthy: Peer, bad: Peer): Promise<string[]> {
   const problems: string[] = [];
   /** The outcome of a call, which must come in its time. */
@@ -97,7 +108,10 @@ async function run(cell: Cell, transport: NixlTransport, healthy: Peer, bad: Pee
   };
   const agent = await transport.createAgent();
   const memory = transport.allocate(LENGTH);
+  memory.bytes.fill(7);
   await agent.register(memory);
+  const metadata = Buffer.from(await agent.localMetadata()).toString("base64");
+  const own: PeerReport = { name: agent.name, address: memory.address, metadata };
   const rows = (address: number) => Float64Array.of(address, BLOCK, 0, BLOCK, LENGTH / BLOCK);
   const local = await agent.prepareLocal({ memoryType: "DRAM", rows: rows(memory.address) });
   const all = Int32Array.from({ length: LENGTH / BLOCK }, (_, index) => (index * 7) % (LENGTH / BLOCK));
@@ -113,9 +127,13 @@ async function run(cell: Cell, transport: NixlTransport, healthy: Peer, bad: Pee
   };
   const lists = new Map<Peer, Awaited<ReturnType<typeof connect>>>();
   await move("READ", healthy, all.subarray(0, 8));
-  if (cell.phase !== "handshake") await move("READ", bad, all.subarray(0, 8));
+  if (!isByPeer(cell) && cell.phase !== "handshake") await move("READ", bad, all.subarray(0, 8));
 
-  const actions: Record<Cell["phase"], () => Promise<unknown>> = {
+  const byPeer = async () => {
+    const said = await tell(bad, { phase: cell.phase as PeerTask["phase"], of: own });
+    if (said !== "begun") problems.push(`the peer that was to act: ${said}`);
+  };
+  const actions: Partial<Record<Cell["phase"], () => Promise<unknown>>> = {
     idle: () => Promise.resolve(),
     read: () => move("READ", bad, all),
     write: () => move("WRITE", bad, all),
@@ -127,7 +145,8 @@ async function run(cell: Cell, transport: NixlTransport, healthy: Peer, bad: Pee
     },
     handshake: () => move("READ", bad, all.subarray(0, 8)),
   };
-  const acting = outcome(cell.phase, actions[cell.phase](), TRANSFER_MS + NOTIFY_MS);
+  if (isByPeer(cell)) await byPeer();
+  const acting = outcome(cell.phase, actions[cell.phase]?.() ?? Promise.resolve(), TRANSFER_MS + NOTIFY_MS);
   await sleep(Math.random() * 4);
   await end(bad, cell.ending);
   const during = outcome(
@@ -139,15 +158,20 @@ async function run(cell: Cell, transport: NixlTransport, healthy: Peer, bad: Pee
   const healthyDuring = await during;
   if (healthyDuring !== "done" && cell.route !== "libfabric-tcp")
     problems.push(`healthy peer meanwhile: ${healthyDuring}`);
-  const after = await outcome(
-    "READ afterwards",
-    move("READ", bad, all.subarray(0, 64)),
-    TRANSFER_MS + NOTIFY_MS,
-  );
-  // CMA copies from a process that is stopped, and from one whose agent has closed but whose memory is there.
-  if (after === "done" && cell.route !== "ucx-cma")
-    problems.push("a READ of the peer that has ended was done");
-  await outcome("notify afterwards", agent.notify(bad.name, new Uint8Array(8)), NOTIFY_MS);
+  if (isByPeer(cell)) {
+    const said = await tell(healthy, { phase: "check", of: own });
+    if (said !== "right") problems.push(`a healthy peer's READ of the agent: ${said}`);
+  } else {
+    const after = await outcome(
+      "READ afterwards",
+      move("READ", bad, all.subarray(0, 64)),
+      TRANSFER_MS + NOTIFY_MS,
+    );
+    // CMA copies from a process that is stopped, and from one whose agent has closed but whose memory is there.
+    if (after === "done" && cell.route !== "ucx-cma")
+      problems.push("a READ of the peer that has ended was done");
+    await outcome("notify afterwards", agent.notify(bad.name, new Uint8Array(8)), NOTIFY_MS);
+  }
   memory.bytes.fill(0, 0, 64 * BLOCK);
   const good = await outcome(
     "READ of a healthy peer",
@@ -185,7 +209,8 @@ async function runRoute(route: Cell["route"], own: readonly Cell[], cable: Cable
     // The next peer is being started: its channel is one descriptor, before and after.
     await next;
     const more = descriptors() - before;
-    if (more > 1) problems.push(`${more} descriptors are left`);
+    const usual = 1 + (isByPeer(cell) && route === "libfabric-tcp" ? CONNECTIONS_TO_AGENT : 0);
+    if (more > usual) problems.push(`${more} descriptors are left`);
     if (index === 1) firstBytes = process.memoryUsage.rss();
     const grown = process.memoryUsage.rss() - firstBytes;
     if (index > 1 && grown > MEMORY_BYTES) problems.push(`${grown >> 20} MiB are left`);

@@ -1,7 +1,7 @@
 import { spawn } from "node:child_process";
 import { fileURLToPath } from "node:url";
 import { bundled } from "@kv/testing/node-programs";
-import { type Cell, nameOf, ROUTES } from "./cells.js";
+import { type Cell, isByPeer, nameOf, ROUTES } from "./cells.js";
 
 /** What one run of one cell has shown. */
 export interface CellResult {
@@ -9,6 +9,9 @@ export interface CellResult {
   /** None when all went as it must. */
   readonly problems: readonly string[];
 }
+
+/** The libraries log the end of a peer that acts, but not each answer that did not reach it. UCX does so for each small WRITE that had arrived: 600 at most. */
+const MAX_LINES = 50;
 
 const fileOf = (name: string) => bundled(fileURLToPath(new URL(name, import.meta.url)));
 
@@ -20,10 +23,18 @@ export async function runCells(
   const [observer, peerFile] = [await fileOf("./observer.ts"), await fileOf("./dying-peer.ts")];
   const runRoute = async (own: readonly Cell[]) => {
     const names: string[] = [];
-    const { code, stderr } = await observe(observer, { cells: own, peerFile }, (result) => {
-      names.push(result.cell);
-      onResult(result);
-    });
+    const { code, stderr } = await observe(
+      observer,
+      { cells: own, peerFile },
+      ({ cell, problems }, lines) => {
+        names.push(cell);
+        const isFlood =
+          lines > MAX_LINES &&
+          own.some((one) => isByPeer(one) && one.phase !== "small-write-by" && nameOf(one) === cell);
+        const flood = isFlood ? [`the libraries wrote ${lines} lines to stderr`] : [];
+        onResult({ cell, problems: [...problems, ...flood] });
+      },
+    );
     const died = own[names.length];
     if (died === undefined) return;
     onResult({ cell: nameOf(died), problems: [`the process ended with ${code}: ${stderr.slice(-500)}`] });
@@ -41,20 +52,24 @@ export async function runCells(
 function observe(
   file: string,
   options: { readonly cells: readonly Cell[]; readonly peerFile: string },
-  onResult: (result: CellResult) => void,
+  onResult: (result: CellResult, lines: number) => void,
 ): Promise<{ code: number | string | null; stderr: string }> {
   return new Promise((resolve) => {
     const child = spawn(process.execPath, [file, JSON.stringify(options)], {
       stdio: ["ignore", "pipe", "pipe"],
     });
-    let [text, stderr] = ["", ""];
+    let [text, stderr, written] = ["", "", 0];
     child.stdout.on("data", (chunk: Buffer) => {
       const lines = (text + chunk.toString()).split("\n");
       text = lines.pop() ?? "";
-      for (const line of lines) onResult(JSON.parse(line) as CellResult);
+      for (const line of lines) {
+        onResult(JSON.parse(line) as CellResult, written);
+        written = 0;
+      }
     });
     child.stderr.on("data", (chunk: Buffer) => {
       stderr = (stderr + chunk.toString()).slice(-4000);
+      written += chunk.toString().split("\n").length - 1;
     });
     child.once("close", (code, signal) => resolve({ code: signal ?? code, stderr }));
   });

@@ -1,6 +1,11 @@
+import { execFile } from "node:child_process";
 import { readFileSync } from "node:fs";
+import { mkdtemp, rm } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { promisify } from "node:util";
 import { nixlTransport } from "@kv/nixl";
-import { beforeAll, describe, expect, test } from "vitest";
+import { beforeAll, describe, expect, onTestFinished, test } from "vitest";
 import { BOTH_BACKENDS } from "../support/both-backends.js";
 import { startPeer } from "../support/peer-process.js";
 import { type ChildEnd, runChild } from "../support/run-child.js";
@@ -72,6 +77,23 @@ for (const { backend, missing } of BOTH_BACKENDS) {
 }
 
 const [ucx] = BOTH_BACKENDS;
+test.skipIf(ucx.missing)(
+  "calls of a UCX that the addon does not know, or that is there twice, are not replaced, and the log says so",
+  async () => {
+    const folder = await mkdtemp(join(tmpdir(), "kv-two-ucx-"));
+    onTestFinished(() => rm(folder, { recursive: true }));
+    const second = join(folder, "libucp.so.9");
+    await promisify(execFile)(process.env["CXX"] ?? "c++", ["-shared", "-xc", "/dev/null", "-o", second]);
+    for (const [env, logged] of [
+      [{}, []],
+      [{ LD_PRELOAD: second }, ["nixl-ucx-unknown"]],
+    ] as const) {
+      const { stdout, stderr } = await runChild("create-agent.ts", [], { env });
+      expect(JSON.parse(stdout), stderr).toMatchObject({ code: "none", logged });
+    }
+  },
+);
+
 test.skipIf(ucx.missing)(
   "N2: a child that outlives its dead parent keeps no peer believing in it",
   async () => {

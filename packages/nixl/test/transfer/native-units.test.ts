@@ -36,10 +36,19 @@ test.each([
     units: ["test/descriptors_test.cc", "src/library/descriptors.cc"],
   },
   {
+    name: "drop_lost_answers: an answer to a peer that has died is dropped, and other messages have their errors",
+    units: ["test/lost_answers_test.cc", "src/ucx/lost_answers.cc"],
+  },
+  {
+    name: "drop_lost_answers: a UCX that is not as expected stays as it is, and the agent hears of it",
+    units: ["test/lost_answers_test.cc", "src/ucx/lost_answers.cc"],
+    args: ["unknown"],
+  },
+  {
     name: "MonotonicCondition: a clock that is set back does not prolong a wait",
     units: ["test/monotonic_condition_test.cc"],
   },
-])("$name", { timeout: 60_000 }, async ({ units }) => {
+])("$name", { timeout: 60_000 }, async ({ units, args = [] }: { units: string[]; args?: string[] }) => {
   const folder = await mkdtemp(join(tmpdir(), "kv-native-unit-"));
   onTestFinished(() => rm(folder, { recursive: true }));
   const program = join(folder, "program");
@@ -47,5 +56,5 @@ test.each([
   const sources = units.map((file) => join(native, file));
   await run(process.env["CXX"] ?? "c++", ["-std=c++20", "-O1", ...includes, ...sources, "-o", program]);
   // A program that hangs is killed.
-  await expect(run(program, [], { timeout: 20_000, killSignal: "SIGKILL" })).resolves.toBeDefined();
+  await expect(run(program, args, { timeout: 20_000, killSignal: "SIGKILL" })).resolves.toBeDefined();
 });
