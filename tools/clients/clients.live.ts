@@ -7,7 +7,7 @@ import { withoutIdentity } from "../vllm/boundary-cases.js";
 import { argumentsOf, proxyPair } from "../vllm/proxy-pair.js";
 import { startVllm } from "../vllm/server.js";
 import { askAll } from "./all-clients.js";
-import { startProxyFront } from "./fronts.js";
+import { NOT_BEHIND_ENVOY, startEnvoyFront, startProxyFront, without } from "./fronts.js";
 import { type LinePeer, startClients } from "./python.js";
 import { RECORDED, Recordings } from "./recorded.js";
 
@@ -46,14 +46,20 @@ test.runIf(isRecording)("vLLM's answers are recorded", async () => {
 describe.skipIf(isRecording).each(["pull", "push"] as const)("vLLM 0.33, %s", (mode) => {
   const pair = proxyPair({ version: "0.33", mode }, { mode });
 
-  test("what clients make of answers is what they make of those of vLLM alone", async () => {
-    const { url } = await pair.proxied();
-    const ours = await askAll(url, python);
-    const alone = await askAll(pair.d.url, python);
-    expect(undivided(withoutIdentity(ours))).toEqual(undivided(withoutIdentity(alone)));
-    // All clients send the same prompts. In push, a D of vLLM that has one whole in its cache cannot tell P so.
-    await (mode === "push" ? pair.leaseEnded() : pair.freed());
-  });
+  test.each(["kv-proxy", "Envoy, kv-epp and a sidecar"])(
+    "what clients make of answers through %s is what they make of those of vLLM alone",
+    async (front) => {
+      const isProxy = front === "kv-proxy";
+      const open = await (isProxy ? pair.proxied() : startEnvoyFront(mode, pair.p.url, pair.d.url));
+      pair.closing(open);
+      const except = isProxy ? [] : NOT_BEHIND_ENVOY;
+      const ours = without(except, await askAll(open.url, python));
+      const alone = without(except, await askAll(pair.d.url, python));
+      expect(undivided(withoutIdentity(ours))).toEqual(undivided(withoutIdentity(alone)));
+      // All clients send the same prompts. In push, a D of vLLM that has one whole in its cache cannot tell P so.
+      await (mode === "push" ? pair.leaseEnded() : pair.freed());
+    },
+  );
 });
 
 const TEXTS = new Set(["text", "content", "arguments", "delta", "partial_json"]);

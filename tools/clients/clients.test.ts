@@ -7,7 +7,7 @@ import { expectIdle, PAIR } from "../../apps/demo/test/support/matrix.js";
 import { envoyMissing } from "../envoy/support/envoy-missing.js";
 import { withoutIdentity } from "../vllm/boundary-cases.js";
 import { askAll, type Outcomes } from "./all-clients.js";
-import { type Front, startEnvoyFront, startProxyFront } from "./fronts.js";
+import { type Front, NOT_BEHIND_ENVOY, startEnvoyFront, startProxyFront, without } from "./fronts.js";
 import { hasClients, type LinePeer, startClients } from "./python.js";
 import { Recordings } from "./recorded.js";
 import { ASKED, type Outcome } from "./requests.js";
@@ -31,16 +31,6 @@ const absent =
   hasClients() || isLongRun ? "" : ", without openai and litellm of Python: npm run test:clients";
 
 const MODES = ["pull", "push"] as const;
-
-/** Envoy takes no HTTP/1.0 as it is configured. */
-const NOT_BEHIND_ENVOY = ["HTTP/1.0"];
-const without = (names: readonly string[], all: Outcomes): Outcomes =>
-  Object.fromEntries(
-    Object.entries(all).map(([client, outcomes]) => [
-      client,
-      Object.fromEntries(Object.entries(outcomes).filter(([name]) => !names.includes(name))),
-    ]),
-  );
 
 describe(`in front of recorded answers of vLLM 0.33${absent}`, () => {
   const recordings = new Recordings();

@@ -1,6 +1,7 @@
 import { createProxy } from "@kv/proxy";
 import { startEnvoy } from "../../apps/demo/src/envoy/envoy-process.js";
 import { startPicker } from "../envoy/support/start-picker.js";
+import type { Outcomes } from "./all-clients.js";
 
 /** What clients send their requests to. */
 export interface Front {
@@ -47,3 +48,13 @@ export async function startEnvoyFront(
     },
   };
 }
+
+/** Envoy takes no HTTP/1.0 as it is configured. */
+export const NOT_BEHIND_ENVOY = ["HTTP/1.0"];
+export const without = (names: readonly string[], all: Outcomes): Outcomes =>
+  Object.fromEntries(
+    Object.entries(all).map(([client, outcomes]) => [
+      client,
+      Object.fromEntries(Object.entries(outcomes).filter(([name]) => !names.includes(name))),
+    ]),
+  );
