@@ -10,6 +10,9 @@ export function machine(): string {
   return [
     `${cpus().length} × ${cpus()[0]?.model ?? process.arch}`,
     ...(header.glibcVersionRuntime === undefined ? [] : [`glibc ${header.glibcVersionRuntime}`]),
-    ...(gpus ?? "").split("\n").filter(Boolean),
+    ...(gpus ?? "")
+      .split("\n")
+      .filter(Boolean)
+      .map((gpu) => gpu.replace(", ", ", driver ")),
   ].join(", ");
 }
