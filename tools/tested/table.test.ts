@@ -10,7 +10,7 @@ test.each(PAGES)(
   "%s has the table that the records make: node --import tsx tools/tested/record.ts",
   (page) => {
     const { found, wanted } = pageText(page);
-    expect(found).toMatch(/\| (NVIDIA GPU|`pull-0\.33`) \|/);
+    expect(found).toMatch(/\| (Memory of one NVIDIA GPU, without vLLM|`pull-0\.33`) \|/);
     expect(found).toBe(wanted);
   },
 );
