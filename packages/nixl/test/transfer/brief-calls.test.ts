@@ -32,6 +32,8 @@ describe.skipIf(FAKE.missing)(`short calls on the JavaScript thread (${FAKE.miss
       const before = visits();
       const result = call();
       if (visits() > before) return result;
+      // What the agent's thread holds would never end.
+      process.env["FAKE_NIXL_HOLD"] = "0";
       await Promise.resolve(endOf(result)).catch(() => {});
     }
     throw new Error("no call was made on the JavaScript thread");
@@ -147,9 +149,11 @@ describe.skipIf(FAKE.missing)(`short calls on the JavaScript thread (${FAKE.miss
   test("a small READ that is not complete at once goes on, and may be aborted", async () => {
     faults({ POLLS: 5 });
     expect(await (await onThisThread(() => read(1))).done).toMatchObject({ lengthBytes: BLOCK });
-    faults({ HOLD: 1 });
     const controller = new AbortController();
-    const { done, released } = await onThisThread(() => read(1, { signal: controller.signal }));
+    const { done, released } = await onThisThread(() => {
+      faults({ HOLD: 1 });
+      return read(1, { signal: controller.signal });
+    });
     controller.abort();
     await expect(done).rejects.toMatchObject({ code: "KV_TRANSFER_ABORTED" });
     process.env["FAKE_NIXL_HOLD"] = "0";
@@ -157,8 +161,10 @@ describe.skipIf(FAKE.missing)(`short calls on the JavaScript thread (${FAKE.miss
   });
 
   test("an agent closes while a small READ is held", async () => {
-    faults({ HOLD: 1 });
-    const { done, released } = await onThisThread(() => read(1));
+    const { done, released } = await onThisThread(() => {
+      faults({ HOLD: 1 });
+      return read(1);
+    });
     const outcome = done.catch((error: { code: string }) => error.code);
     await reader.close({ timeoutMs: 10 });
     expect(await outcome).toBe("KV_TRANSFER_ABORTED");
