@@ -149,9 +149,10 @@ describe.skipIf(FAKE.missing)(`short calls on the JavaScript thread (${FAKE.miss
   test("a small READ that is not complete at once goes on, and may be aborted", async () => {
     faults({ POLLS: 5 });
     expect(await (await onThisThread(() => read(1))).done).toMatchObject({ lengthBytes: BLOCK });
+    faults({});
     const controller = new AbortController();
     const { done, released } = await onThisThread(() => {
-      faults({ HOLD: 1 });
+      process.env["FAKE_NIXL_HOLD"] = "1";
       return read(1, { signal: controller.signal });
     });
     controller.abort();
@@ -162,7 +163,7 @@ describe.skipIf(FAKE.missing)(`short calls on the JavaScript thread (${FAKE.miss
 
   test("an agent closes while a small READ is held", async () => {
     const { done, released } = await onThisThread(() => {
-      faults({ HOLD: 1 });
+      process.env["FAKE_NIXL_HOLD"] = "1";
       return read(1);
     });
     const outcome = done.catch((error: { code: string }) => error.code);
