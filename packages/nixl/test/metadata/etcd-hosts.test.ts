@@ -71,6 +71,10 @@ describe.skipIf(isSkipped)(`two hosts and etcd (${missing ?? "found"})`, () => {
       ip("-n", namespace, "link", "set", "kv0", "up");
       ip("-n", namespace, "link", "set", "lo", "up");
     }
+    // UCX leaves out an interface that has no carrier yet.
+    const hasCarrier = (namespace: string) =>
+      / state UP /.test(ip("-n", namespace, "link", "show", "dev", "kv0").toString());
+    await expect.poll(() => [HERE, THERE].every(hasCarrier), { timeout: 10_000 }).toBe(true);
     etcd = await startEtcd({ host: NEAR, port: PORT, prefix: ["ip", "netns", "exec", HERE] });
   }, 60_000);
   afterAll(async () => {

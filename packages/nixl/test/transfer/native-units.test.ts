@@ -10,7 +10,11 @@ const run = promisify(execFile);
 const native = fileURLToPath(new URL("../../../../native/", import.meta.url));
 
 // Each program exits with the number of failed expectations and prints them to stderr.
-test.each([
+const UNITS: readonly {
+  readonly name: string;
+  readonly units: readonly string[];
+  readonly args?: string[];
+}[] = [
   {
     name: "PollBackoff: an idle agent's thread sleeps, and does not pause while a peer's data arrives",
     units: ["test/poll_backoff_test.cc", "src/agent/poll_backoff.cc"],
@@ -48,7 +52,10 @@ test.each([
     name: "MonotonicCondition: a clock that is set back does not prolong a wait",
     units: ["test/monotonic_condition_test.cc"],
   },
-])("$name", { timeout: 60_000 }, async ({ units, args = [] }: { units: string[]; args?: string[] }) => {
+];
+
+test.each(UNITS.map((unit) => [unit.name, unit] as const))("%s", { timeout: 60_000 }, async (_, unit) => {
+  const { units, args = [] } = unit;
   const folder = await mkdtemp(join(tmpdir(), "kv-native-unit-"));
   onTestFinished(() => rm(folder, { recursive: true }));
   const program = join(folder, "program");
