@@ -1,7 +1,7 @@
 // Tests AgentTurn. Prints each failed expectation and exits with their number.
 #include "agent/agent_turn.h"
+#include "expect.h"
 
-#include <cstdio>
 #include <thread>
 
 using kv::nixl::AgentTurn;
@@ -11,14 +11,6 @@ namespace {
 using Clock = AgentTurn::Clock;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
-
-int failures = 0;
-
-void expect(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "%s\n", what);
-  ++failures;
-}
 
 void a_call_waits_for_nobody() {
   AgentTurn turn;

@@ -1,10 +1,9 @@
 // Tests the sleeps of CommandQueue with a simulated clock, which replaces libc's. Prints each failed expectation and exits with their number.
 #include "agent/command_queue.h"
+#include "expect.h"
 
 #include <errno.h>
 #include <time.h>
-
-#include <cstdio>
 
 using kv::nixl::CommandQueue;
 using std::chrono::microseconds;
@@ -12,14 +11,7 @@ using std::chrono::seconds;
 
 namespace {
 
-int failures = 0;
 timespec now{.tv_sec = 5000, .tv_nsec = 0};
-
-void expect(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "%s\n", what);
-  ++failures;
-}
 
 // Sleeps, and returns for how long.
 microseconds slept(CommandQueue& queue, microseconds longest) {

@@ -5,22 +5,15 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include <cstdio>
 #include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "library/replaced_calls.h"
+#include "expect.h"
 
 namespace {
-
-int failures = 0;
-void expect(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "%s\n", what);
-  ++failures;
-}
 
 struct Waiting {
   signed char (*send)(Waiting*);

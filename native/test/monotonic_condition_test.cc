@@ -1,24 +1,16 @@
 // Tests MonotonicCondition with a clock of the day that was set back, and a wait that records its arguments: both replace libc's. Prints each failed
 // expectation and exits with their number.
 #include "library/monotonic_condition.h"
-
-#include <cstdio>
+#include "expect.h"
 
 using kv::nixl::MonotonicCondition;
 
 namespace {
 
-int failures = 0;
 timespec now{.tv_sec = 5000, .tv_nsec = 999'999'000};
 clockid_t clock_of_condition = CLOCK_REALTIME;
 timespec last_until{};
 int waits = 0;
-
-void expect(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "%s\n", what);
-  ++failures;
-}
 
 }  // namespace
 

@@ -1,13 +1,13 @@
 // Tests PeerLiveness with a network that this program simulates: its own connect, poll and recv replace libc's. Prints each failed expectation and
 // exits with their number.
 #include "libfabric/peer_liveness.h"
+#include "expect.h"
 
 #include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <string.h>
 
-#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -15,19 +15,12 @@ using kv::nixl::PeerLiveness;
 
 namespace {
 
-int failures = 0;
 int connects = 0;
 // What connections answer: 0 or an error of the call.
 int connect_error = 0;
 int recv_error = EAGAIN;
 // How long calls of poll may wait, together. They return at once, without a result.
 int asked_to_wait_ms = 0;
-
-void expect(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "%s\n", what);
-  ++failures;
-}
 
 int answer(int error) {
   errno = error;

@@ -1,7 +1,6 @@
 // Tests PollBackoff with a simulated clock. Prints each failed expectation and exits with their number.
 #include "agent/poll_backoff.h"
-
-#include <cstdio>
+#include "expect.h"
 
 using kv::nixl::PollBackoff;
 using std::chrono::microseconds;
@@ -10,14 +9,6 @@ using std::chrono::nanoseconds;
 using std::chrono::seconds;
 
 namespace {
-
-int failures = 0;
-
-void expect(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "%s\n", what);
-  ++failures;
-}
 
 struct Thread {
   PollBackoff backoff;

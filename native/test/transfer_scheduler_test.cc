@@ -1,20 +1,11 @@
 // Tests TransferScheduler with transfers that count. Prints each failed expectation and exits with their number.
 #include "transfer/transfer_scheduler.h"
-
-#include <cstdio>
+#include "expect.h"
 
 using kv::nixl::Transfer;
 using kv::nixl::TransferScheduler;
 
 namespace {
-
-int failures = 0;
-
-void expect(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "%s\n", what);
-  ++failures;
-}
 
 struct Scene {
   Transfer::World world;

@@ -62,7 +62,9 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
   const keysOfFields = new WeakMap<object, readonly string[]>();
   const prefixKeysOf = ({ request }: RoutingContext): readonly string[] => {
     if (request === undefined) return [];
-    const keys = keysOfFields.get(request.fields) ?? prefixKeys(request.fields, chunkLength);
+    const known = keysOfFields.get(request.fields);
+    if (known !== undefined) return known;
+    const keys = prefixKeys(request.fields, chunkLength);
     keysOfFields.set(request.fields, keys);
     return keys;
   };

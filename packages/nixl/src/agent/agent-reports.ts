@@ -1,4 +1,5 @@
 import type { Ambient, Timer } from "@kv/interface";
+import { REFUSED, UNKNOWN_UCX } from "../addon/native.js";
 
 /** A warning comes at most this often. */
 const REPORT_INTERVAL_MS = 10_000;
@@ -56,22 +57,25 @@ export class DroppedNotifications {
   }
 }
 
-/** Logs and counts that connections of peers were refused for lack of file descriptors. */
-export function reportRefused({ log, metrics }: Pick<Ambient, "log" | "metrics">, count: number): void {
-  metrics.count("kv_nixl_connections_refused", count);
-  log.error("nixl-connections-refused", {
-    count,
-    why: "this process has no file descriptor left for a connection of a peer, which has to try again",
-    hint: "raise the limit: ulimit -n, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container",
-  });
-}
-
-/** Logs that UCX is not one that the addon knows. */
-export function reportUnknownUcx({ log }: Pick<Ambient, "log">): void {
-  log.warn("nixl-ucx-unknown", {
-    why: "UCX is not one of those that the addon knows, or is loaded twice: a peer that dies while it reads over TCP may end this process with SIGABRT or SIGSEGV",
-    hint: "use the NIXL of `kv-nixl install`, in 0.10.1 to 1.5.1",
-  });
+/** Logs what an agent's thread reports of the whole process: connections of peers that were refused, or that UCX is not one that the addon knows. */
+export function reportOfProcess(
+  { log, metrics }: Pick<Ambient, "log" | "metrics">,
+  kind: number,
+  value: unknown,
+): void {
+  if (kind === REFUSED) {
+    const count = value as number;
+    metrics.count("kv_nixl_connections_refused", count);
+    log.error("nixl-connections-refused", {
+      count,
+      why: "this process has no file descriptor left for a connection of a peer, which has to try again",
+      hint: "raise the limit: ulimit -n, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container",
+    });
+  } else if (kind === UNKNOWN_UCX)
+    log.warn("nixl-ucx-unknown", {
+      why: "UCX is not one of those that the addon knows, or is loaded twice: a peer that dies while it reads over TCP may end this process with SIGABRT or SIGSEGV",
+      hint: "use the NIXL of `kv-nixl install`, in 0.10.1 to 1.5.1",
+    });
 }
 
 /** Logs that an agent's thread did not return from NIXL `afterMs` after `close`, and is given up with all that NIXL holds. */

@@ -24,10 +24,8 @@ import {
   type NativeEvent,
   type NativeQueryAnswers,
   NOTIFICATION,
-  REFUSED,
   RELEASED,
   SETTLED,
-  UNKNOWN_UCX,
 } from "../addon/native.js";
 import { callNative, fromNative } from "../addon/native-errors.js";
 import {
@@ -39,7 +37,7 @@ import { validateAgentBackends } from "../backends/select-backends.js";
 import { RefCount } from "../ref-count.js";
 import { formatValue, requireObject } from "../validate.js";
 import { AgentCalls } from "./agent-calls.js";
-import { DroppedNotifications, reportRefused, reportStuck, reportUnknownUcx } from "./agent-reports.js";
+import { DroppedNotifications, reportOfProcess, reportStuck } from "./agent-reports.js";
 import { type MemoryQuery, requireQuery } from "./memory-query.js";
 import { NotificationQueue } from "./notification-queue.js";
 import { PendingCalls } from "./pending-calls.js";
@@ -369,8 +367,7 @@ export class NixlAgent implements Agent, AsyncDisposable {
       else if (kind === NOTIFICATION)
         this.#notifications.push({ from: from ?? "", payload: value as Uint8Array });
       else if (kind === DROPPED) this.#dropped.add(from, value as number);
-      else if (kind === REFUSED) reportRefused(this.#options.ambient, value as number);
-      else if (kind === UNKNOWN_UCX) reportUnknownUcx(this.#options.ambient);
+      else reportOfProcess(this.#options.ambient, kind, value);
     }
   }
 

@@ -73,7 +73,11 @@ export function decodeMsgpack(
   what: string,
   limits: MsgpackLimits = MSGPACK_LIMITS,
 ): unknown {
-  const steps = decodeMsgpackInSteps(bytes, what, limits);
+  return atOnce(decodeMsgpackInSteps(bytes, what, limits));
+}
+
+/** Makes all steps of a decoder, and returns what it has decoded. */
+export function atOnce<T>(steps: Iterator<unknown, T>): T {
   let next = steps.next();
   while (next.done !== true) next = steps.next();
   return next.value;

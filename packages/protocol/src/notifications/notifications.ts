@@ -1,6 +1,6 @@
 import { KvError } from "@kv/interface";
 import { isMap } from "../encoding/map-fields.js";
-import { decodeMsgpackInSteps, encodeMsgpack, type MsgpackLimits } from "../encoding/msgpack.js";
+import { atOnce, decodeMsgpackInSteps, encodeMsgpack, type MsgpackLimits } from "../encoding/msgpack.js";
 
 /** Longest request id that is accepted, in bytes of UTF-8. */
 export const MAX_REQUEST_ID_BYTES = 512;
@@ -96,10 +96,7 @@ export function encodeNotification(notification: KvNotification): Uint8Array {
  * `KV_WIRE_LIMIT_EXCEEDED` above 4 MiB or 100,000 ids.
  */
 export function decodeNotification(payload: Uint8Array): KvNotification {
-  const steps = decodeNotificationInSteps(payload);
-  let next = steps.next();
-  while (next.done !== true) next = steps.next();
-  return next.value;
+  return atOnce(decodeNotificationInSteps(payload));
 }
 
 /** As `decodeNotification`, but yields between the steps of a long map, so that the caller can serve others meanwhile. */

@@ -65,7 +65,13 @@ describe("GPU memory through UCX", () => {
       "there are no active NVLinks",
     ],
     ["without NVLinks, but on", 0, { UCX_CUDA_IPC_ENABLE_GET_ZCOPY: "Yes" }, "ok", "by CUDA IPC"],
-    ["with NVLinks, and off", 18, { UCX_CUDA_IPC_ENABLE_GET_ZCOPY: "auto" }, "ok", "18 active NVLinks"],
+    [
+      "with NVLinks, as UCX chooses",
+      18,
+      { UCX_CUDA_IPC_ENABLE_GET_ZCOPY: "auto" },
+      "ok",
+      "18 active NVLinks",
+    ],
     ["without the transport", 18, { UCX_TLS: "^cuda_ipc" }, "warn", "UCX_TLS=^cuda_ipc excludes CUDA IPC"],
     ["without the transport in the list", 18, { UCX_TLS: "sm,cuda_copy" }, "warn", "excludes CUDA IPC"],
     [
