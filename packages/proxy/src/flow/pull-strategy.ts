@@ -68,6 +68,7 @@ export class PullStrategy implements DisaggregationStrategy {
     try {
       answer = await this.#decode(part, prefill);
       failure = serverFailureWithAlternative(this.#legs.decoders, answer);
+      if (failure === undefined && prefill.kind === "kv") failure = failureMaybeOfKv(answer);
       if (failure === undefined) return answer;
       attempts.failedDecode.add(answer.visit.instance);
     } catch (error) {
@@ -84,7 +85,9 @@ export class PullStrategy implements DisaggregationStrategy {
     answer?.discard();
     answer?.visit.failed(KvError.from(failure, "KV_INTERNAL", "the decode leg failed"));
     attempts.restarts = 0;
-    if (moves) attempts.failedPrefill = new Set([prefill.instance]);
+    // The one decode instance is tried again: what can change is the prefill instance.
+    const sameDecode = answer !== undefined && !hasAlternative(this.#legs.decoders, answer.visit.instance);
+    if (moves || sameDecode) attempts.failedPrefill = new Set([prefill.instance]);
     const { log, metrics } = this.#legs.ambient;
     log.warn("began-again", { requestId: part.requestId, decode: part.record.decode, error: failure });
     metrics.count("kv_proxy_restarts_total");
@@ -157,9 +160,17 @@ export function serverFailureWithAlternative(
   { visit, status }: LegAnswer,
 ): KvError | undefined {
   const { instance } = visit;
-  if (!isServerFailure(status)) return undefined;
-  if (!pool.list().some((other) => other !== instance && other.available())) return undefined;
+  if (!isServerFailure(status) || !hasAlternative(pool, instance)) return undefined;
   return badStatus(instance.role, instance.url, status);
+}
+
+function hasAlternative(pool: InstancePool, instance: Instance): boolean {
+  return pool.list().some((other) => other !== instance && other.available());
+}
+
+/** The 500 of a decode instance that was to get KV: it may be for want of the KV, as the prefill instance has ended (vLLM's `kv_load_failure_policy` "fail"); else undefined. */
+export function failureMaybeOfKv({ visit: { instance }, status }: LegAnswer): KvError | undefined {
+  return status === 500 ? badStatus(instance.role, instance.url, status) : undefined;
 }
 
 /** Errors: `KV_PROXY_UPSTREAM_FAILED`, unless the policy lets a decode instance compute prompts without KV. */

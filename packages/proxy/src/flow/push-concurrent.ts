@@ -14,6 +14,7 @@ import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
 import type { Legs } from "./legs.js";
 import {
   type EngineCoordinates,
+  failureMaybeOfKv,
   mayRestart,
   type PrefillEngines,
   refusesOwnLimit,
@@ -169,17 +170,19 @@ class ConcurrentLegs {
     return { why: "the decode leg broke off", usedRetryOf: "decode" };
   }
 
-  /** A restart where another decode instance may do better than this server failure; else undefined. */
+  /** A restart where another decode instance, or the KV of another prefill instance, may do better than this server failure; else undefined. */
   async #afterServerFailure(answer: LegAnswer): Promise<Restart | undefined> {
     const { attempts } = this.#part;
-    const failure = serverFailureWithAlternative(this.#legs.decoders, answer);
+    const alternative = serverFailureWithAlternative(this.#legs.decoders, answer);
+    const failure = alternative ?? failureMaybeOfKv(answer);
     if (failure === undefined || !mayRestart(attempts, failure)) return undefined;
     answer.discard();
     answer.visit.failed(failure);
     attempts.failedDecode.add(answer.visit.instance);
     await this.#abortPrefill();
     this.#throwIfAborted();
-    return { why: "the decode leg failed", usedRetryOf: "decode" };
+    const failedPrefill = alternative === undefined ? this.#prefillInstance : undefined;
+    return { why: "the decode leg failed", failedPrefill, usedRetryOf: "decode" };
   }
 
   /** The prefill leg has ended; the decode leg may not have. */

@@ -1,3 +1,4 @@
+import type { Instance } from "@kv/fleet";
 import {
   type Answer,
   COMPLETION,
@@ -81,13 +82,38 @@ test("when two decode instances fail, the second failure is the answer, and no t
   expect(ds.map(({ seen }) => seen.length)).toEqual([1, 1, 0]);
 });
 
-test("a failure of the only decode instance is the answer, and nothing is computed twice", async () => {
-  const p = await upstream(prefillOk);
-  const d = await upstream(({ response }) => sendJson(response, loadFailed, 500));
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+test("the only decode instance fails with the KV of a prefill instance that ended: the request begins again with another one's", async () => {
+  const prefill =
+    (engine: string): Answer =>
+    ({ response }) =>
+      sendJson(response, {
+        choices: [{}],
+        kv_transfer_params: { ...JSON.parse(KV_PARAMS_TEXT), remote_engine_id: engine },
+      });
+  const [ended, p] = [await upstream(prefill("gone")), await upstream(prefill("e"))];
+  const d = await upstream((seen) =>
+    JSON.stringify(seen.json.kv_transfer_params).includes("gone")
+      ? sendJson(seen.response, loadFailed, 500)
+      : decodeOk(seen),
+  );
+  const createRouting = () => ({ name: "first", choose: (candidates: readonly Instance[]) => candidates[0] });
+  const { url } = await runProxy({ createRouting, prefillers: [ended.url, p.url], decoders: [d.url] });
   const response = await post(`${url}/v1/completions`, { prompt: "a" });
-  expect([response.status, await response.json()]).toEqual([500, loadFailed]);
-  expect([p.seen.length, d.seen.length]).toEqual([1, 1]);
+  expect([response.status, await response.json()]).toEqual([200, COMPLETION]);
+  expect([ended.seen.length, p.seen.length, d.seen.length]).toEqual([1, 1, 2]);
+});
+
+test.each([
+  [500, 2],
+  [503, 1],
+])("a %i of the only decode instance is the answer, after %i tries", async (status, tries) => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(({ response }) => sendJson(response, loadFailed, status));
+  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const response = await post(`${url}/v1/completions`, { prompt: "a" });
+  expect([response.status, await response.json()]).toEqual([status, loadFailed]);
+  expect([p.seen.length, d.seen.length]).toEqual([tries, tries]);
+  expect(proxy.status().decoders[0]).toMatchObject({ available: true, in_flight: 0 });
 });
 
 test("after a prefill failure another instance is tried; when both fail, the second failure is the answer", async () => {

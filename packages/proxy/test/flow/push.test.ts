@@ -275,16 +275,38 @@ test.each([
   },
 );
 
-test("a failure of the only decode instance is the answer, and nothing is computed twice", async () => {
-  const [p, d] = [await upstream(prefillOf(() => "e")), await upstream(fails)];
+test("the only decode instance fails with the KV of a prefill instance that ended: the request begins again with another one's", async () => {
+  const [ended, p] = [await upstream(prefillOf(() => "gone")), await upstream(prefillOf(() => "e"))];
+  const d = await upstream((seen) =>
+    JSON.stringify(seen.json.kv_transfer_params).includes("gone") ? fails(seen) : decodeOk(seen),
+  );
+  const { url } = await runProxy({
+    mode: "push",
+    createRouting: () => ({ name: "first", choose: (candidates) => candidates[0] }),
+    prefillers: [
+      { url: ended.url, kv: { engineId: "gone" } },
+      { url: p.url, kv: { engineId: "e" } },
+    ],
+    decoders: [d.url],
+  });
+  expect(await (await ask(url)).json()).toEqual(COMPLETION);
+  expect([ended.seen.length, p.seen.length, d.seen.length]).toEqual([1, 1, 2]);
+});
+
+test.each([
+  [500, 2],
+  [503, 1],
+])("a %i of the only decode instance is the answer, after %i tries", async (status, tries) => {
+  const p = await upstream(prefillOf(() => "e"));
+  const d = await upstream(({ response }) => sendJson(response, failed, status));
   const { url } = await runProxy({
     mode: "push",
     prefillers: [{ url: p.url, kv: { engineId: "e" } }],
     decoders: [d.url],
   });
   const response = await ask(url);
-  expect([response.status, await response.json()]).toEqual([500, failed]);
-  expect([p.seen.length, d.seen.length]).toEqual([1, 1]);
+  expect([response.status, await response.json()]).toEqual([status, failed]);
+  expect([p.seen.length, d.seen.length]).toEqual([tries, tries]);
 });
 
 test("after a prefill failure another instance is tried; when both fail, the second failure is the answer", async () => {
