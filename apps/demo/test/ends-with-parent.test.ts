@@ -1,6 +1,6 @@
 import { type ChildProcess, spawn } from "node:child_process";
 import { randomUUID } from "node:crypto";
-import { readdirSync, readFileSync } from "node:fs";
+import { readdirSync, readFileSync, readlinkSync, realpathSync } from "node:fs";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 import { isLongRun } from "@kv/testing/long-run";
@@ -44,6 +44,18 @@ function marked(mark: string): number[] {
   });
 }
 
+/** Whether the shell has started the wrapper. Until then dash loses one SIGINT in ten: its fork takes the signal, does nothing, and becomes the wrapper. */
+function isWrapperStarted(mark: string): boolean {
+  const node = realpathSync(process.execPath);
+  return marked(mark).some((pid) => {
+    try {
+      return readlinkSync(`/proc/${pid}/exe`) === node;
+    } catch {
+      return false;
+    }
+  });
+}
+
 /** What a terminal and `kill` do. */
 const ENDS = {
   "Ctrl-C": (shell: number) => process.kill(-shell, "SIGINT"),
@@ -73,6 +85,7 @@ it.skipIf(process.platform !== "linux").each(cases)(
     const tree = startTree(mark, args);
     let output = "";
     for (const stream of [tree.stdout, tree.stderr]) stream?.on("data", (piece) => (output += piece));
+    await expect.poll(() => isWrapperStarted(mark), { timeout: 20_000, interval: 1 }).toBe(true);
     // Every second time while processes are being started.
     if (at % 2 === 1) await sleep(Math.random() * during);
     else await expect.poll(() => output, { timeout: 120_000 }).toContain(started);
