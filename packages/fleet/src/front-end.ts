@@ -54,12 +54,14 @@ export {
   type PromptFields,
   parseGenerationRequest,
   parseRequestInSteps,
+  promptIds,
   REQUEST_ID_LENGTH,
   type RequestBody,
   refuseConnectorMembers,
   requestIdOf,
   traceparentOf,
   withLongMembers,
+  writtenIds,
 } from "./request/generation-request.js";
 export {
   DECODE_ROUTES,

@@ -101,7 +101,7 @@ const PIECE_BYTES = [1, 2, 3, 7, 16, 33, 64, 250, 1000, 4096];
 
 /** Parses in pieces; undefined for what is not JSON. */
 function inPieces(input: Uint8Array, pieceBytes: number, longMemberBytes: number): ParsedPieces | undefined {
-  const pieces = parseJsonPieces(input, pieceBytes, longMemberBytes);
+  const pieces = parseJsonPieces(input, { pieceBytes, longMemberBytes });
   try {
     for (;;) {
       const { done, value } = pieces.next();

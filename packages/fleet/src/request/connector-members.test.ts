@@ -222,7 +222,7 @@ test("whichever of two members a reader takes, and however names are written, no
         isRefused(() => parseGenerationRequest("/v1/completions", body)),
         // As of a long body, with short pieces and members that are taken as long.
         isRefused(() => {
-          const parsing = parseJsonPieces(body, 32, 16);
+          const parsing = parseJsonPieces(body, { pieceBytes: 32, longMemberBytes: 16 });
           let step = parsing.next();
           while (step.done !== true) step = parsing.next();
           refuseConnectorMembers(step.value.value as Record<string, unknown>, step.value);

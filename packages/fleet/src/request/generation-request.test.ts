@@ -91,7 +91,7 @@ test("a long body is parsed in several turns; its long members are sent as they 
   const request = await parseRequestInSteps("/v1/completions", Buffer.from(text), queue);
   ended = true;
   expect(others).toBeGreaterThan(text.length / 300_000);
-  expect(request.fields).toEqual(JSON.parse(text));
+  expect(request.fields).toEqual({ ...JSON.parse(text), prompt: Int32Array.from(ids) });
   expect(request.text).toBe('{"seed":9007199254740993,"max_tokens":5}');
   expect(request.long.map(({ key }) => key)).toEqual(["prompt"]);
   expect(bodyLength(request)).toBeGreaterThan(0.99 * text.length);

@@ -2,6 +2,7 @@ import type { IncomingHttpHeaders } from "node:http";
 import { type LongMember, parseJsonPieces, shownValue } from "@kv/http";
 import type { YieldingQueue } from "@kv/interface";
 import { KvError, type Random } from "@kv/interface";
+import type { RoutedRequest } from "../routing/routing.js";
 
 /** A path at which clients ask for generated text. The instances serve it under the same path. */
 export type Endpoint = "/v1/completions" | "/v1/chat/completions" | "/v1/responses" | "/v1/messages";
@@ -22,7 +23,7 @@ export interface GenerationRequest {
   readonly text: string;
   /** Of a long body, the members that are long. */
   readonly long: readonly LongMember[];
-  /** The body's top-level members. */
+  /** The body's top-level members. A long list of token ids in `prompt` is an `Int32Array`. */
   readonly fields: Readonly<Record<string, unknown>>;
   /** What an answer contains about the prompt itself. */
   readonly promptFields: PromptFields;
@@ -42,8 +43,8 @@ export interface WrittenBody {
   readonly repeated?: ReadonlySet<string> | undefined;
 }
 
-/** A longer body is parsed in pieces. */
-const LONG_BODY_BYTES = 256 * 1024;
+/** A longer body is parsed in pieces. Its prompt stays in bytes then, and no leg encodes it again. */
+const LONG_BODY_BYTES = 64 * 1024;
 
 const utf8 = new TextDecoder("utf-8", { fatal: true });
 
@@ -62,14 +63,14 @@ export function parseGenerationRequest(endpoint: Endpoint, body: Uint8Array): Ge
   return requestOf(endpoint, parsed, { text, long: [] });
 }
 
-/** As `parseGenerationRequest`. A body above 256 KiB is parsed in steps of `parses`. It must have passed a `JsonScan`. */
+/** As `parseGenerationRequest`. A body above 64 KiB is parsed in steps of `parses`. It must have passed a `JsonScan`. */
 export async function parseRequestInSteps(
   endpoint: Endpoint,
   body: Uint8Array,
   parses: YieldingQueue,
 ): Promise<GenerationRequest> {
   if (body.length <= LONG_BODY_BYTES) return parseGenerationRequest(endpoint, body);
-  const pieces = await parses.run(parseJsonPieces(body)).catch(() => {
+  const pieces = await parses.run(parseJsonPieces(body, { idsMember: "prompt" })).catch(() => {
     throw notJson();
   });
   return requestOf(endpoint, pieces.value, pieces);
@@ -108,6 +109,17 @@ function requestOf(
     disaggregationLimit: disaggregationLimit(endpoint, fields),
     tokenIds: undefined,
   };
+}
+
+/** The token ids of a prompt as its client has written them; undefined for a prompt of another form. */
+export function writtenIds({ fields: { prompt } }: RoutedRequest) {
+  if (prompt instanceof Int32Array) return prompt;
+  return Array.isArray(prompt) && typeof prompt[0] === "number" ? (prompt as readonly number[]) : undefined;
+}
+
+/** The token ids of a prompt: as its client has written them, or as an instance has rendered it; undefined where they are not known. */
+export function promptIds(request: RoutedRequest): ArrayLike<number> | undefined {
+  return writtenIds(request) ?? request.tokenIds;
 }
 
 /** The body as it is sent: its text, or the pieces of a long one. */

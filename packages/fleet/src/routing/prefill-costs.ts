@@ -1,5 +1,5 @@
 import type { InstancePool } from "../instances/instance-pool.js";
-import { bodyLength, type GenerationRequest } from "../request/generation-request.js";
+import { bodyLength, type GenerationRequest, promptIds, writtenIds } from "../request/generation-request.js";
 
 /** A prefill leg that has ended with a computed prompt. */
 export interface EndedPrefill {
@@ -51,7 +51,7 @@ export class PrefillCosts {
 
   /** Tokens of the prompt: exact for token ids, else estimated; undefined for a prompt without text. */
   promptTokens(request: GenerationRequest): number | undefined {
-    const ids = tokenIds(request);
+    const ids = promptIds(request);
     if (ids !== undefined) return ids.length;
     if (request.fields.prompt_embeds != null) return undefined;
     return Math.ceil(bodyLength(request) / this.#charactersPerToken);
@@ -71,7 +71,7 @@ export class PrefillCosts {
     const cachedTokens = uncomputedTokens(leg) ?? 0;
     if (wasAlone) this.#msPerLeg = average(this.#msPerLeg, durationMs);
     if (promptTokens === undefined || promptTokens === 0) return;
-    if (!Array.isArray(request.fields.prompt))
+    if (writtenIds(request) === undefined)
       this.#charactersPerToken = average(this.#charactersPerToken, bodyLength(request) / promptTokens);
     const computed = promptTokens - cachedTokens;
     if (!wasAlone || computed <= 0) return;
@@ -113,12 +113,6 @@ export function usageOf(usage: unknown): {
     promptTokens: count(prompt_tokens) ?? count(input_tokens),
     cachedTokens: count(details.cached_tokens) ?? count(cache_read_input_tokens),
   };
-}
-
-/** The prompt as the client has sent it, or as an instance has rendered it. */
-function tokenIds({ fields, tokenIds: rendered }: GenerationRequest): ArrayLike<unknown> | undefined {
-  const { prompt } = fields;
-  return Array.isArray(prompt) && typeof prompt[0] === "number" ? prompt : rendered;
 }
 
 function average(before: number | undefined, value: number): number {

@@ -1,6 +1,7 @@
 import { createHash } from "node:crypto";
 import type { Instance, KvEventStatus } from "../instances/instance.js";
 import type { PromptHolders } from "../kv-events/block-tree.js";
+import { promptIds, writtenIds } from "../request/generation-request.js";
 import { LeastLoaded, type Routing, type RoutingContext } from "./routing.js";
 
 /** The prefixes that instances report to have in their caches. */
@@ -170,8 +171,8 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
       const found = isLast && last !== undefined ? last.found : find(instance, context);
       if (found.tokens !== undefined) return found.tokens;
       // The text of a list of token ids has no fixed number of characters per token.
-      const ids = listedIds(context)?.slice(0, 1000);
-      const perToken = ids === undefined ? charactersPerToken : JSON.stringify(ids).length / ids.length;
+      const ids = context.request && writtenIds(context.request)?.slice(0, 1000);
+      const perToken = ids === undefined ? charactersPerToken : `[${ids.join()}]`.length / ids.length;
       return Math.floor(found.characters / perToken);
     },
     instancesChanged(instances) {
@@ -195,20 +196,14 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
 /** Undefined also for a prompt with a salt: its blocks have hashes of their own, which the index leaves out. */
 function tokensOf({ request }: RoutingContext): ArrayLike<number> | undefined {
   if (request === undefined || request.fields.cache_salt != null) return undefined;
-  return listedIds({ request }) ?? request.tokenIds;
-}
-
-/** The prompt where the client has sent it as token ids. */
-function listedIds({ request }: Pick<RoutingContext, "request">): readonly number[] | undefined {
-  const prompt = request?.fields.prompt;
-  return Array.isArray(prompt) && typeof prompt[0] === "number" ? (prompt as number[]) : undefined;
+  return promptIds(request);
 }
 
 /** The begin of a value as JSON, at least `length` characters where it has them: a prompt of many megabytes is not written anew to see its begin. */
 function beginOf(value: unknown, length: number): string {
   if (typeof value === "string") return JSON.stringify(value.slice(0, length));
   if (typeof value !== "object" || value === null) return JSON.stringify(value) ?? "null";
-  if (Array.isArray(value)) {
+  if (Array.isArray(value) || value instanceof Int32Array) {
     let text = "[";
     // By its position: `for … in` would first list the names of all elements.
     for (let at = 0; at < value.length && text.length < length; at += 1)

@@ -3,7 +3,7 @@ import type { PooledInstance } from "../instances/pooled-instance.js";
 
 /** The part of a client's request that routing strategies read. */
 export interface RoutedRequest {
-  /** The top-level members of the request's JSON body. */
+  /** The top-level members of the request's JSON body. A long list of token ids in `prompt` is an `Int32Array`. */
   readonly fields: Readonly<Record<string, unknown>>;
   /** The token ids of the prompt, where an instance has rendered it. A prompt of token ids needs none. */
   readonly tokenIds?: ArrayLike<number> | undefined;

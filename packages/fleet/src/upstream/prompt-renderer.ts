@@ -4,7 +4,7 @@ import { type Ambient, KvError } from "@kv/interface";
 import type { Instance } from "../instances/instance.js";
 import type { InstancePool } from "../instances/instance-pool.js";
 import { Deadline } from "../request/deadline.js";
-import { bodyOf, type GenerationRequest } from "../request/generation-request.js";
+import { bodyOf, type GenerationRequest, writtenIds } from "../request/generation-request.js";
 import { legHeaders, type Upstream } from "./upstream.js";
 
 /** What `PromptRenderer` gets from its user. */
@@ -60,8 +60,8 @@ export class PromptRenderer {
 
   /** The token ids of a request's prompt; undefined where they are not known, or the body has them itself. Never rejects. */
   async tokenIds(request: GenerationRequest, headers: IncomingHttpHeaders): Promise<Int32Array | undefined> {
-    const { prompt } = request.fields;
-    if (Array.isArray(prompt) || request.fields.prompt_embeds != null) return undefined;
+    const { prompt, prompt_embeds: embeds } = request.fields;
+    if (Array.isArray(prompt) || writtenIds(request) !== undefined || embeds != null) return undefined;
     const key = keyOf(request);
     const known = this.#known.get(key);
     if (known !== undefined) {

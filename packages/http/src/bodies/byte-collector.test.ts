@@ -15,3 +15,18 @@ test("collects chunks of any length, and keeps none of them", () => {
   }
   expect(collector.take().toString()).toBe(chunks.join(""));
 });
+
+test("copies little where the length is known, and takes at most four times the memory of what has come", () => {
+  const [chunk, count] = [Buffer.alloc(64 * 1024, "x"), 64];
+  const collector = new ByteCollector(count * chunk.length);
+  let copies = 0;
+  let before: ArrayBufferLike | undefined;
+  for (let at = 1; at <= count; at += 1) {
+    collector.push(chunk);
+    const { buffer } = collector.begin(1);
+    if (buffer !== before && at > 1) copies += 1;
+    before = buffer;
+    expect(at === 1 || buffer.byteLength <= 4 * at * chunk.length).toBe(true);
+  }
+  expect([copies, collector.take().buffer.byteLength]).toEqual([3, count * chunk.length]);
+});

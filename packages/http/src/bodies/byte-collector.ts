@@ -5,6 +5,12 @@ const NOTHING = Buffer.alloc(0);
 export class ByteCollector {
   #bytes: Buffer = NOTHING;
   #length = 0;
+  readonly #expectedLength: number;
+
+  /** `expectedLength`: as their sender has said. It saves copies, and no memory is taken for bytes that do not come. */
+  constructor(expectedLength = 0) {
+    this.#expectedLength = expectedLength;
+  }
 
   /** Adds a chunk. */
   push(chunk: Buffer): void {
@@ -37,7 +43,9 @@ export class ByteCollector {
   }
 
   #grow(length: number): void {
-    const grown = Buffer.allocUnsafeSlow(Math.max(FIRST_BYTES, 2 * length));
+    const isExpected = length <= this.#expectedLength;
+    const wanted = isExpected ? Math.min(this.#expectedLength, 4 * length) : 2 * length;
+    const grown = Buffer.allocUnsafeSlow(Math.max(FIRST_BYTES, wanted));
     this.#bytes.copy(grown, 0, 0, this.#length);
     this.#bytes = grown;
   }

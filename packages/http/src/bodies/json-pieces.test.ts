@@ -4,8 +4,8 @@ import { expect, test } from "vitest";
 import { parseJsonPieces } from "./json-pieces.js";
 
 /** Parses in pieces of so many bytes; undefined for what is not JSON. */
-function parsed(bytes: Uint8Array, pieceBytes: number, longMemberBytes = pieceBytes) {
-  const pieces = parseJsonPieces(bytes, pieceBytes, longMemberBytes);
+function parsed(bytes: Uint8Array, pieceBytes: number, longMemberBytes = pieceBytes, idsMember?: string) {
+  const pieces = parseJsonPieces(bytes, { pieceBytes, longMemberBytes, idsMember });
   let turns = 1;
   try {
     for (let step = pieces.next(); ; step = pieces.next()) {
@@ -169,7 +169,7 @@ test("the end of a string with many escaped quotes is searched in pieces", () =>
     searches += 1;
     return Uint8Array.prototype.indexOf.call(bytes, byte, from);
   };
-  const pieces = parseJsonPieces(bytes, 100);
+  const pieces = parseJsonPieces(bytes, { pieceBytes: 100 });
   let most = 0;
   let step = pieces.next();
   for (; step.done !== true; step = pieces.next()) {
@@ -178,4 +178,58 @@ test("the end of a string with many escaped quotes is searched in pieces", () =>
   }
   expect(most).toBeLessThanOrEqual(200);
   expect(step.value.value).toEqual({ a: ['"'.repeat(10_000)] });
+});
+
+/** The text of a list of token ids, in which something else may be. */
+const idList = fc
+  .tuple(
+    fc.array(fc.nat(999_999_999), { maxLength: 30 }),
+    fc.array(
+      fc.tuple(
+        fc.nat(),
+        fc.constantFrom(
+          "-1",
+          "1.0",
+          "1e2",
+          "01",
+          "1000000000",
+          "1 2",
+          "",
+          '"a"',
+          "[1]",
+          "null",
+          " 7 ",
+          "[1,2,3,4,5,6,7,8,9]",
+        ),
+      ),
+      { maxLength: 1 },
+    ),
+    fc.constantFrom(",", " ,", ",\n"),
+  )
+  .map(([ids, others, comma]) => {
+    const elements = ids.map(String);
+    for (const [at, other] of others) elements.splice(at % (elements.length + 1), 0, other);
+    return `[${elements.join(comma)}]`;
+  });
+
+test("a long list of token ids is an Int32Array with what JSON.parse gives, and no list where something else is in it", () => {
+  const bodies = fc.oneof(
+    idList.map((list) => `{"model":"m","prompt":${list},"stop_token_ids":[1,2,3,4,5,6,7,8,9]}`),
+    fc.array(idList, { maxLength: 4 }).map((lists) => `{"prompt":[${lists.join()}]}`),
+  );
+  const asLists = (value: unknown): unknown => {
+    if (value instanceof Int32Array) return Array.from(value);
+    return Array.isArray(value) ? value.map(asLists) : value;
+  };
+  let typed = 0;
+  const property = fc.property(bodies, sizes, (text, [piece, long]) => {
+    const bytes = Buffer.from(text);
+    const result = parsed(bytes, piece, long, "prompt");
+    const value = result?.value as Record<string, unknown> | undefined;
+    if (value?.prompt instanceof Int32Array) typed += 1;
+    expect(value?.stop_token_ids).not.toBeInstanceOf(Int32Array);
+    expect(result && { value: { ...value, prompt: asLists(value?.prompt) } }).toEqual(whole(bytes));
+  });
+  fc.assert(property, { numRuns: 2000 });
+  expect(typed).toBeGreaterThan(200);
 });

@@ -39,7 +39,7 @@ interface Container {
   /** Where its current element or member begins. */
   elementStart: number;
   /** Set when it is too long to be parsed at once: then its elements are added in groups. */
-  value: unknown[] | Record<string, unknown> | undefined;
+  value: unknown[] | Int32Array | Record<string, unknown> | undefined;
   /** The elements of its list that were added. */
   count: number;
   /** Its name in the object that contains it. */
@@ -57,25 +57,43 @@ interface LongString {
   value: string;
 }
 
+/** How a text is parsed in pieces. */
+export interface PieceOptions {
+  /** A member of the outermost object with lists of token ids. A long one of whole numbers of at most 9 digits becomes an `Int32Array`. @default none */
+  readonly idsMember?: string | undefined;
+  /** Bytes that are parsed at once. @default 64 KiB */
+  readonly pieceBytes?: number | undefined;
+  /** A longer member of the outermost object is in `long`. @default 4 KiB */
+  readonly longMemberBytes?: number | undefined;
+}
+
 /**
  * Parses JSON as `JSON.parse` does, and yields after each piece, so that the caller can serve others between the pieces. Lists, objects and strings of any
  * depth are cut. Throws for what is not JSON. The text must have passed a `JsonScan`, which limits its depth and members.
  */
 export function* parseJsonPieces(
   bytes: Uint8Array,
-  pieceBytes = PIECE_BYTES,
-  longMemberBytes = LONG_MEMBER_BYTES,
+  options: PieceOptions = {},
 ): Generator<undefined, ParsedPieces> {
-  const pieces = new Pieces(bytes, pieceBytes, longMemberBytes);
-  while (pieces.next()) yield;
-  return pieces.end();
+  const pieces = new Pieces(bytes, options);
+  try {
+    while (pieces.next()) yield;
+    return pieces.end();
+  } catch (error) {
+    if (!(error instanceof OtherThanIds)) throw error;
+  }
+  return yield* parseJsonPieces(bytes, { ...options, idsMember: undefined });
 }
+
+/** A list that began with token ids has something else. */
+class OtherThanIds extends Error {}
 
 const BOM = [0xef, 0xbb, 0xbf];
 const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
 class Pieces {
   readonly #bytes: Uint8Array;
+  readonly #idsMember: string | undefined;
   readonly #pieceBytes: number;
   readonly #longMemberBytes: number;
   /** The open containers. The first one stands for the whole text, as a list of one element. */
@@ -97,8 +115,12 @@ class Pieces {
   readonly #long = new Map<string, Uint8Array>();
   readonly #repeated = new Set<string>();
 
-  constructor(bytes: Uint8Array, pieceBytes: number, longMemberBytes: number) {
+  constructor(
+    bytes: Uint8Array,
+    { idsMember, pieceBytes = PIECE_BYTES, longMemberBytes = LONG_MEMBER_BYTES }: PieceOptions,
+  ) {
     this.#bytes = bytes;
+    this.#idsMember = idsMember;
     this.#pieceBytes = pieceBytes;
     this.#longMemberBytes = longMemberBytes;
     this.#at = BOM.every((byte, at) => bytes[at] === byte) ? BOM.length : 0;
@@ -181,6 +203,8 @@ class Pieces {
     const isEmpty = elementStart === open + 1 && !this.#hasValue && isBlank(this.#bytes, elementStart, at);
     if (!isEmpty) this.#endElements(at);
     if (Array.isArray(container.value)) container.value.length = container.count;
+    else if (container.value instanceof Int32Array)
+      container.value = container.value.subarray(0, container.count);
     this.#open.pop();
     this.#cut -= 1;
     this.#endValue(container.key, container.value, container.open, at + 1);
@@ -274,6 +298,7 @@ class Pieces {
   /** Adds the value of the current element to the innermost container. */
   #endValue(key: string | undefined, value: unknown, start: number, end: number): void {
     const container = this.#innermost();
+    if (container.value instanceof Int32Array) throw new OtherThanIds();
     if (Array.isArray(container.value)) container.value[container.count++] = value;
     else this.#setMember(container.value as Record<string, unknown>, key as string, value);
     if (this.#cut === 2 && key !== undefined) this.#long.set(key, this.#bytes.subarray(start, end));
@@ -294,6 +319,7 @@ class Pieces {
   /** Parses the elements from `#from` to `end`, at least one. */
   #addElements(end: number): void {
     const container = this.#innermost();
+    if (this.#addIds(container, end)) return;
     const { value } = container;
     const bytes = end - this.#from;
     const text = this.#text(this.#from, end);
@@ -319,6 +345,35 @@ class Pieces {
     if (this.#long.size > 0) for (const key of keys) this.#long.delete(key);
   }
 
+  /** As `#addElements`, where the container is a list of token ids so far. Returns false for another one. */
+  #addIds(container: Container, end: number): boolean {
+    const { value, open, isObject, count } = container;
+    if (isObject || this.#idsMember === undefined || this.#open[2]?.key !== this.#idsMember) return false;
+    if (!(value instanceof Int32Array) && count > 0) return false;
+    const from = this.#from;
+    let ids = value instanceof Int32Array ? value : new Int32Array(0);
+    // The shortest id has two bytes with its comma.
+    const most = count + Math.ceil((end - from) / 2) + 1;
+    if (ids.length < most) {
+      // As many as come in all, if the others are as long; and so many that the last piece fits surely.
+      const likely = Math.ceil((count / (from - open)) * (this.#bytes.length - open)) + this.#pieceBytes;
+      // V8 does not count shared memory. With what it counts it collects all garbage after every few long bodies.
+      const shared = new SharedArrayBuffer(4 * (count === 0 ? most : Math.max(most, likely)));
+      const larger = new Int32Array(shared);
+      larger.set(ids);
+      ids = larger;
+    }
+    const read = readIds(this.#bytes, from, end, ids, count);
+    if (read === undefined) {
+      if (count > 0) throw new OtherThanIds();
+      return false;
+    }
+    container.value = ids;
+    container.count = read;
+    this.#from = end;
+    return true;
+  }
+
   /** Of a key that occurs again the last value counts. `__proto__` is a key like another. */
   #setMember(object: Record<string, unknown>, key: string, value: unknown): void {
     if (this.#cut === 2 && Object.hasOwn(object, key)) this.#repeated.add(key);
@@ -331,13 +386,43 @@ class Pieces {
   }
 }
 
-function isBlank(bytes: Uint8Array, from: number, end: number): boolean {
+/** Reads whole numbers of at most 9 digits, with commas between them, to `ids` from `count` on. Returns how many there are then; undefined for anything else. */
+function readIds(
+  bytes: Uint8Array,
+  from: number,
+  end: number,
+  ids: Int32Array,
+  count: number,
+): number | undefined {
+  let read = count;
+  /** The number that is being read; -1 for none. */
+  let id = -1;
+  let hasEnded = false;
   for (let at = from; at < end; at += 1) {
-    const byte = bytes[at];
-    if (byte !== 0x20 && byte !== 0x0a && byte !== 0x0d && byte !== 0x09) return false;
+    const byte = bytes[at] as number;
+    if (byte >= 0x30 && byte <= 0x39) {
+      if (hasEnded || id === 0 || id > 99_999_999) return undefined;
+      id = (id === -1 ? 0 : 10 * id) + byte - 0x30;
+    } else if (byte === 0x2c) {
+      if (id === -1) return undefined;
+      ids[read++] = id;
+      id = -1;
+      hasEnded = false;
+    } else if (!isBlankByte(byte)) return undefined;
+    else hasEnded = id !== -1;
   }
+  if (id === -1) return undefined;
+  ids[read++] = id;
+  return read;
+}
+
+function isBlank(bytes: Uint8Array, from: number, end: number): boolean {
+  for (let at = from; at < end; at += 1) if (!isBlankByte(bytes[at])) return false;
   return true;
 }
+
+const isBlankByte = (byte: number | undefined) =>
+  byte === 0x20 || byte === 0x0a || byte === 0x0d || byte === 0x09;
 
 /** The value of a body. Errors: `KV_REQUEST_INVALID`. */
 export async function parseBody(bytes: Uint8Array, parses: YieldingQueue): Promise<unknown> {

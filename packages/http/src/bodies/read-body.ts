@@ -50,11 +50,18 @@ export class IncomingBody {
   readonly share: BodyShare;
   readonly #limits: BodyLimits;
   readonly #scan: JsonScan;
-  readonly #bytes = new ByteCollector();
+  readonly #bytes: ByteCollector;
   #lengthBytes = 0;
 
-  /** `refuse`: called when it must make room for other bodies. */
-  constructor(limits: BodyLimits, budget: BodyBudget, client: string, refuse: (error: KvError) => void) {
+  /** `refuse`: called when it must make room for other bodies. `expectedBytes`: its `content-length`. */
+  constructor(
+    limits: BodyLimits,
+    budget: BodyBudget,
+    client: string,
+    refuse: (error: KvError) => void,
+    expectedBytes?: number,
+  ) {
+    this.#bytes = new ByteCollector(expectedBytes);
     this.#limits = limits;
     this.#scan = new JsonScan(limits);
     this.share = budget.open(client, refuse);
@@ -119,7 +126,8 @@ export function readJsonBody(
       body.share.end();
       reject(error);
     };
-    const body = new IncomingBody(limits, budget, client, refuse);
+    const expectedBytes = Number(request.headers["content-length"] ?? 0);
+    const body = new IncomingBody(limits, budget, client, refuse, expectedBytes);
     request.on("data", (chunk: Buffer) => {
       try {
         body.push(chunk);

@@ -4,6 +4,7 @@ import {
   CacheCapacities,
   type KeptObject,
   type KvObject,
+  promptIds,
   readKvObject,
   TurnDigests,
 } from "@kv/fleet/front-end";
@@ -14,7 +15,7 @@ import { sendRelease } from "../flow/release-blocks.js";
 import { editMembers } from "../request/json-members.js";
 import type { ObjectStore } from "./object-store.js";
 import type { EndedTurn } from "./turn-answer.js";
-import { promptIdsOf, type Refusal, scopeOf, turnRefusal } from "./turn-refusal.js";
+import { type Refusal, scopeOf, turnRefusal } from "./turn-refusal.js";
 
 export interface ReadbackSettings {
   readonly cachePercent: number;
@@ -73,8 +74,8 @@ export class Readback {
     const { request, headers } = part;
     const refusal = turnRefusal(part);
     if (refusal !== undefined) return { refusal };
-    if (promptIdsOf(request) === undefined) await this.#legs.fleet.addTokenIds(request, headers);
-    const ids = promptIdsOf(request);
+    if (promptIds(request) === undefined) await this.#legs.fleet.addTokenIds(request, headers);
+    const ids = promptIds(request);
     return ids === undefined
       ? { refusal: "no-ids" }
       : { ids, digests: new TurnDigests(scopeOf(request), ids) };

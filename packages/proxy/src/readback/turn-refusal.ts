@@ -1,4 +1,4 @@
-import type { GenerationRequest } from "@kv/fleet/front-end";
+import { type GenerationRequest, writtenIds } from "@kv/fleet/front-end";
 import type { Part } from "../flow/client-request.js";
 
 /**
@@ -20,14 +20,8 @@ export function turnRefusal({ isSplit, request }: Part): Refusal | undefined {
   if (promptFields !== "none" || fields.echo === true || fields.truncate_prompt_tokens != null)
     return "prompt";
   if (endpoint === "/v1/chat/completions") return hasOnlyText(fields.messages) ? undefined : "images";
-  const { prompt } = fields;
-  const isOne = typeof prompt === "string" || (Array.isArray(prompt) && typeof prompt[0] === "number");
+  const isOne = typeof fields.prompt === "string" || writtenIds(request) !== undefined;
   return isOne && fields.prompt_embeds == null ? undefined : "prompt";
-}
-
-/** The token ids of a prompt: as the client gives them, or as an instance has rendered it. */
-export function promptIdsOf({ fields, tokenIds }: GenerationRequest): ArrayLike<number> | undefined {
-  return Array.isArray(fields.prompt) ? (fields.prompt as number[]) : tokenIds;
 }
 
 /** What must be equal, besides the ids, for two turns to share KV. A LoRA adapter is named as the model. */
