@@ -1,10 +1,10 @@
-// A kv-proxy whose prefill instances publish KV events at the endpoints of argv: `PREFILL DECODE ENDPOINT`. Prints its URL.
+// A kv-proxy of two P and two D, of which the second P publishes KV events: argv is `PREFILL DECODE PREFILL DECODE ENDPOINT`. Prints its URL.
 import { createProxy } from "@kv/proxy";
 
-const [prefill = "", decode = "", kvEvents = ""] = process.argv.slice(2);
+const [prefill = "", decode = "", other = "", otherDecode = "", kvEvents = ""] = process.argv.slice(2);
 const proxy = createProxy({
-  prefillers: [{ url: prefill }, { url: prefill.replace("127.0.0.1", "localhost"), kvEvents }],
-  decoders: [decode],
+  prefillers: [{ url: prefill }, { url: other, kvEvents }],
+  decoders: [decode, otherDecode],
   routing: { prefill: "prefix-aware", decode: "round-robin" },
   pairing: { mode: "off" },
   // The load of one address is what is measured.

@@ -47,8 +47,12 @@ export async function fairness(only: readonly string[] | undefined): Promise<rea
   const endpoint = await nextLine(attacker);
   const victims = {
     async proxy(): Promise<Victim> {
-      const { prefill, decode } = JSON.parse(await nextLine(started("./proxy-upstream.ts"))) as Ports;
-      const urls = [prefill, decode].map((port) => `http://127.0.0.1:${port}`);
+      // Two P and two D, each pair in a process of its own.
+      const pairs = [started("./proxy-upstream.ts"), started("./proxy-upstream.ts")].map(nextLine);
+      const urls = (await Promise.all(pairs)).flatMap((line) => {
+        const { prefill, decode } = JSON.parse(line) as Ports;
+        return [prefill, decode].map((port) => `http://127.0.0.1:${port}`);
+      });
       const proxy = started("./fairness-proxy.ts", ...urls, endpoint);
       const url = await nextLine(proxy);
       return { url, target: url, small: SMALL, turns: readTurns(proxy) };

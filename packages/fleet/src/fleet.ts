@@ -138,6 +138,7 @@ export class Fleet {
     if (discovery === undefined)
       requireInstances(settings, namesPrefillers ? ["decoders"] : ["prefillers", "decoders"]);
     const upstream = new Upstream({
+      clock,
       connectMs: timeouts.connectMs,
       onClosed: (origin) => this.pairing?.closed(origin),
     });

@@ -65,6 +65,22 @@ it("yields three times as long as a step took, with the callbacks of the promise
   expect(ran).toEqual([1, 2, 3]);
 });
 
+it("waits for short steps, too, once they have taken a third of a millisecond together", async () => {
+  const clock = manualClock();
+  const queue = new YieldingQueue({ clock });
+  let ran = 0;
+  for (let step = 0; step < 12; step += 1)
+    queue.push(() => {
+      clock.advance(0.1);
+      ran += 1;
+    });
+  for (let at = 0; at < 8; at += 1) await turn();
+  expect(ran).toBe(4);
+  clock.advance(1);
+  for (let at = 0; at < 8; at += 1) await turn();
+  expect(ran).toBe(7);
+});
+
 it("goes on with work for sliceMs in one step", async () => {
   const clock = manualClock();
   const queue = new YieldingQueue({ clock, sliceMs: 10 });

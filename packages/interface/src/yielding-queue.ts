@@ -31,6 +31,8 @@ export class YieldingQueue {
   readonly #sliceMs: number;
   readonly #waiting: (() => void)[] = [];
   #isBusy = false;
+  /** What short steps have left to be waited for, less than a millisecond. */
+  #owedMs = 0;
 
   constructor({ clock, stepsPerTurn = 1, sliceMs = 0 }: YieldingQueueOptions) {
     this.#clock = clock;
@@ -74,7 +76,9 @@ export class YieldingQueue {
   }
 
   #yield(busyMs: number): void {
-    const idleMs = Math.min(MAX_IDLE_MS, Math.floor(IDLE_PER_BUSY * busyMs));
+    const owedMs = Math.min(MAX_IDLE_MS, this.#owedMs + IDLE_PER_BUSY * busyMs);
+    const idleMs = Math.floor(owedMs);
+    this.#owedMs = owedMs - idleMs;
     if (idleMs > 0) this.#clock.setTimer(() => this.#goOn(), idleMs, { ref: true });
     else this.#goOn();
   }

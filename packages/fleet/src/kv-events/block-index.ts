@@ -13,11 +13,11 @@ export interface StoredBlocks {
    * Token ids of all blocks, in order. Where they are more than the blocks have, blocks were left out (vLLM does so in groups with a sliding window), and
    * the hashes do not say which: the place of such a block is known from another group.
    */
-  readonly tokens: readonly number[];
+  readonly tokens: ArrayLike<number>;
   /** Tokens in a block. */
   readonly blockSize: number;
   /** Of each block, the tokens after it that its hash covers too (vLLM 0.33 with speculative layers). Absent: none. */
-  readonly lookahead?: readonly (readonly number[])[] | undefined;
+  readonly lookahead?: readonly ArrayLike<number>[] | undefined;
   /** The KV cache group. */
   readonly group: CacheGroup;
 }

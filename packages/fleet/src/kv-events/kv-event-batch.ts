@@ -45,6 +45,7 @@ const LIMITS: MsgpackLimits = {
   maxTextBytes: 64 * 1024,
   // vLLM's hashes are integers of 64 bits, unless it is told to publish bytes.
   bigIntegers: true,
+  longLists: "int32",
 };
 /** vLLM's hashes have 8 or 32 bytes. */
 const MAX_HASH_BYTES = 128;
@@ -87,20 +88,20 @@ function* readStored(event: Fields): Reading<KvEvent | undefined> {
   if (parent != null && !isHash(parent)) throw new Error("parent_block_hash is no hash");
   if (!(yield* areTokenIds(tokens))) throw new Error("token_ids are not integers");
   if (!isCount(blockSize) || blockSize < 1) throw new Error("block_size is not a positive integer");
-  const count = (tokens as number[]).length;
+  const count = (tokens as ArrayLike<number>).length;
   if (count < hashes.length * blockSize)
     throw new Error(`${hashes.length} blocks of ${blockSize} tokens have ${count} tokens`);
   const lookahead = event["lookahead_token_ids"] ?? undefined;
   if (lookahead !== undefined && !(Array.isArray(lookahead) && lookahead.every(isTokenIds)))
     throw new Error("lookahead_token_ids are not lists of integers");
-  const isKeyed = event["lora_name"] != null || (Array.isArray(keys) && keys.some((key) => key != null));
+  const isKeyed = event["lora_name"] != null || (isList(keys) && keys.some((key: unknown) => key != null));
   const group = { index: groupIn(event), needs: needsOf(event) };
   if (isKeyed || !isOwnMemory(event["medium"])) return undefined;
   return {
     type: "stored",
     hashes,
     parent: parent == null ? undefined : hashText(parent),
-    tokens: tokens as number[],
+    tokens: tokens as ArrayLike<number>,
     blockSize,
     lookahead,
     group,
@@ -108,9 +109,9 @@ function* readStored(event: Fields): Reading<KvEvent | undefined> {
 }
 
 function* hashesIn({ block_hashes: hashes }: Fields): Reading<string[]> {
-  if (!Array.isArray(hashes)) throw new Error("block_hashes is no list");
+  if (!isList(hashes)) throw new Error("block_hashes is no list");
   const texts: string[] = [];
-  for (const [at, hash] of (hashes as unknown[]).entries()) {
+  for (const [at, hash] of hashes.entries()) {
     if (at > 0 && at % STEP_ITEMS === 0) yield;
     if (!isHash(hash)) throw new Error("block_hashes is no list of hashes");
     texts.push(hashText(hash));
@@ -119,12 +120,17 @@ function* hashesIn({ block_hashes: hashes }: Fields): Reading<string[]> {
 }
 
 function* areTokenIds(value: unknown): Reading<boolean> {
-  if (!Array.isArray(value)) return false;
+  if (!Array.isArray(value)) return isTokenIds(value);
   for (let at = 0; at < value.length; at += STEP_ITEMS) {
     if (at > 0) yield;
     if (!isTokenIds(value.slice(at, at + STEP_ITEMS))) return false;
   }
   return true;
+}
+
+/** A long list of integers is an `Int32Array`. */
+function isList(value: unknown): value is readonly unknown[] | Int32Array {
+  return Array.isArray(value) || value instanceof Int32Array;
 }
 
 function groupIn({ group_idx: index }: Fields): number {
@@ -162,8 +168,8 @@ function isCount(value: unknown): value is number {
   return Number.isSafeInteger(value) && (value as number) >= 0;
 }
 
-function isTokenIds(value: unknown): value is number[] {
-  return Array.isArray(value) && value.every(Number.isSafeInteger);
+function isTokenIds(value: unknown): value is ArrayLike<number> {
+  return value instanceof Int32Array || (Array.isArray(value) && value.every(Number.isSafeInteger));
 }
 
 function reasonOf(error: unknown): string {

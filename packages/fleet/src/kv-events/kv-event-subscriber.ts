@@ -23,7 +23,7 @@ export interface KvEventSubscriberOptions {
 
 /** A queue for batches: they take at most a quarter of the time, a millisecond at once. */
 export function kvEventTurns(clock: Clock): YieldingQueue {
-  return new YieldingQueue({ clock, sliceMs: 1 });
+  return new YieldingQueue({ clock, sliceMs: 0.5 });
 }
 
 /**

@@ -1,6 +1,6 @@
 import type { IncomingHttpHeaders, OutgoingHttpHeaders } from "node:http";
 import { Readable } from "node:stream";
-import { KvError } from "@kv/interface";
+import { type Clock, KvError, YieldingQueue } from "@kv/interface";
 import { buildConnector, Client, type Dispatcher } from "undici";
 import type { FailureStage, Role } from "../instances/instance.js";
 import type { LazyAbort } from "../request/deadline.js";
@@ -43,14 +43,23 @@ export interface UpstreamAnswer {
   discard(): void;
 }
 
+/** What an `Upstream` is made of. */
+export interface UpstreamOptions extends ConnectionPoolOptions {
+  /** Measures what it takes to send long bodies. */
+  readonly clock: Clock;
+}
+
 /** The proxy's HTTP/1.1 client, with kept connections. Its only time limit is the one to connect; callers abort by `abort`. */
 export class Upstream {
   readonly #connections: ConnectionPool;
+  /** Long bodies leave in turns with one another and with other work. */
+  readonly #sends: YieldingQueue;
   readonly #targets = new Map<string, { origin: string; prefix: string }>();
 
   /** Opens connections with the first requests. */
-  constructor(options: ConnectionPoolOptions) {
+  constructor({ clock, ...options }: UpstreamOptions) {
     this.#connections = new ConnectionPool(options);
+    this.#sends = new YieldingQueue({ clock });
   }
 
   /** Resolves with the head of the answer. Errors: `KV_PROXY_UPSTREAM_FAILED` with a `FailureStage` in `details.stage`. */
@@ -66,7 +75,7 @@ export class Upstream {
       call.listenForAbort();
       call.isKept = this.#connections.dispatch(
         origin,
-        { path: prefix + path, method, ...headersAndBody(headers, body) },
+        { path: prefix + path, method, ...this.#headersAndBody(headers, body) },
         call,
       );
     });
@@ -82,6 +91,23 @@ export class Upstream {
     return this.close();
   }
 
+  /** Pieces are sent one after another, and not copied. */
+  #headersAndBody(headers: UpstreamRequest["headers"], body: RequestBody | undefined) {
+    if (body === undefined || typeof body === "string") return { headers, body: body ?? null };
+    const length = body.reduce((sum, piece) => sum + piece.length, 0);
+    const sent = Readable.from(this.#inTurns(body), { objectMode: true, highWaterMark: 1 });
+    return { headers: { ...headers, "content-length": String(length) }, body: sent };
+  }
+
+  async *#inTurns(pieces: readonly Uint8Array[]): AsyncGenerator<Uint8Array> {
+    for (const piece of pieces)
+      for (let at = 0; at < piece.length; at += SENT_AT_ONCE_BYTES) {
+        if (piece.length > SENT_AT_ONCE_BYTES)
+          await new Promise<void>((resolve) => this.#sends.push(resolve));
+        yield piece.subarray(at, at + SENT_AT_ONCE_BYTES);
+      }
+  }
+
   #target(url: string) {
     let known = this.#targets.get(url);
     if (known === undefined) {
@@ -93,12 +119,8 @@ export class Upstream {
   }
 }
 
-/** Pieces are sent one after another, and not copied. */
-function headersAndBody(headers: UpstreamRequest["headers"], body: RequestBody | undefined) {
-  if (body === undefined || typeof body === "string") return { headers, body: body ?? null };
-  const length = body.reduce((sum, piece) => sum + piece.length, 0);
-  return { headers: { ...headers, "content-length": String(length) }, body: Readable.from(body) };
-}
+/** Of a long body, what is handed to its connection in one turn of the event loop. */
+const SENT_AT_ONCE_BYTES = 64 * 1024;
 
 /** One request to an instance, from its begin to the last byte of its answer. */
 class Call implements Dispatcher.DispatchHandler {

@@ -100,7 +100,9 @@ export class MapFields {
       if (!Array.isArray(group) || group.length < minPerGroup)
         throw this.malformed(field, `a list of at least ${minPerGroup} block ids`, group);
       if (group.length > maxPerGroup) throw this.#tooMany(field, `${group.length} block ids`, maxPerGroup);
-      for (const id of group as readonly unknown[]) {
+      // By its position: an iterator takes several times as long, and there may be a million ids.
+      for (let at = 0; at < group.length; at += 1) {
+        const id: unknown = group[at];
         if (typeof id !== "number" || !Number.isSafeInteger(id) || id < 0)
           throw this.malformed(field, "a list of block ids", id);
       }

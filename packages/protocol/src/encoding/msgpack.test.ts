@@ -133,3 +133,38 @@ test("integers beyond 2^53 are bigints where they are asked for", () => {
   const limits = { ...MSGPACK_LIMITS, bigIntegers: true };
   expect(decode("92cfffffffffffffffffd38000000000000000", limits)).toEqual([2n ** 64n - 1n, -(2n ** 63n)]);
 });
+
+test("a long list of integers is an Int32Array with longLists, equal to the list without; another list stays one", () => {
+  const limits = { ...MSGPACK_LIMITS, bigIntegers: true };
+  const integer = fc.nat(0x7fffffff);
+  const other = fc.constantFrom<unknown>(-1, 2 ** 31, 2 ** 40, 1.5, null, "a", [1], Array(1000).fill(7), {});
+  const elements = fc.tuple(
+    fc.array(integer, { minLength: 1, maxLength: 20 }),
+    fc.nat(10_000),
+    fc.option(other),
+  );
+  const asList = (value: unknown): unknown => {
+    if (value instanceof Int32Array) return Array.from(value);
+    return Array.isArray(value) ? value.map(asList) : value;
+  };
+  const counts = [0, 0];
+  fc.assert(
+    fc.property(elements, fc.nat(), ([some, length, odd], cut) => {
+      const list: unknown[] = Array.from({ length }, (_, at) => some[at % some.length]);
+      if (odd !== null) list.splice(Math.floor(length / 2), 0, odd);
+      const bytes = encodeMsgpack({ list, after: "x" });
+      const { list: decoded } = decodeMsgpack(bytes, "frame", { ...limits, longLists: "int32" }) as {
+        list: unknown;
+      };
+      const isTyped = odd === null && length >= 1000;
+      counts[Number(isTyped)] = (counts[Number(isTyped)] ?? 0) + 1;
+      expect(decoded instanceof Int32Array).toBe(isTyped);
+      expect(asList(decoded)).toEqual(list);
+      expect(() =>
+        decodeMsgpack(bytes.subarray(0, cut % bytes.length), "frame", { ...limits, longLists: "int32" }),
+      ).toThrow(code("KV_WIRE_MALFORMED"));
+    }),
+    { numRuns: 100 },
+  );
+  expect(Math.min(...counts)).toBeGreaterThan(5);
+});

@@ -16,6 +16,8 @@ export interface MsgpackLimits {
   readonly maxTextBytes?: number | undefined;
   /** Integers beyond 2^53 are bigints. @default false: they are malformed */
   readonly bigIntegers?: boolean | undefined;
+  /** A list of 1000 and more integers from 0 to 2^31 - 1, such as token ids, is an `Int32Array`. @default false: it is a list */
+  readonly longLists?: "int32" | undefined;
 }
 
 const DEFAULT_MAX_VALUES = 2_000_000;
@@ -86,17 +88,24 @@ export function atOnce<T>(steps: Iterator<unknown, T>): T {
 /** Values that are decoded in one step: about 30 microseconds. */
 const STEP_VALUES = 1000;
 
+/** Integers of a list that are decoded in one step: also about 30 microseconds. */
+const STEP_INTEGERS = 4000;
+/** A shorter list stays a list. */
+const LONG_LIST = 1000;
+
 /** A list or a map whose end has not come. */
 interface Container {
   readonly value: unknown[] | Record<string, unknown>;
   key: string | undefined;
+  /** Elements or entries in all. */
+  readonly items: number;
   /** Values still to come, keys included. */
   left: number;
 }
 
 /**
- * As `decodeMsgpack`, but yields after each step, so that the caller can serve others between the steps. Lists grow as their values come: a few bytes can announce a list of
- * 2^32.
+ * As `decodeMsgpack`, but yields after each step, so that the caller can serve others between the steps. A list takes no more memory than its values can need: a few bytes can
+ * announce one of 2^32.
  */
 export function* decodeMsgpackInSteps(
   bytes: Uint8Array,
@@ -155,13 +164,38 @@ export function* decodeMsgpackInSteps(
     values += left;
     if (values > maxValues) throw tooMuch(`${values} values`, maxValues);
     if (open.length >= maxDepth) throw tooMuch(`${open.length + 1} levels of nesting`, maxDepth);
-    return { value: isMap ? {} : [], key: undefined, left };
+    // A long list has room for all elements that the message can have: V8 would copy one that grows to millions again and again.
+    const isGrown = limits.longLists !== undefined || items < LONG_LIST || items > buffer.length - at;
+    return { value: isMap ? {} : new Array<unknown>(isGrown ? 0 : items), key: undefined, items, left };
   };
   const opened = (head: number): Container | undefined => {
     if (head >= 0x80 && head <= 0x9f) return container(head & 0x0f, head <= 0x8f);
     if (head >= 0xdc && head <= 0xdf) return container(unsigned(head % 2 === 0 ? 2 : 4), head >= 0xde);
     return undefined;
   };
+
+  /** The elements of a list, where all are integers from 0 to 2^31 - 1; else undefined, and nothing is passed. */
+  function* integers(count: number): Generator<undefined, Int32Array | undefined> {
+    const begin = at;
+    // Each element has at least a byte.
+    if (count > buffer.length - at) return undefined;
+    const list = new Int32Array(count);
+    for (let read = 0; read < count; read += 1) {
+      if (read > 0 && read % STEP_INTEGERS === 0) yield;
+      const head = buffer[at] ?? 0xc0;
+      const size = head <= 0x7f ? 0 : head >= 0xcc && head <= 0xce ? 2 ** (head - 0xcc) : undefined;
+      const end = at + 1 + (size ?? 0);
+      const value =
+        size === undefined || end > buffer.length ? -1 : size === 0 ? head : buffer.readUIntBE(at + 1, size);
+      if (value < 0 || value > 0x7fffffff) {
+        at = begin;
+        return undefined;
+      }
+      list[read] = value;
+      at = end;
+    }
+    return list;
+  }
 
   if (buffer.length > maxBytes) throw tooMuch(`${buffer.length} bytes`, maxBytes);
   for (let read = 1; ; read += 1) {
@@ -176,14 +210,16 @@ export function* decodeMsgpackInSteps(
       continue;
     }
     const begun = opened(head);
-    if (begun !== undefined && begun.left > 0) {
+    const isLong = limits.longLists !== undefined && begun !== undefined && begun.left >= LONG_LIST;
+    const list = isLong && Array.isArray(begun.value) ? yield* integers(begun.left) : undefined;
+    if (begun !== undefined && begun.left > 0 && list === undefined) {
       open.push(begun);
       continue;
     }
-    let value: unknown = begun === undefined ? scalar(head) : begun.value;
+    let value: unknown = begun === undefined ? scalar(head) : (list ?? begun.value);
     // The value is complete, and so may be those that it is in.
     for (; into !== undefined; into = open.at(-1)) {
-      if (Array.isArray(into.value)) into.value.push(value);
+      if (Array.isArray(into.value)) into.value[into.items - into.left] = value;
       else into.value[into.key ?? ""] = value;
       into.key = undefined;
       into.left -= 1;
