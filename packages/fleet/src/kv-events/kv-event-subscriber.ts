@@ -21,7 +21,7 @@ export interface KvEventSubscriberOptions {
   readonly turns?: YieldingQueue | undefined;
 }
 
-/** A queue for batches: they take at most a quarter of the time, a millisecond at once. */
+/** A queue for batches: they take at most a quarter of the time, half a millisecond at once. */
 export function kvEventTurns(clock: Clock): YieldingQueue {
   return new YieldingQueue({ clock, sliceMs: 0.5 });
 }
