@@ -40,6 +40,11 @@ export class YieldingQueue {
     this.#sliceMs = sliceMs;
   }
 
+  /** Steps that wait. */
+  get length(): number {
+    return this.#waiting.length;
+  }
+
   /** Runs `step` in a later turn of the event loop. */
   push(step: () => void): void {
     this.#waiting.push(step);

@@ -81,6 +81,11 @@ export class Upstream {
     });
   }
 
+  /** Whether the bodies that are being sent have more pieces ready than a few turns take. Those that an instance does not read do not count. */
+  get isBusy(): boolean {
+    return this.#sends.length >= MOST_READY_PIECES;
+  }
+
   /** Closes all connections. */
   close(): Promise<void> {
     return this.#connections.close();
@@ -121,6 +126,7 @@ export class Upstream {
 
 /** Of a long body, what is handed to its connection in one turn of the event loop. */
 const SENT_AT_ONCE_BYTES = 64 * 1024;
+const MOST_READY_PIECES = 4;
 
 /** One request to an instance, from its begin to the last byte of its answer. */
 class Call implements Dispatcher.DispatchHandler {

@@ -65,6 +65,8 @@ export class Legs {
   readonly fleet: Fleet;
   readonly #background = new Set<Promise<void>>();
   #missing: MissingModels | undefined = undefined;
+  /** Parts of split requests begin one after another. */
+  #turns: Promise<void> = Promise.resolve();
 
   constructor(fleet: Fleet, settings: ProxySettings) {
     this.fleet = fleet;
@@ -298,7 +300,13 @@ export class Legs {
    * requests.
    */
   #turn(): Promise<void> {
-    return new Promise((resolve) => this.fleet.parses.push(resolve));
+    const { parses, upstream } = this.fleet;
+    const turn = async () => {
+      do await new Promise<void>((resolve) => parses.push(resolve));
+      while (upstream.isBusy);
+    };
+    this.#turns = this.#turns.then(turn);
+    return this.#turns;
   }
 
   #send(

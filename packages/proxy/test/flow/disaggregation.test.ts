@@ -118,3 +118,17 @@ test("a decode instance that fails alone is replaced by another; prompt log prob
   await post(`${url}/v1/completions`, { prompt: [1, 2, 3], prompt_logprobs: 1 });
   expect(prompts(p)).toBeGreaterThan(0);
 });
+
+test("the copies of a long prompt begin as fast as their bodies leave, and not all at once", async () => {
+  let [most, answered] = [0, 0];
+  const p = await upstream((seen) => {
+    most = Math.max(most, proxy.status().prefillers[0]?.in_flight ?? 0);
+    answered += 1;
+    prefillOk(seen);
+  });
+  const d = await upstream(decodeOk);
+  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const response = await post(`${url}/v1/completions`, { prompt: "a".repeat(200_000), n: 64 });
+  expect([response.status, answered]).toEqual([200, 64]);
+  expect(most).toBeLessThan(32);
+});
