@@ -72,6 +72,8 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
   // Instances by prefix, in the order of their last use.
   const seen = new Map<string, Set<Instance>>();
   let known: readonly Instance[] = [];
+  // Those that did not report when they were last asked, for instance as their KV events had not come yet.
+  const silent = new Set<Instance>();
 
   function remembered(keys: readonly string[], candidate: Instance): number {
     let count = 0;
@@ -138,6 +140,8 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
   function find(instance: Instance, context: RoutingContext): FoundPrefix {
     const ids = tokensOf(context);
     const tokens = ids === undefined ? undefined : cached?.matchedTokens(instance, ids);
+    if (tokens !== undefined) silent.delete(instance);
+    else if (ids !== undefined) silent.add(instance);
     const characters = tokens === undefined ? remembered(prefixKeysOf(context), instance) : 0;
     return { instance, tokens, characters };
   }
@@ -150,13 +154,15 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
       const ids = tokensOf(context);
       const most = byLoad.fewest(candidates) + maxImbalance;
       const reported = ids === undefined ? undefined : findReported(ids, candidates, most);
-      // Where all that was ever chosen reports its cache, nothing is remembered.
-      const sent = seen.size === 0 ? undefined : findRemembered(prefixKeysOf(context), candidates, most);
+      // Where all that is chosen reports its cache, what was remembered before says nothing.
+      const isReported = seen.size === 0 || (ids !== undefined && silent.size === 0);
+      const sent = isReported ? undefined : findRemembered(prefixKeysOf(context), candidates, most);
       const best = (sent?.score ?? 0) > (reported?.score ?? 0) ? sent : reported;
       if (best !== undefined) byLoad.chosen(best.instance);
       const chosen = best?.instance ?? byLoad.choose(candidates);
       if (chosen === undefined) return undefined;
       if (best !== undefined && best === reported) {
+        silent.delete(chosen);
         last = { context, found: { instance: chosen, tokens: reported.score, characters: 0 } };
         return chosen;
       }
@@ -179,6 +185,7 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
       const left = new Set(instances);
       const gone = known.filter((instance) => !left.has(instance));
       known = instances;
+      for (const instance of gone) silent.delete(instance);
       if (gone.length > 0)
         for (const [key, holders] of seen) {
           for (const instance of gone) holders.delete(instance);

@@ -48,6 +48,41 @@ test("prefixAware sends a prompt where its prefix went before, unless that insta
   expect(routing.choose(busy, asking({ prompt: "system prompt: one" }))?.url).not.toBe(first);
 });
 
+test("prefixAware hashes no prompt of token ids once the instances that were silent report their caches", () => {
+  const all = [instance("a"), instance("b")];
+  const reporting = new Set<string>();
+  const cached = { matchedTokens: ({ url }: Instance) => (reporting.has(url) ? 0 : undefined), follow() {} };
+  const routing = prefixAware({ cached, chunkLength: 4 });
+  let hashed = 0;
+  const fields = {
+    prompt: [1, 2, 3, 4, 5, 6],
+    // Read for the hash alone.
+    get instructions() {
+      hashed += 1;
+      return undefined;
+    },
+  };
+  const countOf = () => {
+    hashed = 0;
+    for (let round = 0; round < 20; round += 1) {
+      const context = {
+        requestId: "r",
+        headers: {},
+        request: { fields: Object.create(fields) as Record<string, unknown> },
+      };
+      const chosen = routing.choose(all, context);
+      if (chosen !== undefined) routing.cachedTokens?.(chosen, context, 4);
+    }
+    return hashed;
+  };
+  expect(countOf()).toBe(20);
+  reporting.add("a");
+  expect(countOf()).toBeGreaterThan(0);
+  reporting.add("b");
+  countOf();
+  expect(countOf()).toBe(0);
+});
+
 test("prefixAware uses the instances' KV events for prompts of token ids", () => {
   const index = new BlockIndex(new BlockTree(), instance("b"));
   const group = { index: 0, needs: "all" } as const;

@@ -125,8 +125,14 @@ export class Legs {
         visit.succeeded();
         if (outcome.kind === "kv") {
           const { usage } = outcome.fields;
-          const timed = { request: part.request, durationMs: record.prefillMs, wasAlone: inFlight === 1 };
-          const ended = { ...timed, usage, cachedTokens: cachedTokensOf(outcome.fields), readTokens };
+          const ended = {
+            request: part.request,
+            usage,
+            durationMs: record.prefillMs,
+            wasAlone: inFlight === 1,
+            cachedTokens: cachedTokensOf(outcome.fields),
+            readTokens,
+          };
           record.cachedTokens = this.fleet.signals.prefillEnded(ended, expected);
           span?.set({ "kv.cached_tokens": record.cachedTokens });
           const params = outcome.fields.kv_transfer_params as KvTransferParams | null | undefined;

@@ -30,6 +30,28 @@ const HEAD_LENGTH = 8;
 /** Longer than each name with its quotes. */
 const TAIL_LENGTH = 32;
 
+/** How names are looked for. */
+interface Search {
+  readonly pattern: RegExp;
+  /** Texts, at least one of which is in each name. */
+  readonly marks: readonly string[];
+}
+
+/** By their names: the program has a few lists of them, and each answer is searched for one. */
+const searches = new Map<string, Search>();
+
+function searchFor(names: readonly string[]): Search {
+  const key = names.join("|");
+  let search = searches.get(key);
+  if (search === undefined) {
+    // What several names have in common is looked for once.
+    const marks = new Set(names.map((name) => name.replace(/^.*(?=_transfer_params$)/, "")));
+    search = { pattern: new RegExp(`"(${key})"`, "g"), marks: [...marks] };
+    searches.set(key, search);
+  }
+  return search;
+}
+
 /**
  * Changes the values of members in JSON, or in the data of a stream's events, wherever the chunks end, and passes all other bytes as they came. Lines may end with LF,
  * CR or CRLF, and data may have several lines. The members may be at any depth. Quotes inside of strings are escaped, so no string is taken for a name.
@@ -57,12 +79,11 @@ export class MemberEditor {
   #endsWithCr = false;
 
   constructor(edits: MemberEdits, { isStream }: { readonly isStream: boolean }) {
-    const names = Object.keys(edits);
     this.#edits = edits;
     this.#isStream = isStream;
-    this.#names = new RegExp(`"(${names.join("|")})"`, "g");
-    // What several names have in common is looked for once.
-    this.#marks = [...new Set(names.map((name) => name.replace(/^.*(?=_transfer_params$)/, "")))];
+    const { pattern, marks } = searchFor(Object.keys(edits));
+    this.#names = pattern;
+    this.#marks = marks;
   }
 
   /** Names of the members whose values, other than `null`, became `null`. */
