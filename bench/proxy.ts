@@ -139,7 +139,7 @@ async function sideBySide(
   const addedMs = [...added(0)].sort((a, b) => a - b)[ROUNDS >> 1] ?? Number.NaN;
   const what = `${CONCURRENCY} clients, streamed, one core for the router`;
   return [
-    compare(`requests per second, ${what}: ours / vllm-router's`, rates, "/s", ">=", 0.8),
+    compare(`requests per second, ${what}: ours / vllm-router's`, rates, "/s", ">=", 1),
     tail(
       `at ${perSecond} requests per second, half of the slower one's, ${pacedMs[0].length} rounds of ${PACED_WINDOW_MS} ms (${again} more not counted: the load generator was late)`,
       pacedMs,
