@@ -51,7 +51,11 @@ test("prefixAware sends a prompt where its prefix went before, unless that insta
 test("prefixAware hashes no prompt of token ids once the instances that were silent report their caches", () => {
   const all = [instance("a"), instance("b")];
   const reporting = new Set<string>();
-  const cached = { matchedTokens: ({ url }: Instance) => (reporting.has(url) ? 0 : undefined), follow() {} };
+  const cached = {
+    matchedTokens: ({ url }: Instance) => (reporting.has(url) ? 0 : undefined),
+    follow() {},
+    close() {},
+  };
   const routing = prefixAware({ cached, chunkLength: 4 });
   let hashed = 0;
   const fields = {
