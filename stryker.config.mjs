@@ -21,7 +21,7 @@ export default {
   // Long enough that a busy machine is not mistaken for an endless loop. The tests beside a file take a second.
   timeoutMS: KV_MUTATE_TESTS === "" ? 90_000 : 10_000,
   timeoutFactor: 2,
-  ignorePatterns: ["native", "apps", "docs", "packages/*/dist", "build", ".turbo"],
+  ignorePatterns: ["native", "apps/*/{src,test,dist}", "docs", "packages/*/dist", "build", ".turbo"],
   disableTypeChecks: false,
   allowEmpty: false,
 };
