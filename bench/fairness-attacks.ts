@@ -19,7 +19,16 @@ import { SMALL, send } from "./fairness-requests.js";
 /** Something that one party does at full size until the signal aborts. */
 type Attack = (target: string, publisher: Publisher, signal: AbortSignal) => Promise<void>;
 
-const bodyOf = (members: object) => Buffer.from(JSON.stringify({ model: "m", ...members, max_tokens: 1 }));
+const bodyOf = (members: object) =>
+  Buffer.from(JSON.stringify({ model: "m", ...members, max_tokens: 1, stream: true }));
+
+/** Sends a body again and again. Rejects where one is not served. */
+async function pour(url: string, body: Uint8Array, signal: AbortSignal): Promise<void> {
+  while (!signal.aborted)
+    await send(url, body, signal).catch((error: unknown) => {
+      if (!signal.aborted) throw error;
+    });
+}
 
 const ATTACKS: Readonly<Record<string, Attack>> = {
   "KV events of 100,000 blocks, and their end": async (_url, publisher, signal) => {
@@ -27,12 +36,10 @@ const ATTACKS: Readonly<Record<string, Attack>> = {
     await once(signal, "abort");
   },
   "bodies of 225 KB with n: 256": async (url, _publisher, signal) => {
-    const body = bodyOf({ prompt: "x".repeat(225_000), n: 256 });
-    while (!signal.aborted) await send(url, body, signal).catch(() => sleep(10));
+    await pour(url, bodyOf({ prompt: "x".repeat(225_000), n: 256 }), signal);
   },
   "bodies of 2,000,000 token ids": async (url, _publisher, signal) => {
-    const body = bodyOf({ prompt: Array(2_000_000).fill(7) });
-    while (!signal.aborted) await send(url, body, signal).catch(() => sleep(10));
+    await pour(url, bodyOf({ prompt: Array(2_000_000).fill(7) }), signal);
   },
   "8 clients that leave after 10 ms": async (url, _publisher, signal) => {
     const leave = async () => {

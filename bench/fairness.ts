@@ -2,6 +2,7 @@
 import { type ChildProcess, spawn } from "node:child_process";
 import { once } from "node:events";
 import { type AddressInfo, createServer } from "node:net";
+import { setPriority } from "node:os";
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
@@ -44,11 +45,13 @@ export async function fairness(only: readonly string[] | undefined): Promise<rea
     return child;
   };
   const attacker = started("./fairness-attacks.ts");
+  // An attacker has a machine of its own. Here it gets what the others leave of the cores.
+  setPriority(attacker.process.pid ?? 0, 10);
   const endpoint = await nextLine(attacker);
   const victims = {
     async proxy(): Promise<Victim> {
-      // Two P and two D, each pair in a process of its own.
-      const pairs = [started("./proxy-upstream.ts"), started("./proxy-upstream.ts")].map(nextLine);
+      // Two P and two D, whose HTTP is in C: busy engines would make the small requests wait, and not the proxy.
+      const pairs = [started("./fast-upstream.ts"), started("./fast-upstream.ts")].map(nextLine);
       const urls = (await Promise.all(pairs)).flatMap((line) => {
         const { prefill, decode } = JSON.parse(line) as Ports;
         return [prefill, decode].map((port) => `http://127.0.0.1:${port}`);

@@ -206,7 +206,7 @@ export class GenerationRoute {
     const answer = await strategy.run(client);
     if (answer.promptAnswer === undefined) return this.#stream(client, answer);
     const { requestId, deadline } = client;
-    await mergeAnswers(settings, client, [{ ...part, requestId, deadline, answer }]);
+    await mergeAnswers(settings, client, [{ ...part, requestId, deadline, answer }], fleet.parses);
     return undefined;
   }
 
@@ -216,7 +216,8 @@ export class GenerationRoute {
     try {
       const refusal = answered.find(({ answer }) => answer.status !== 200);
       if (refusal !== undefined) return await this.#stream(client, refusal.answer);
-      await mergeAnswers(this.#options.legs.settings, client, answered);
+      const { settings, fleet } = this.#options.legs;
+      await mergeAnswers(settings, client, answered, fleet.parses);
       return undefined;
     } finally {
       for (const { answer, deadline } of answered) {

@@ -1,4 +1,5 @@
 import { answerHeaders, changedBodyHeaders } from "@kv/fleet/front-end";
+import type { YieldingQueue } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import type { ClientRequest } from "../flow/client-request.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
@@ -23,26 +24,37 @@ interface PartState {
   hasChoice: boolean;
 }
 
-/** Merges the event streams of a request's parts into one, as events come, with one usage event and one `[DONE]`. */
+/**
+ * Merges the event streams of a request's parts into one, as events come, with one usage event and one `[DONE]`. What has come before the merge passes in `turns` with other
+ * work: that may be the whole streams of hundreds of parts.
+ */
 export function mergeStreams(
   settings: Settings,
   client: ClientRequest,
   parts: readonly AnsweredPart[],
+  turns: YieldingQueue,
 ): Promise<void> {
-  return new StreamMerge(settings, client, parts).run();
+  return new StreamMerge(settings, client, parts, turns).run();
 }
 
 class StreamMerge {
   readonly #settings: Settings;
   readonly #client: ClientRequest;
   readonly #parts: readonly AnsweredPart[];
+  readonly #turns: YieldingQueue;
   readonly #usages: { usage: Usage; copy: number; chunk: Fields }[] = [];
   /** `id` and `created` of all events. */
   #identity: Fields | undefined = undefined;
   #lengthBytes = 0;
   #draining: Promise<void> | undefined = undefined;
 
-  constructor(settings: Settings, client: ClientRequest, parts: readonly AnsweredPart[]) {
+  constructor(
+    settings: Settings,
+    client: ClientRequest,
+    parts: readonly AnsweredPart[],
+    turns: YieldingQueue,
+  ) {
+    this.#turns = turns;
     this.#settings = settings;
     this.#client = client;
     this.#parts = parts;
@@ -71,6 +83,7 @@ class StreamMerge {
       ...{ part, index, isDone: false, hasChoice: false },
       mergeLogprobs: promptLogprobsMerger(part.request, answer.promptAnswer),
     };
+    await new Promise<void>((resolve) => this.#turns.push(resolve));
     let chunk: Uint8Array | undefined = answer.held;
     while (chunk !== undefined) {
       for (const { data } of reader.push(chunk)) await this.#passEvent(state, data);
