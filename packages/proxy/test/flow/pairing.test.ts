@@ -164,7 +164,7 @@ test("a rollout of three engines under load changes the pairs without a lost req
   const clients = [client(), client(), client(), client()];
   const answered = async (count: number) => {
     const goal = results.length + count;
-    await expect.poll(() => results.length).toBeGreaterThan(goal);
+    await expect.poll(() => results.length, { timeout: 20_000 }).toBeGreaterThan(goal);
   };
   const states = () => {
     const { prefillers, decoders } = proxy.status();
@@ -176,7 +176,7 @@ test("a rollout of three engines under load changes the pairs without a lost req
   await answered(50);
   old[0].version = "0.33.0";
   await old[0].start();
-  await expect.poll(states).toEqual(["paired 1", "paired 1", "unpaired 0", "paired 2"]);
+  await expect.poll(states, { timeout: 20_000 }).toEqual(["paired 1", "paired 1", "unpaired 0", "paired 2"]);
   await answered(50);
   // Without a pause: only the new engine id of its answers shows that it was restarted.
   old[0].version = "0.32.0";
@@ -187,12 +187,12 @@ test("a rollout of three engines under load changes the pairs without a lost req
   await answered(50);
   old[1].version = "0.33.0";
   await old[1].start();
-  await expect.poll(states).toEqual(["unpaired 0", "paired 2", "paired 1", "paired 1"]);
+  await expect.poll(states, { timeout: 20_000 }).toEqual(["unpaired 0", "paired 2", "paired 1", "paired 1"]);
   isRunning = false;
   await Promise.all(clients);
   expect(results.filter((status) => status !== 200)).toEqual([]);
   expect([...old, ...fresh].map(({ misfits }) => misfits)).toEqual([[], [], [], []]);
-});
+}, 60_000);
 
 test("a prefill engine that is restarted unnoticed as another version is recognised by its answer, before a decode leg", async () => {
   const [p, d32, p33, d33] = [
