@@ -119,6 +119,7 @@ export class Fleet {
   readonly prometheus: PrometheusMetrics;
   /** The front end closes: health is not ok from now on. */
   isDraining = false;
+  #lastPart: Promise<void> = Promise.resolve();
   readonly #options: FleetOptions;
   readonly #renderer: PromptRenderer;
   readonly #routings: Readonly<Record<Role, Routing>>;
@@ -229,6 +230,19 @@ export class Fleet {
     const ok = (namesPrefillers || prefill > 0) && decode > 0 && paired && !this.isDraining;
     const status = ok ? "ok" : "unavailable";
     return { ok, body: { status, prefill_instances: prefill, decode_instances: decode, paired } };
+  }
+
+  /**
+   * Resolves when it is a part's turn: of many parts, whose answers may all come at once, one after another chooses its instance and builds its body, in turns with other
+   * requests and as fast as long bodies leave.
+   */
+  partTurn(): Promise<void> {
+    const turn = async () => {
+      do await this.parses.turn();
+      while (this.upstream.longBodies.isBusy);
+    };
+    this.#lastPart = this.#lastPart.then(turn);
+    return this.#lastPart;
   }
 
   /** The present state. */

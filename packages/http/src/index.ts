@@ -12,10 +12,9 @@ export { type Overload, overloaded } from "./answers/overloaded.js";
 export { send, sendJson } from "./answers/send-json.js";
 export { shortened, shownValue } from "./answers/shown-value.js";
 export { ByteCollector } from "./bodies/byte-collector.js";
-export { type LongMember, parseJsonPieces } from "./bodies/json-pieces.js";
+export { AT_ONCE_BYTES, type LongMember, parseJsonPieces } from "./bodies/json-pieces.js";
 export {
   BodyBudget,
-  checkContentLength,
   IncomingBody,
   type ReceivedBody,
   TOP_LEVEL_MEMBERS,

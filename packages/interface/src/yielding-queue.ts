@@ -51,6 +51,11 @@ export class YieldingQueue {
     if (!this.#isBusy) this.#runTurn();
   }
 
+  /** Resolves in a later turn of the event loop; what its caller does then is a step. */
+  turn(): Promise<void> {
+    return new Promise((resolve) => this.push(resolve));
+  }
+
   /** Runs `work` up to its end, each `next()` as a step of its own, or as many as `sliceMs` allows. Resolves with what it returns, and rejects with what it throws. */
   run<T>(work: Iterator<unknown, T>): Promise<T> {
     return new Promise((resolve, reject) => {

@@ -11,14 +11,7 @@ import {
   requestIdOf,
   traceparentOf,
 } from "@kv/fleet/front-end";
-import {
-  type BodyBudget,
-  checkContentLength,
-  errorBody,
-  errorForClient,
-  IncomingBody,
-  overloaded,
-} from "@kv/http";
+import { type BodyBudget, errorBody, errorForClient, IncomingBody, overloaded } from "@kv/http";
 import { KvError, type Span, type Timer } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
 import { type Choice, type EndpointPicker, endpointOf } from "../pick/endpoint-picker.js";
@@ -195,9 +188,11 @@ class ProcessedRequest {
       });
     this.#subset = endpoints === undefined ? undefined : new Set(endpoints);
     requireServed(this.#headers[":method"] ?? "", this.#path);
-    checkContentLength(this.#headers["content-length"], limits);
     // What all gateways send counts together.
-    this.#incoming = new IncomingBody(limits, budget, "", (error) => this.#refuse(error));
+    const shared = { limits, budget, client: "" };
+    this.#incoming = new IncomingBody(shared, this.#headers["content-length"], (error) =>
+      this.#refuse(error),
+    );
   }
 
   #takeBody(body: Buffer | undefined): void {

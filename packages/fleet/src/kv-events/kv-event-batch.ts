@@ -45,7 +45,7 @@ const LIMITS: MsgpackLimits = {
   maxTextBytes: 64 * 1024,
   // vLLM's hashes are integers of 64 bits, unless it is told to publish bytes.
   bigIntegers: true,
-  longLists: "int32",
+  int32Lists: true,
 };
 /** vLLM's hashes have 8 or 32 bytes. */
 const MAX_HASH_BYTES = 128;
@@ -84,13 +84,12 @@ function* readEvent(value: unknown): Reading<KvEvent | undefined> {
 
 function* readStored(event: Fields): Reading<KvEvent | undefined> {
   const hashes = yield* hashesIn(event);
-  const { parent_block_hash: parent, token_ids: tokens, block_size: blockSize, extra_keys: keys } = event;
+  const { parent_block_hash: parent, block_size: blockSize, extra_keys: keys } = event;
   if (parent != null && !isHash(parent)) throw new Error("parent_block_hash is no hash");
-  if (!(yield* areTokenIds(tokens))) throw new Error("token_ids are not integers");
+  const tokens = yield* tokensIn(event);
   if (!isCount(blockSize) || blockSize < 1) throw new Error("block_size is not a positive integer");
-  const count = (tokens as ArrayLike<number>).length;
-  if (count < hashes.length * blockSize)
-    throw new Error(`${hashes.length} blocks of ${blockSize} tokens have ${count} tokens`);
+  if (tokens.length < hashes.length * blockSize)
+    throw new Error(`${hashes.length} blocks of ${blockSize} tokens have ${tokens.length} tokens`);
   const lookahead = event["lookahead_token_ids"] ?? undefined;
   if (lookahead !== undefined && !(Array.isArray(lookahead) && lookahead.every(isTokenIds)))
     throw new Error("lookahead_token_ids are not lists of integers");
@@ -101,7 +100,7 @@ function* readStored(event: Fields): Reading<KvEvent | undefined> {
     type: "stored",
     hashes,
     parent: parent == null ? undefined : hashText(parent),
-    tokens: tokens as ArrayLike<number>,
+    tokens,
     blockSize,
     lookahead,
     group,
@@ -119,13 +118,14 @@ function* hashesIn({ block_hashes: hashes }: Fields): Reading<string[]> {
   return texts;
 }
 
-function* areTokenIds(value: unknown): Reading<boolean> {
-  if (!Array.isArray(value)) return isTokenIds(value);
-  for (let at = 0; at < value.length; at += STEP_ITEMS) {
+function* tokensIn({ token_ids: tokens }: Fields): Reading<ArrayLike<number>> {
+  if (tokens instanceof Int32Array) return tokens;
+  if (!Array.isArray(tokens)) throw new Error("token_ids are not integers");
+  for (let at = 0; at < tokens.length; at += STEP_ITEMS) {
     if (at > 0) yield;
-    if (!isTokenIds(value.slice(at, at + STEP_ITEMS))) return false;
+    if (!isTokenIds(tokens.slice(at, at + STEP_ITEMS))) throw new Error("token_ids are not integers");
   }
-  return true;
+  return tokens as readonly number[];
 }
 
 /** A long list of integers is an `Int32Array`. */

@@ -1,5 +1,5 @@
 import type { IncomingHttpHeaders } from "node:http";
-import { type LongMember, parseJsonPieces, shownValue } from "@kv/http";
+import { AT_ONCE_BYTES, type LongMember, parseJsonPieces, shownValue } from "@kv/http";
 import type { YieldingQueue } from "@kv/interface";
 import { KvError, type Random } from "@kv/interface";
 import type { RoutedRequest } from "../routing/routing.js";
@@ -43,9 +43,6 @@ export interface WrittenBody {
   readonly repeated?: ReadonlySet<string> | undefined;
 }
 
-/** A longer body is parsed in pieces. Its prompt stays in bytes then, and no leg encodes it again. */
-const LONG_BODY_BYTES = 64 * 1024;
-
 const utf8 = new TextDecoder("utf-8", { fatal: true });
 
 /** Parses a client's body. Errors: `KV_REQUEST_INVALID`. Most of what an engine itself refuses is left to the engine. */
@@ -63,13 +60,13 @@ export function parseGenerationRequest(endpoint: Endpoint, body: Uint8Array): Ge
   return requestOf(endpoint, parsed, { text, long: [] });
 }
 
-/** As `parseGenerationRequest`. A body above 64 KiB is parsed in steps of `parses`. It must have passed a `JsonScan`. */
+/** As `parseGenerationRequest`. A body above `AT_ONCE_BYTES` is parsed in steps of `parses`: its prompt stays in bytes, and no leg encodes it again. It must have passed a `JsonScan`. */
 export async function parseRequestInSteps(
   endpoint: Endpoint,
   body: Uint8Array,
   parses: YieldingQueue,
 ): Promise<GenerationRequest> {
-  if (body.length <= LONG_BODY_BYTES) return parseGenerationRequest(endpoint, body);
+  if (body.length <= AT_ONCE_BYTES) return parseGenerationRequest(endpoint, body);
   const pieces = await parses.run(parseJsonPieces(body, { idsMember: "prompt" })).catch(() => {
     throw notJson();
   });

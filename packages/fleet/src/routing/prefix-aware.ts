@@ -63,10 +63,11 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
   const keysOfFields = new WeakMap<object, readonly string[]>();
   const prefixKeysOf = ({ request }: RoutingContext): readonly string[] => {
     if (request === undefined) return [];
-    const known = keysOfFields.get(request.fields);
-    if (known !== undefined) return known;
-    const keys = prefixKeys(request.fields, chunkLength);
-    keysOfFields.set(request.fields, keys);
+    let keys = keysOfFields.get(request.fields);
+    if (keys === undefined) {
+      keys = prefixKeys(request.fields, chunkLength);
+      keysOfFields.set(request.fields, keys);
+    }
     return keys;
   };
   // Instances by prefix, in the order of their last use.

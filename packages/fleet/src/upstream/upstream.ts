@@ -1,12 +1,12 @@
 import type { IncomingHttpHeaders, OutgoingHttpHeaders } from "node:http";
-import { Readable } from "node:stream";
-import { type Clock, KvError, YieldingQueue } from "@kv/interface";
+import { type Clock, KvError } from "@kv/interface";
 import { buildConnector, Client, type Dispatcher } from "undici";
 import type { FailureStage, Role } from "../instances/instance.js";
 import type { LazyAbort } from "../request/deadline.js";
 import type { RequestBody } from "../request/generation-request.js";
 import { BodyQueue } from "./body-queue.js";
 import { HOP_BY_HOP } from "./forwarded-headers.js";
+import { LongBodies } from "./long-bodies.js";
 
 /** The headers of an instance's answer, names in lower case. */
 export type AnswerHeaders = Readonly<Record<string, string | string[] | undefined>>;
@@ -52,14 +52,14 @@ export interface UpstreamOptions extends ConnectionPoolOptions {
 /** The proxy's HTTP/1.1 client, with kept connections. Its only time limit is the one to connect; callers abort by `abort`. */
 export class Upstream {
   readonly #connections: ConnectionPool;
-  /** Long bodies leave in turns with one another and with other work. */
-  readonly #sends: YieldingQueue;
+  /** Those that are being sent. */
+  readonly longBodies: LongBodies;
   readonly #targets = new Map<string, { origin: string; prefix: string }>();
 
   /** Opens connections with the first requests. */
   constructor({ clock, ...options }: UpstreamOptions) {
     this.#connections = new ConnectionPool(options);
-    this.#sends = new YieldingQueue({ clock });
+    this.longBodies = new LongBodies(clock);
   }
 
   /** Resolves with the head of the answer. Errors: `KV_PROXY_UPSTREAM_FAILED` with a `FailureStage` in `details.stage`. */
@@ -75,15 +75,16 @@ export class Upstream {
       call.listenForAbort();
       call.isKept = this.#connections.dispatch(
         origin,
-        { path: prefix + path, method, ...this.#headersAndBody(headers, body) },
+        {
+          path: prefix + path,
+          method,
+          ...(typeof body === "object"
+            ? this.longBodies.send(headers, body)
+            : { headers, body: body ?? null }),
+        },
         call,
       );
     });
-  }
-
-  /** Whether the bodies that are being sent have more pieces ready than a few turns take. Those that an instance does not read do not count. */
-  get isBusy(): boolean {
-    return this.#sends.length >= MOST_READY_PIECES;
   }
 
   /** Closes all connections. */
@@ -96,23 +97,6 @@ export class Upstream {
     return this.close();
   }
 
-  /** Pieces are sent one after another, and not copied. */
-  #headersAndBody(headers: UpstreamRequest["headers"], body: RequestBody | undefined) {
-    if (body === undefined || typeof body === "string") return { headers, body: body ?? null };
-    const length = body.reduce((sum, piece) => sum + piece.length, 0);
-    const sent = Readable.from(this.#inTurns(body), { objectMode: true, highWaterMark: 1 });
-    return { headers: { ...headers, "content-length": String(length) }, body: sent };
-  }
-
-  async *#inTurns(pieces: readonly Uint8Array[]): AsyncGenerator<Uint8Array> {
-    for (const piece of pieces)
-      for (let at = 0; at < piece.length; at += SENT_AT_ONCE_BYTES) {
-        if (piece.length > SENT_AT_ONCE_BYTES)
-          await new Promise<void>((resolve) => this.#sends.push(resolve));
-        yield piece.subarray(at, at + SENT_AT_ONCE_BYTES);
-      }
-  }
-
   #target(url: string) {
     let known = this.#targets.get(url);
     if (known === undefined) {
@@ -123,10 +107,6 @@ export class Upstream {
     return known;
   }
 }
-
-/** Of a long body, what is handed to its connection in one turn of the event loop. */
-const SENT_AT_ONCE_BYTES = 64 * 1024;
-const MOST_READY_PIECES = 4;
 
 /** One request to an instance, from its begin to the last byte of its answer. */
 class Call implements Dispatcher.DispatchHandler {

@@ -1,5 +1,6 @@
 import type { YieldingQueue } from "@kv/interface";
 import { KvError } from "@kv/interface";
+import { IdList, isBlankByte } from "./id-list.js";
 
 /** A body of at most this many bytes is read and parsed at once; a longer one in steps, between those of other bodies. */
 export const AT_ONCE_BYTES = 64 * 1024;
@@ -39,7 +40,7 @@ interface Container {
   /** Where its current element or member begins. */
   elementStart: number;
   /** Set when it is too long to be parsed at once: then its elements are added in groups. */
-  value: unknown[] | Int32Array | Record<string, unknown> | undefined;
+  value: unknown[] | IdList | Record<string, unknown> | undefined;
   /** The elements of its list that were added. */
   count: number;
   /** Its name in the object that contains it. */
@@ -203,11 +204,10 @@ class Pieces {
     const isEmpty = elementStart === open + 1 && !this.#hasValue && isBlank(this.#bytes, elementStart, at);
     if (!isEmpty) this.#endElements(at);
     if (Array.isArray(container.value)) container.value.length = container.count;
-    else if (container.value instanceof Int32Array)
-      container.value = container.value.subarray(0, container.count);
+    const value = container.value instanceof IdList ? container.value.ids : container.value;
     this.#open.pop();
     this.#cut -= 1;
-    this.#endValue(container.key, container.value, container.open, at + 1);
+    this.#endValue(container.key, value, container.open, at + 1);
   }
 
   /** Cuts the containers whose current element has become too long. */
@@ -298,7 +298,7 @@ class Pieces {
   /** Adds the value of the current element to the innermost container. */
   #endValue(key: string | undefined, value: unknown, start: number, end: number): void {
     const container = this.#innermost();
-    if (container.value instanceof Int32Array) throw new OtherThanIds();
+    if (container.value instanceof IdList) throw new OtherThanIds();
     if (Array.isArray(container.value)) container.value[container.count++] = value;
     else this.#setMember(container.value as Record<string, unknown>, key as string, value);
     if (this.#cut === 2 && key !== undefined) this.#long.set(key, this.#bytes.subarray(start, end));
@@ -347,29 +347,16 @@ class Pieces {
 
   /** As `#addElements`, where the container is a list of token ids so far. Returns false for another one. */
   #addIds(container: Container, end: number): boolean {
-    const { value, open, isObject, count } = container;
-    if (isObject || this.#idsMember === undefined || this.#open[2]?.key !== this.#idsMember) return false;
-    if (!(value instanceof Int32Array) && count > 0) return false;
     const from = this.#from;
-    let ids = value instanceof Int32Array ? value : new Int32Array(0);
-    // The shortest id has two bytes with its comma.
-    const most = count + Math.ceil((end - from) / 2) + 1;
-    if (ids.length < most) {
-      // As many as come in all, if the others are as long; and so many that the last piece fits surely.
-      const likely = Math.ceil((count / (from - open)) * (this.#bytes.length - open)) + this.#pieceBytes;
-      // V8 does not count shared memory. With what it counts it collects all garbage after every few long bodies.
-      const shared = new SharedArrayBuffer(4 * (count === 0 ? most : Math.max(most, likely)));
-      const larger = new Int32Array(shared);
-      larger.set(ids);
-      ids = larger;
+    if (container.value instanceof IdList) {
+      if (!container.value.add(this.#bytes, from, end)) throw new OtherThanIds();
+    } else {
+      if (this.#idsMember === undefined || this.#open[2]?.key !== this.#idsMember) return false;
+      if (container.isObject || container.count > 0) return false;
+      const list = new IdList(this.#bytes.length - from);
+      if (!list.add(this.#bytes, from, end)) return false;
+      container.value = list;
     }
-    const read = readIds(this.#bytes, from, end, ids, count);
-    if (read === undefined) {
-      if (count > 0) throw new OtherThanIds();
-      return false;
-    }
-    container.value = ids;
-    container.count = read;
     this.#from = end;
     return true;
   }
@@ -386,43 +373,10 @@ class Pieces {
   }
 }
 
-/** Reads whole numbers of at most 9 digits, with commas between them, to `ids` from `count` on. Returns how many there are then; undefined for anything else. */
-function readIds(
-  bytes: Uint8Array,
-  from: number,
-  end: number,
-  ids: Int32Array,
-  count: number,
-): number | undefined {
-  let read = count;
-  /** The number that is being read; -1 for none. */
-  let id = -1;
-  let hasEnded = false;
-  for (let at = from; at < end; at += 1) {
-    const byte = bytes[at] as number;
-    if (byte >= 0x30 && byte <= 0x39) {
-      if (hasEnded || id === 0 || id > 99_999_999) return undefined;
-      id = (id === -1 ? 0 : 10 * id) + byte - 0x30;
-    } else if (byte === 0x2c) {
-      if (id === -1) return undefined;
-      ids[read++] = id;
-      id = -1;
-      hasEnded = false;
-    } else if (!isBlankByte(byte)) return undefined;
-    else hasEnded = id !== -1;
-  }
-  if (id === -1) return undefined;
-  ids[read++] = id;
-  return read;
-}
-
 function isBlank(bytes: Uint8Array, from: number, end: number): boolean {
   for (let at = from; at < end; at += 1) if (!isBlankByte(bytes[at])) return false;
   return true;
 }
-
-const isBlankByte = (byte: number | undefined) =>
-  byte === 0x20 || byte === 0x0a || byte === 0x0d || byte === 0x09;
 
 /** The value of a body. Errors: `KV_REQUEST_INVALID`. */
 export async function parseBody(bytes: Uint8Array, parses: YieldingQueue): Promise<unknown> {

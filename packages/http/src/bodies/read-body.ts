@@ -53,14 +53,14 @@ export class IncomingBody {
   readonly #bytes: ByteCollector;
   #lengthBytes = 0;
 
-  /** `refuse`: called when it must make room for other bodies. `expectedBytes`: its `content-length`. */
+  /** `refuse`: called when it must make room for other bodies. Errors: `KV_REQUEST_INVALID` (413) for a body whose `content-length` says that it is too long. */
   constructor(
-    limits: BodyLimits,
-    budget: BodyBudget,
-    client: string,
+    { limits, budget, client }: Pick<ReadBodyOptions, "limits" | "budget" | "client">,
+    contentLength: string | undefined,
     refuse: (error: KvError) => void,
-    expectedBytes?: number,
   ) {
+    const expectedBytes = Number(contentLength ?? 0);
+    if (expectedBytes > limits.bodyLengthBytes) throw tooLarge(limits.bodyLengthBytes);
     this.#bytes = new ByteCollector(expectedBytes);
     this.#limits = limits;
     this.#scan = new JsonScan(limits);
@@ -90,20 +90,13 @@ export class IncomingBody {
   }
 }
 
-/** Errors: `KV_REQUEST_INVALID` (413) for a body whose head says that it is too long. */
-export function checkContentLength(contentLength: string | undefined, { bodyLengthBytes }: BodyLimits): void {
-  if (Number(contentLength ?? 0) > bodyLengthBytes) throw tooLarge(bodyLengthBytes);
-}
-
 /**
  * Reads a JSON body. Errors: `KV_REQUEST_INVALID` with the HTTP status 413 or 415, or for JSON above the limits; `KV_PROXY_OVERLOADED` without
  * memory for it. The rest of the body is then unread, so the connection cannot be used again. `KV_REQUEST_ABORTED` when the client
  * disconnects.
  */
-export function readJsonBody(
-  request: IncomingMessage,
-  { limits, anyContentType, budget, queues, client, onAccepted }: ReadBodyOptions,
-): Promise<ReceivedBody> {
+export function readJsonBody(request: IncomingMessage, options: ReadBodyOptions): Promise<ReceivedBody> {
+  const { anyContentType, queues, onAccepted } = options;
   const type = request.headers["content-type"];
   return new Promise((resolve, reject) => {
     if (anyContentType !== true && !/^application\/json\s*(;|$)/i.test(type ?? ""))
@@ -114,8 +107,6 @@ export function readJsonBody(
     const coding = request.headers["content-encoding"];
     if (coding !== undefined && coding.toLowerCase() !== "identity")
       throw wrongType(`in the content-encoding ${shortened(coding)}`, "send the body as it is");
-    checkContentLength(request.headers["content-length"], limits);
-    onAccepted?.();
     let complete = false;
     let refused = false;
     const refuse = (error: unknown) => {
@@ -126,8 +117,8 @@ export function readJsonBody(
       body.share.end();
       reject(error);
     };
-    const expectedBytes = Number(request.headers["content-length"] ?? 0);
-    const body = new IncomingBody(limits, budget, client, refuse, expectedBytes);
+    const body = new IncomingBody(options, request.headers["content-length"], refuse);
+    onAccepted?.();
     request.on("data", (chunk: Buffer) => {
       try {
         body.push(chunk);

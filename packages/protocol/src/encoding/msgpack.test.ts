@@ -134,7 +134,7 @@ test("integers beyond 2^53 are bigints where they are asked for", () => {
   expect(decode("92cfffffffffffffffffd38000000000000000", limits)).toEqual([2n ** 64n - 1n, -(2n ** 63n)]);
 });
 
-test("a long list of integers is an Int32Array with longLists, equal to the list without; another list stays one", () => {
+test("a long list of integers is an Int32Array with int32Lists, equal to the list without; another list stays one", () => {
   const limits = { ...MSGPACK_LIMITS, bigIntegers: true };
   const integer = fc.nat(0x7fffffff);
   const other = fc.constantFrom<unknown>(-1, 2 ** 31, 2 ** 40, 1.5, null, "a", [1], Array(1000).fill(7), {});
@@ -153,7 +153,7 @@ test("a long list of integers is an Int32Array with longLists, equal to the list
       const list: unknown[] = Array.from({ length }, (_, at) => some[at % some.length]);
       if (odd !== null) list.splice(Math.floor(length / 2), 0, odd);
       const bytes = encodeMsgpack({ list, after: "x" });
-      const { list: decoded } = decodeMsgpack(bytes, "frame", { ...limits, longLists: "int32" }) as {
+      const { list: decoded } = decodeMsgpack(bytes, "frame", { ...limits, int32Lists: true }) as {
         list: unknown;
       };
       const isTyped = odd === null && length >= 1000;
@@ -161,7 +161,7 @@ test("a long list of integers is an Int32Array with longLists, equal to the list
       expect(decoded instanceof Int32Array).toBe(isTyped);
       expect(asList(decoded)).toEqual(list);
       expect(() =>
-        decodeMsgpack(bytes.subarray(0, cut % bytes.length), "frame", { ...limits, longLists: "int32" }),
+        decodeMsgpack(bytes.subarray(0, cut % bytes.length), "frame", { ...limits, int32Lists: true }),
       ).toThrow(code("KV_WIRE_MALFORMED"));
     }),
     { numRuns: 100 },

@@ -17,7 +17,7 @@ export interface MsgpackLimits {
   /** Integers beyond 2^53 are bigints. @default false: they are malformed */
   readonly bigIntegers?: boolean | undefined;
   /** A list of 1000 and more integers from 0 to 2^31 - 1, such as token ids, is an `Int32Array`. @default false: it is a list */
-  readonly longLists?: "int32" | undefined;
+  readonly int32Lists?: boolean | undefined;
 }
 
 const DEFAULT_MAX_VALUES = 2_000_000;
@@ -113,6 +113,7 @@ export function* decodeMsgpackInSteps(
   limits: MsgpackLimits,
 ): Generator<undefined, unknown> {
   const { maxBytes, maxDepth, maxItems, maxValues = DEFAULT_MAX_VALUES, maxTextBytes = maxBytes } = limits;
+  const { int32Lists = false } = limits;
   const buffer = Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   const open: Container[] = [];
   let values = 0;
@@ -164,9 +165,9 @@ export function* decodeMsgpackInSteps(
     values += left;
     if (values > maxValues) throw tooMuch(`${values} values`, maxValues);
     if (open.length >= maxDepth) throw tooMuch(`${open.length + 1} levels of nesting`, maxDepth);
-    // A long list has room for all elements that the message can have: V8 would copy one that grows to millions again and again.
-    const isGrown = limits.longLists !== undefined || items < LONG_LIST || items > buffer.length - at;
-    return { value: isMap ? {} : new Array<unknown>(isGrown ? 0 : items), key: undefined, items, left };
+    // A long list has room for all its elements, if the message can have them: V8 would copy one that grows to millions again and again.
+    const hasRoom = !int32Lists && items >= LONG_LIST && items <= buffer.length - at;
+    return { value: isMap ? {} : new Array<unknown>(hasRoom ? items : 0), key: undefined, items, left };
   };
   const opened = (head: number): Container | undefined => {
     if (head >= 0x80 && head <= 0x9f) return container(head & 0x0f, head <= 0x8f);
@@ -183,16 +184,19 @@ export function* decodeMsgpackInSteps(
     for (let read = 0; read < count; read += 1) {
       if (read > 0 && read % STEP_INTEGERS === 0) yield;
       const head = buffer[at] ?? 0xc0;
-      const size = head <= 0x7f ? 0 : head >= 0xcc && head <= 0xce ? 2 ** (head - 0xcc) : undefined;
-      const end = at + 1 + (size ?? 0);
-      const value =
-        size === undefined || end > buffer.length ? -1 : size === 0 ? head : buffer.readUIntBE(at + 1, size);
+      at += 1;
+      let value = head;
+      if (head > 0x7f) {
+        // uint8, uint16 and uint32.
+        const size = head >= 0xcc && head <= 0xce ? 2 ** (head - 0xcc) : buffer.length;
+        value = at + size <= buffer.length ? buffer.readUIntBE(at, size) : -1;
+        at += size;
+      }
       if (value < 0 || value > 0x7fffffff) {
         at = begin;
         return undefined;
       }
       list[read] = value;
-      at = end;
     }
     return list;
   }
@@ -210,8 +214,8 @@ export function* decodeMsgpackInSteps(
       continue;
     }
     const begun = opened(head);
-    const isLong = limits.longLists !== undefined && begun !== undefined && begun.left >= LONG_LIST;
-    const list = isLong && Array.isArray(begun.value) ? yield* integers(begun.left) : undefined;
+    const isLong = int32Lists && Array.isArray(begun?.value) && begun.items >= LONG_LIST;
+    const list = isLong ? yield* integers(begun.items) : undefined;
     if (begun !== undefined && begun.left > 0 && list === undefined) {
       open.push(begun);
       continue;

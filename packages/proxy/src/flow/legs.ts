@@ -65,8 +65,6 @@ export class Legs {
   readonly fleet: Fleet;
   readonly #background = new Set<Promise<void>>();
   #missing: MissingModels | undefined = undefined;
-  /** Parts of split requests begin one after another. */
-  #turns: Promise<void> = Promise.resolve();
 
   constructor(fleet: Fleet, settings: ProxySettings) {
     this.fleet = fleet;
@@ -89,7 +87,7 @@ export class Legs {
     const { clock, log } = this.ambient;
     const { prefillAnswerLengthBytes: limitBytes } = this.settings.limits;
     const { deadline, record, attempts } = part;
-    if (part.isSplit === true) await this.#turn();
+    if (part.isSplit === true) await this.fleet.partTurn();
     const body = prefillBody(part.request, kvRequest, part.requestId);
     const leg = async (visit: Visit, failed: ServerFailure<PrefillOutcome>): Promise<PrefillOutcome> => {
       const { instance } = visit;
@@ -165,7 +163,7 @@ export class Legs {
    * answer. Errors: `KV_PROXY_UPSTREAM_FAILED`, `KV_PROXY_NO_INSTANCE`, `KV_LEASE_EXPIRED`, the deadline's reason.
    */
   async decode(part: Part, kvTransferParams: string, options?: DecodeLegOptions): Promise<LegAnswer> {
-    if (part.isSplit === true) await this.#turn();
+    if (part.isSplit === true) await this.fleet.partTurn();
     return this.#generate(part, {
       role: "decode",
       body: decodeBody(part.request, kvTransferParams, part.requestId),
@@ -181,7 +179,7 @@ export class Legs {
    * sidecar, it names no prefill instance. `prompt-only`: it concerns the prompt, so a prefill instance's answer is the client's. `reason` is logged.
    */
   async single(part: Part, why: SingleLeg, reason?: string): Promise<LegAnswer> {
-    if (part.isSplit === true) await this.#turn();
+    if (part.isSplit === true) await this.fleet.partTurn();
     const { log, metrics } = this.ambient;
     if (why === "no-kv" || why === "unsplittable") {
       log.warn("decode-computes", { requestId: part.requestId, reason });
@@ -299,20 +297,6 @@ export class Legs {
     lacking.push(visit.instance);
     visit.succeeded();
     return true;
-  }
-
-  /**
-   * Resolves when it is a part's turn: of many parts, whose answers may all come at once, one after another chooses its instance and builds its body, in turns with other
-   * requests.
-   */
-  #turn(): Promise<void> {
-    const { parses, upstream } = this.fleet;
-    const turn = async () => {
-      do await new Promise<void>((resolve) => parses.push(resolve));
-      while (upstream.isBusy);
-    };
-    this.#turns = this.#turns.then(turn);
-    return this.#turns;
   }
 
   #send(

@@ -65,10 +65,15 @@ export class PullStrategy implements DisaggregationStrategy {
     const { attempts } = part;
     let answer: LegAnswer | undefined;
     let failure: unknown;
+    let movesPrefill = false;
     try {
       answer = await this.#decode(part, prefill);
       failure = serverFailureWithAlternative(this.#legs.decoders, answer);
-      if (failure === undefined && prefill.kind === "kv") failure = failureMaybeOfKv(answer);
+      if (failure === undefined && prefill.kind === "kv") {
+        failure = failureMaybeOfKv(answer);
+        // The one decode instance is tried again: what can change is the prefill instance.
+        movesPrefill = failure !== undefined;
+      }
       if (failure === undefined) return answer;
       attempts.failedDecode.add(answer.visit.instance);
     } catch (error) {
@@ -85,9 +90,7 @@ export class PullStrategy implements DisaggregationStrategy {
     answer?.discard();
     answer?.visit.failed(KvError.from(failure, "KV_INTERNAL", "the decode leg failed"));
     attempts.restarts = 0;
-    // The one decode instance is tried again: what can change is the prefill instance.
-    const sameDecode = answer !== undefined && !hasAlternative(this.#legs.decoders, answer.visit.instance);
-    if (moves || sameDecode) attempts.failedPrefill = new Set([prefill.instance]);
+    if (moves || movesPrefill) attempts.failedPrefill = new Set([prefill.instance]);
     const { log, metrics } = this.#legs.ambient;
     log.warn("began-again", { requestId: part.requestId, decode: part.record.decode, error: failure });
     metrics.count("kv_proxy_restarts_total");
@@ -160,12 +163,9 @@ export function serverFailureWithAlternative(
   { visit, status }: LegAnswer,
 ): KvError | undefined {
   const { instance } = visit;
-  if (!isServerFailure(status) || !hasAlternative(pool, instance)) return undefined;
+  if (!isServerFailure(status)) return undefined;
+  if (!pool.list().some((other) => other !== instance && other.available())) return undefined;
   return badStatus(instance.role, instance.url, status);
-}
-
-function hasAlternative(pool: InstancePool, instance: Instance): boolean {
-  return pool.list().some((other) => other !== instance && other.available());
 }
 
 /** The 500 of a decode instance that was to get KV: it may be for want of the KV, as the prefill instance has ended (vLLM's `kv_load_failure_policy` "fail"); else undefined. */

@@ -206,7 +206,7 @@ export class GenerationRoute {
     const answer = await strategy.run(client);
     if (answer.promptAnswer === undefined) return this.#stream(client, answer);
     const { requestId, deadline } = client;
-    await mergeAnswers(settings, client, [{ ...part, requestId, deadline, answer }], fleet.parses);
+    await mergeAnswers(legs, client, [{ ...part, requestId, deadline, answer }]);
     return undefined;
   }
 
@@ -216,8 +216,7 @@ export class GenerationRoute {
     try {
       const refusal = answered.find(({ answer }) => answer.status !== 200);
       if (refusal !== undefined) return await this.#stream(client, refusal.answer);
-      const { settings, fleet } = this.#options.legs;
-      await mergeAnswers(settings, client, answered, fleet.parses);
+      await mergeAnswers(this.#options.legs, client, answered);
       return undefined;
     } finally {
       for (const { answer, deadline } of answered) {

@@ -1,7 +1,8 @@
 import { answerHeaders, changedBodyHeaders, LEFT_OUT_HEADER } from "@kv/fleet/front-end";
-import { KvError, type YieldingQueue } from "@kv/interface";
+import { KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import type { ClientRequest } from "../flow/client-request.js";
+import type { Legs } from "../flow/legs.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
 import { hideMembers } from "./answer-members.js";
 import { type AnsweredPart, mergedId, PartFailure, readAllParts } from "./answered-parts.js";
@@ -15,16 +16,16 @@ type Fields = Record<string, unknown>;
 
 /**
  * Merges the answers of a request's parts into one, writes it to the client, and ends the parts' visits. Where the answer of one part fails, only
- * its instance counts a failure. `turns`: as of `mergeStreams`. Errors: `KV_PROXY_UPSTREAM_FAILED`, the deadline's reason.
+ * its instance counts a failure. Errors: `KV_PROXY_UPSTREAM_FAILED`, the deadline's reason.
  */
 export async function mergeAnswers(
-  settings: Pick<ProxySettings, "limits" | "timeouts">,
+  { settings, fleet }: Pick<Legs, "settings" | "fleet">,
   client: ClientRequest,
   parts: readonly AnsweredPart[],
-  turns: YieldingQueue,
 ): Promise<void> {
   try {
-    if (parts.every(({ answer }) => answer.eventStream)) await mergeStreams(settings, client, parts, turns);
+    if (parts.every(({ answer }) => answer.eventStream))
+      await mergeStreams(settings, client, parts, fleet.parses);
     else await mergeJson(settings, client, parts);
     for (const { answer } of parts) answer.visit.succeeded();
   } catch (thrown) {

@@ -83,7 +83,7 @@ class StreamMerge {
       ...{ part, index, isDone: false, hasChoice: false },
       mergeLogprobs: promptLogprobsMerger(part.request, answer.promptAnswer),
     };
-    await new Promise<void>((resolve) => this.#turns.push(resolve));
+    await this.#turns.turn();
     let chunk: Uint8Array | undefined = answer.held;
     while (chunk !== undefined) {
       for (const { data } of reader.push(chunk)) await this.#passEvent(state, data);

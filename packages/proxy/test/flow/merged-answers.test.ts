@@ -1,7 +1,8 @@
+import { ServerResponse } from "node:http";
 import { gzipSync } from "node:zlib";
 import { COMPLETION, prefillOk, STREAM, sendJson, sendStream } from "@kv/testing/http/fake-upstream";
 import { postText, rawClient } from "@kv/testing/http/raw-client";
-import { expect, test } from "vitest";
+import { expect, test, vi } from "vitest";
 import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 
 /** Each describes one answer, and not one that is made of three. */
@@ -155,4 +156,28 @@ test("field.md R13: with n, an error in the tick of the first events is told to 
   const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
   const { closed } = await rawClient(url, postText('{"prompt":"a","stream":true,"n":2}'));
   expect(await closed).toMatch(/^HTTP\/1\.1 (200 .*"error"|502 )/s);
+});
+
+test("streams that are there at once are merged in turns of the event loop, one part in each", async () => {
+  const [p, d] = [await upstream(prefillOk), await upstream(({ response }) => sendStream(response, STREAM))];
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  let turn = 0;
+  let isCounting = true;
+  const count = () => {
+    turn += 1;
+    if (isCounting) setImmediate(count);
+  };
+  setImmediate(count);
+  const turns = new Set<number>();
+  const write = ServerResponse.prototype.write;
+  vi.spyOn(ServerResponse.prototype, "write").mockImplementation(function (this: ServerResponse, ...args) {
+    // Only a merged answer is written as text.
+    if (String(args[0]).includes('"index":') && typeof args[0] === "string") turns.add(turn);
+    return Reflect.apply(write, this, args) as boolean;
+  });
+  const text = await (await post(`${url}/v1/completions`, { prompt: "a", n: 32, stream: true })).text();
+  isCounting = false;
+  vi.restoreAllMocks();
+  expect(new Set(text.match(/"index":\d+/g)).size).toBe(32);
+  expect(turns.size).toBeGreaterThanOrEqual(32);
 });
