@@ -537,3 +537,15 @@ test.each([
   const { route } = await fleet({ prefill, decode });
   expect(route(2).every((pair) => !pair.includes("undefined"))).toBe(serve);
 });
+
+test("an engine id that two decode instances have is no name of either", async () => {
+  const [one, two] = [await configured("e", {}), await configured("e", {})];
+  const { pairing, pools } = await fleet({ prefill: [], decode: [one.port, two.port] });
+  for (const d of pools.decode.list()) expect(await pairing.hasEngine(d, "e")).toBe("shared");
+  two.change({ metadata: { engineId: "f" } });
+  const [first, second] = pools.decode.list();
+  if (first === undefined || second === undefined) throw new Error("there are no instances");
+  pairing.failed(second);
+  expect(await pairing.hasEngine(second, "f")).toBe("yes");
+  expect(await pairing.hasEngine(first, "e")).toBe("yes");
+});

@@ -164,14 +164,19 @@ export class Pairing {
 
   /**
    * Whether an instance still has the engine `engineId`. Where it may have been restarted, its side channel is read first. `unknown`: it was never read; `unreadable`: it is
-   * not readable now.
+   * not readable now; `shared`: another instance has the same id, and peers may read its blocks instead.
    */
-  async hasEngine(instance: Instance, engineId: string): Promise<"yes" | "no" | "unknown" | "unreadable"> {
+  async hasEngine(
+    instance: Instance,
+    engineId: string,
+  ): Promise<"yes" | "no" | "unknown" | "unreadable" | "shared"> {
     const entry = this.#entryOf(instance);
     if (entry?.facts === undefined) return "unknown";
     if (entry.stale) await this.#read(entry);
     if (entry.stale) return "unreadable";
-    return sameEngine(entry.facts.engineId, engineId) ? "yes" : "no";
+    this.#update();
+    if (!sameEngine(entry.facts.engineId, engineId)) return "no";
+    return entry.namesake === undefined ? "yes" : "shared";
   }
 
   /** Resolves when no side channel is being read. */

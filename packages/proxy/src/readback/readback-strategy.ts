@@ -125,7 +125,7 @@ export class ReadbackStrategy implements DisaggregationStrategy {
     }
   }
 
-  /** The D that holds the object; undefined where it has left, or has another engine now. */
+  /** The D that holds the object; undefined where it has left, has another engine now, or shares the engine's id with another D. */
   async #holderOf(part: Part, object: KeptObject): Promise<Instance | undefined> {
     const { objects } = this.#readback;
     const holder = this.#readback.holderOf(object);
@@ -134,8 +134,9 @@ export class ReadbackStrategy implements DisaggregationStrategy {
       holder === undefined ? "no" : ((await pairing?.hasEngine(holder, object.engineId)) ?? "unknown");
     const isSure = has === "yes" || has === "unknown";
     if (isSure && holder !== undefined && !this.#readback.isDoubted(holder)) return holder;
-    if (has !== "no") await objects.giveBack(object);
-    else await objects.ended(object);
+    if (has === "shared") this.#readback.release(part, object);
+    else if (has === "no") await objects.ended(object);
+    else await objects.giveBack(object);
     this.#readback.refused(part, "engine");
     return undefined;
   }

@@ -4,7 +4,7 @@ import type { Part } from "../flow/client-request.js";
 /**
  * Why a turn does not use the KV of the turn before, or why its own KV is not kept for the next one. `api`: the Responses and the Messages API answer no token ids. `copies`: it is one of
  * several prompts or copies. `images`: a message has parts other than text. `prompt`: its prompt has another form than one text or one list of token ids, or the answer repeats some of
- * it. `no-ids`: the ids of its prompt are not known. `no-match`: no kept turn is a begin of it. `no-prefill`: no P that fits is there. `engine`: D was restarted, or left. `failed`: P could
+ * it. `no-ids`: the ids of its prompt are not known. `no-match`: no kept turn is a begin of it. `no-prefill`: no P that fits is there. `engine`: D was restarted, or left, or its engine id is another's too. `failed`: P could
  * not read it. `short`: it has fewer tokens than P computes anyway. `ids`: D's answer does not tell the ids of all tokens. `shape`: its KV is of a kind for which reading back is not proven. `capacity`: the size of D's cache is not
  * known. `budget`: it is larger than what turns may hold at D.
  */

@@ -1,5 +1,6 @@
 import { silentLog, systemClock } from "@kv/interface";
-import { expect, test, vi } from "vitest";
+import { startSideChannel } from "@kv/testing/http/side-channel";
+import { expect, onTestFinished, test, vi } from "vitest";
 import { post, runProxy, upstream } from "../support/set-up.js";
 import { ask, expected } from "./client.js";
 import { TurnServers } from "./turn-servers.js";
@@ -223,6 +224,33 @@ test("what was of a D before its restart is not read", async () => {
   expect(turns.counts.reads).toBe(0);
   expect(turns.wrong).toEqual([]);
   expect(await metric("kv_proxy_readback_objects")).toBe(3);
+});
+
+test.each([
+  ["one engine id", "d-1", 0],
+  ["two engine ids", "d-2", 2],
+])("two D's with %s: a turn is read where its id names one D", async (_, otherId, reads) => {
+  const turns = new TurnServers();
+  const side = async (engineId: string) => {
+    const { port, close } = await startSideChannel(() => ({ engineId, vllmVersion: "0.33.0" }));
+    onTestFinished(close);
+    return { host: "127.0.0.1", port };
+  };
+  const [own, other] = [await upstream(turns.decode), await upstream(() => {})];
+  const { url, proxy } = await runProxy({
+    prefillers: [(await upstream(turns.prefill)).url],
+    decoders: [
+      { url: own.url, kv: await side("d-1") },
+      { url: other.url, kv: await side(otherId) },
+    ],
+    readback: {},
+    pairing: { mode: "lenient" },
+  });
+  // It serves nothing.
+  proxy.instances.decode.list()[1]?.drain(true);
+  await converse(url, 3);
+  expect(turns.counts.reads).toBe(reads);
+  expect(turns.wrong).toEqual([]);
 });
 
 test("turns hold at most their share of D: the one that waits for longest is given back", async () => {

@@ -84,6 +84,8 @@ export class TurnServers {
 
   readonly decode: Answer = (seen) => {
     const { json, path, response } = seen;
+    // Pairing asks for them.
+    if (path === "/version" || path === "/v1/models") return send(response, {}, 404);
     if (path === "/metrics" && !this.hasMetrics) return send(response, {}, 404);
     if (path === "/metrics")
       return void response.end(
