@@ -35,6 +35,8 @@ interface Victim {
   readonly small: string;
   /** The longest turns of its event loop, in ms, of each half second. */
   readonly turns: number[];
+  /** What it took while nothing was done to it, before each attack. */
+  readonly idle: Measured[];
 }
 
 export async function fairness(only: readonly string[] | undefined): Promise<readonly Row[]> {
@@ -58,7 +60,7 @@ export async function fairness(only: readonly string[] | undefined): Promise<rea
       });
       const proxy = started("./fairness-proxy.ts", ...urls, endpoint);
       const url = await nextLine(proxy);
-      return { url, target: url, small: SMALL, turns: readTurns(proxy) };
+      return { url, target: url, small: SMALL, turns: readTurns(proxy), idle: [] };
     },
     async engine(): Promise<Victim> {
       const port = String(await freePort());
@@ -70,11 +72,12 @@ export async function fairness(only: readonly string[] | undefined): Promise<rea
       );
       const { url } = JSON.parse(await nextLine(engine)) as { url: string };
       const small = JSON.stringify({ prompt: [1, 2, 3], max_tokens: 1 });
-      return { url, target: port, small, turns: readTurns(engine) };
+      return { url, target: port, small, turns: readTurns(engine), idle: [] };
     },
   };
   const running = new Map<keyof typeof victims, Victim>();
   const rows: Row[] = [];
+  const ended: { name: string; victim: Victim; busy: Measured; longest: number }[] = [];
   try {
     for (const [name, kind] of Object.entries(ATTACKS)) {
       if (only !== undefined && !only.some((part) => name.includes(part))) continue;
@@ -85,21 +88,26 @@ export async function fairness(only: readonly string[] | undefined): Promise<rea
         attacker.process.stdin?.write(`${JSON.stringify({ attack, target: victim.target })}\n`);
         await nextLine(attacker);
       };
-      const idle = await measure(victim, PHASE_MS);
+      victim.idle.push(await measure(victim, PHASE_MS));
       await tell(name);
       await sleep(500);
       victim.turns.length = 0;
       const busy = await measure(victim, PHASE_MS);
       const longest = Math.max(...victim.turns);
       await tell();
-      for (const what of ["/health", "small requests"] as const)
-        rows.push(rowOf(`${what} beside ${name}: p99`, busy[what], idle[what]));
-      const [what, took] = [`longest turn beside ${name}`, `${longest.toFixed(1)} ms`];
-      rows.push(alone(what, took, `<= ${MOST_TURN_MS} ms`, longest <= MOST_TURN_MS));
+      ended.push({ name, victim, busy, longest });
       await sleep(1000);
     }
   } finally {
     for (const child of children) child.process.kill("SIGKILL");
+  }
+  for (const { name, victim, busy, longest } of ended) {
+    for (const what of ["/health", "small requests"] as const) {
+      const idle = victim.idle.flatMap((one) => one[what]);
+      rows.push(rowOf(`${what} beside ${name}: p99`, busy[what], idle));
+    }
+    const [what, took] = [`longest turn beside ${name}`, `${longest.toFixed(1)} ms`];
+    rows.push(alone(what, took, `<= ${MOST_TURN_MS} ms`, longest <= MOST_TURN_MS));
   }
   return rows;
 }
