@@ -20,12 +20,12 @@ const AREAS = {
   plan: {
     files: "packages/plan/src/{engine,kinds,receive,request}/*.ts",
     tests: ["packages/plan/src/{engine,kinds,receive,request}/*.test.ts"],
-    sample: 24,
+    sample: 40,
   },
   connector: {
     files: "packages/connector/src/{handshake,peers,scheduler,worker}/*.ts",
     tests: ["packages/connector/src/**/*.test.ts", REQUESTS],
-    sample: 8,
+    sample: 12,
   },
   pull: {
     files: "packages/pull/src/*.ts",
