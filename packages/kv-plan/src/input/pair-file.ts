@@ -1,7 +1,7 @@
 import { KV_CACHE_KINDS, KV_CACHE_LAYOUTS, KvError } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import { z } from "zod";
-import { describeIssues, regionSchema, stateSpaceSchema } from "../data/plan-schema.js";
+import { describeIssues, regionSchema, stateSpaceSchema } from "../data/plan-document.js";
 import { MAX_RANKS, type Pair, placeRegions, type UnplacedRank } from "./pair.js";
 
 type UnplacedRegion = UnplacedRank["regions"][number];

@@ -3,6 +3,7 @@ import { type ConfigFields, isRecord, OTHER_WAYS } from "./config-fields.js";
 import { type DenseRules, dense, everyNthFull, multiQueryHeads } from "./families/attention.js";
 import { compressedLatents } from "./families/compressed-latents.js";
 import { latents, sparseLatents } from "./families/latents.js";
+import { falconH1, graniteHybrid, nemotronH, zamba2 } from "./families/mamba2-hybrids.js";
 import {
   deltaNets,
   jamba,
@@ -11,8 +12,7 @@ import {
   mamba2State,
   mambaOnly,
   shortConvolutions,
-} from "./families/linear-hybrids.js";
-import { falconH1, graniteHybrid, nemotronH, zamba2 } from "./families/mamba2-hybrids.js";
+} from "./families/state-hybrids.js";
 import { gemma4, llama4, mimoV2, minimaxM3, nemotronNas, whisper } from "./families/uneven-attention.js";
 import type { Family } from "./model-draft.js";
 
