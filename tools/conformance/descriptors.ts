@@ -1,8 +1,9 @@
 import { DESCRIPTOR_ROW, type DescriptorTable } from "@kv/interface";
-import type { buildEngineTransferPlan, EngineTransferPlan, RankGeometry } from "@kv/plan";
+import { buildEngineTransferPlan, type EngineTransferPlan, type RankGeometry } from "@kv/plan";
+import { mappingAsJson } from "./families.js";
 import { fields } from "./fields.js";
-import { Difference, firstDifference, type Replay } from "./outcome.js";
-import { mappingAsJson } from "./tp-mapping.js";
+import { Difference, type Replay } from "./outcome.js";
+import { same } from "./recordings.js";
 
 type Descriptor = readonly [address: number, lengthBytes: number, deviceId: number];
 
@@ -10,52 +11,47 @@ type Descriptor = readonly [address: number, lengthBytes: number, deviceId: numb
  * vLLM's `_build_fa_local`, `_build_fa_remote`, their state-space counterparts and `_build_local_splits_from_plan`, against the tables
  * of a whole plan. Where our order differs, descriptors are looked up by region, block and part.
  */
-export function replayDescriptors(build: typeof buildEngineTransferPlan): Replay {
-  return (input, expected) => {
-    const plan = planOf(build, input);
-    const summary = {
-      tp_ratio:
-        fields(input).number("tp_size") >= fields(input).number("remote_tp_size")
-          ? plan.local.tpSize / plan.remote.tpSize
-          : -(plan.remote.tpSize / plan.local.tpSize),
-      block_size_ratio: plan.blockSizeRatio,
-      mapping: mappingAsJson(plan.mapping),
-    };
-    for (const source of plan.sources) [source.localTable, source.remoteTable].forEach(expand);
-    if (expected === undefined) return summary;
-    const theirs = expected as {
-      local: Descriptor[];
-      remote: Descriptor[];
-      splits?: Descriptor[][];
-      needs_split: boolean;
-      local_raw: unknown;
-      remote_raw: unknown;
-    };
-    const local = theirs.needs_split ? (theirs.splits ?? []) : plan.sources.map(() => theirs.local);
-    if (local.length !== plan.sources.length)
-      throw new Difference(`${plan.sources.length} sources, vLLM has ${local.length}`);
-    for (const [index, source] of plan.sources.entries()) {
-      compare(`local table of source ${index}`, inTheirOrder(plan, expand(source.localTable)), local[index]);
-      compare(`remote table of source ${index}`, expand(source.remoteTable), theirs.remote);
-    }
-    const {
-      local: _l,
-      remote: _r,
-      splits: _s,
-      needs_split: _n,
-      local_raw: _lr,
-      remote_raw: _rr,
-      ...rest
-    } = theirs;
-    compare("summary", summary, rest);
-    return expected;
+export const replayDescriptors: Replay = (input, expected) => {
+  const plan = planOf(input);
+  const summary = {
+    tp_ratio:
+      fields(input).number("tp_size") >= fields(input).number("remote_tp_size")
+        ? plan.local.tpSize / plan.remote.tpSize
+        : -(plan.remote.tpSize / plan.local.tpSize),
+    block_size_ratio: plan.blockSizeRatio,
+    mapping: mappingAsJson(plan.mapping),
   };
-}
+  for (const source of plan.sources) [source.localTable, source.remoteTable].forEach(expand);
+  if (expected === undefined) return summary;
+  const theirs = expected as {
+    local: Descriptor[];
+    remote: Descriptor[];
+    splits?: Descriptor[][];
+    needs_split: boolean;
+    local_raw: unknown;
+    remote_raw: unknown;
+  };
+  const local = theirs.needs_split ? (theirs.splits ?? []) : plan.sources.map(() => theirs.local);
+  if (local.length !== plan.sources.length)
+    throw new Difference(`${plan.sources.length} sources, vLLM has ${local.length}`);
+  for (const [index, source] of plan.sources.entries()) {
+    same(`local table of source ${index}`, inTheirOrder(plan, expand(source.localTable)), local[index]);
+    same(`remote table of source ${index}`, expand(source.remoteTable), theirs.remote);
+  }
+  const {
+    local: _l,
+    remote: _r,
+    splits: _s,
+    needs_split: _n,
+    local_raw: _lr,
+    remote_raw: _rr,
+    ...rest
+  } = theirs;
+  same("summary", summary, rest);
+  return expected;
+};
 
-function planOf(
-  build: typeof buildEngineTransferPlan,
-  input: Readonly<Record<string, unknown>>,
-): EngineTransferPlan {
+function planOf(input: Readonly<Record<string, unknown>>): EngineTransferPlan {
   const read = fields(input);
   const side = (who: "local" | "remote"): RankGeometry => {
     const prefix = who === "local" ? "" : "remote_";
@@ -83,7 +79,7 @@ function planOf(
   const remote = side("remote");
   const ratio = remote.tpSize / read.number("tp_size");
   const first = Math.floor(read.number("tp_rank") * ratio);
-  return build({
+  return buildEngineTransferPlan({
     local: side("local"),
     remotes: Array.from({ length: Math.max(1, ratio) }, (_, index) => ({ ...remote, tpRank: first + index })),
     numKvHeads: read.number("kv_heads"),
@@ -139,9 +135,4 @@ function inTheirOrder(plan: EngineTransferPlan, ours: readonly Descriptor[]): (D
     }
   }
   return ordered;
-}
-
-function compare(what: string, ours: unknown, theirs: unknown): void {
-  const difference = firstDifference(ours, theirs, what);
-  if (difference !== undefined) throw new Difference(difference);
 }

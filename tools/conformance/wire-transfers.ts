@@ -10,10 +10,10 @@ import {
 } from "@kv/plan";
 import { decodeDone } from "@kv/protocol";
 import { computeTpMapping, handshakeTargetRanks } from "@kv/topology";
+import { mappingAsJson } from "./families.js";
 import { fields } from "./fields.js";
 import { Difference } from "./outcome.js";
 import { type Recorded, record, same } from "./recordings.js";
-import { mappingAsJson } from "./tp-mapping.js";
 import { computeDescriptorIds } from "./vllm-descriptor-ids.js";
 
 /** The workers of one recorded run, by process id. */
@@ -166,7 +166,6 @@ export function checkMappings(worker: Worker): void {
 /** Checks a recorded call of `_compute_desc_ids`. */
 export function checkDescriptorIds(line: Recorded): void {
   const read = fields(record(line["compute_desc_ids"], "compute_desc_ids"));
-  const ratio = read.optionalNumber("block_size_ratio");
   const regionNumBlocks = read.numbers("region_num_blocks");
   const ids = computeDescriptorIds({
     groups: read.blockIds("block_ids").map(() => "full" as const),
@@ -177,7 +176,7 @@ export function checkDescriptorIds(line: Recorded): void {
     regionGroupIds: read.numbers("region_group_ids"),
     usesRegionGroupMapping: read.boolean("uses_region_group_mapping"),
     physicalBlocksPerLogical: read.number("physical_blocks_per_logical"),
-    ...(ratio === undefined ? {} : { blockSizeRatio: ratio }),
+    blockSizeRatio: read.optionalNumber("block_size_ratio"),
   });
   same("ids", ids, line["ret"]);
 }
