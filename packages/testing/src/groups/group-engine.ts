@@ -16,8 +16,9 @@ import {
 } from "@kv/transport-memory";
 import { engineIdentity } from "../engine-identity.js";
 import { createBlockPool } from "../simulator/block-pool.js";
+import { createGroupMemory } from "../simulator/sim-ranks.js";
+import { overTheWire } from "../simulator/sim-steps.js";
 import { copyPlatform } from "./copy-platform.js";
-import { createGroupMemory } from "./group-memory.js";
 
 export interface GroupEngineOptions {
   readonly network: MemoryNetwork;
@@ -313,9 +314,4 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
       await sideChannel.close();
     },
   };
-}
-
-/** The sides of a connector may run in different processes, so the values between them are converted to JSON and back. */
-function overTheWire<T>(value: T): T {
-  return JSON.parse(JSON.stringify(value)) as T;
 }

@@ -2,8 +2,8 @@ import type { ConnectorModule, KvCacheConfig, KvCacheGroup, KvTransferParams } f
 import { memoryNetwork, seededRandom, virtualClock } from "@kv/transport-memory";
 import fc from "fast-check";
 import { simConfig } from "../simulator/sim-config.js";
+import { stateSpaceOf } from "../simulator/sim-ranks.js";
 import { createGroupEngine, type GroupEngine } from "./group-engine.js";
-import { stateSpaceOf } from "./group-memory.js";
 
 /** A group of a scene. */
 interface SceneGroup {
