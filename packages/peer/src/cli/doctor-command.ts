@@ -99,27 +99,23 @@ export function addDoctor(program: Command): void {
 
 async function runDoctor(options: Options): Promise<PairReport> {
   const groups = await givenGroups(options);
-  const sideChannel = openSideChannel(options);
-  try {
-    return await pairDoctor({
-      prefill: readTarget(options.prefill),
-      decode: options.decode === undefined ? undefined : readTarget(options.decode),
-      sideChannel,
-      prefillTp: options.prefillTp ?? options.tp,
-      decodeTp: options.decodeTp ?? options.tp,
-      sideChannels: { prefill: options.prefillSideChannel, decode: options.decodeSideChannel },
-      ask: options.ask,
-      groups,
-      factors: factorsOf(options),
-      leaseMs: options.lease,
-      timeoutMs: options.timeout,
-      bytes: options.bytes
-        ? { limitBytes: options.limitMib * 2 ** 20, write: options.write === true, backends: options.backend }
-        : undefined,
-    });
-  } finally {
-    await sideChannel.close();
-  }
+  await using sideChannel = openSideChannel(options);
+  return await pairDoctor({
+    prefill: readTarget(options.prefill),
+    decode: options.decode === undefined ? undefined : readTarget(options.decode),
+    sideChannel,
+    prefillTp: options.prefillTp ?? options.tp,
+    decodeTp: options.decodeTp ?? options.tp,
+    sideChannels: { prefill: options.prefillSideChannel, decode: options.decodeSideChannel },
+    ask: options.ask,
+    groups,
+    factors: factorsOf(options),
+    leaseMs: options.lease,
+    timeoutMs: options.timeout,
+    bytes: options.bytes
+      ? { limitBytes: options.limitMib * 2 ** 20, write: options.write === true, backends: options.backend }
+      : undefined,
+  });
 }
 
 /** Errors: those of a flag that is no JSON object. */

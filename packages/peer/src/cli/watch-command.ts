@@ -95,8 +95,8 @@ export function addWatch(program: Command): void {
 async function watch(flags: WatchFlags): Promise<void> {
   const pairs = flags.pair.map(readPair);
   const { prompt, reference, groups } = await readReference(flags);
-  const transport = nixlTransport();
-  const sideChannel = openSideChannel(flags);
+  await using transport = nixlTransport();
+  await using sideChannel = openSideChannel(flags);
   const watching = new Watch({
     pairs,
     reference,
@@ -130,8 +130,6 @@ async function watch(flags: WatchFlags): Promise<void> {
     }
   } finally {
     await closeMetrics();
-    await sideChannel.close();
-    await transport.close();
   }
 }
 

@@ -104,38 +104,6 @@ function gatedDeltaNet(context: ModelContext, recurrent: string): State {
   };
 }
 
-/** Kimi delta attention: projections of the convolution, and a matrix for each head. */
-function kimiDelta(
-  context: ModelContext,
-  sizes: {
-    readonly heads: number;
-    readonly headSize: number;
-    readonly kernel: number;
-    readonly dtype: string;
-  },
-): State {
-  const { heads, headSize, kernel, dtype } = sizes;
-  return {
-    class: "MambaSpec",
-    mambaType: "GDN_ATTN",
-    shapes: [
-      [kernel - 1, divided(context, 3 * heads * headSize, "channels of a convolution")],
-      [divided(context, heads, "heads of a delta net"), headSize, headSize],
-    ],
-    dtypes: [context.modelDtype, dtype],
-  };
-}
-
-/** A short convolution has no recurrent state. */
-function shortConvolution(context: ModelContext, channels: number, kernel: number): State {
-  return {
-    class: "MambaSpec",
-    mambaType: "SHORT_CONV",
-    shapes: [[kernel - 1, divided(context, channels, "channels of a convolution")]],
-    dtypes: [context.modelDtype],
-  };
-}
-
 /** A hybrid: attention in some layers, states in others. */
 export function hybrid(
   context: ModelContext,
@@ -216,12 +184,18 @@ export const kimiDeltas = (prefix: string): Family => ({
     fields.ignore("mla_use_nope", "mla_use_output_gate");
     const size = latentSize(fields);
     const latent = denseLatentSpec(context, size);
-    const state = kimiDelta(context, {
-      heads: linear.count("num_heads"),
-      headSize: linear.count("head_dim"),
-      kernel: linear.count("short_conv_kernel_size"),
-      dtype: recurrentDtype(context, undefined, "float32"),
-    });
+    // Projections of the convolution, and a matrix for each head.
+    const [heads, headSize] = [linear.count("num_heads"), linear.count("head_dim")];
+    const kernel = linear.count("short_conv_kernel_size");
+    const state: State = {
+      class: "MambaSpec",
+      mambaType: "GDN_ATTN",
+      shapes: [
+        [kernel - 1, divided(context, 3 * heads * headSize, "channels of a convolution")],
+        [divided(context, heads, "heads of a delta net"), headSize, headSize],
+      ],
+      dtypes: [context.modelDtype, recurrentDtype(context, undefined, "float32")],
+    };
     linear.refuseUnread(context.architecture);
     return {
       numLayers: layers,
@@ -279,7 +253,13 @@ export const shortConvolutions = (prefix: string): Family => ({
     fields.ignore("conv_dim_out", "block_dim", "num_heads");
     const channels = fields.optionalCount("conv_dim") ?? fields.count("hidden_size");
     return hybrid(context, layers, (layer) => [isFull(layer) ? "attention" : "state"], {
-      state: shortConvolution(context, channels, fields.count("conv_L_cache", 3)),
+      // It has no recurrent state.
+      state: {
+        ...{ class: "MambaSpec", mambaType: "SHORT_CONV", dtypes: [context.modelDtype] },
+        shapes: [
+          [fields.count("conv_L_cache", 3) - 1, divided(context, channels, "channels of a convolution")],
+        ],
+      },
       attentionName: `${prefix}layers.*.self_attn.attn`,
       stateName: `${prefix}layers.*.short_conv`,
     });
