@@ -4,6 +4,7 @@ import { type Command, Option } from "commander";
 import { pairDoctor } from "../doctor/pair-doctor.js";
 import { type PairReport, reportText } from "../doctor/pair-report.js";
 import { readTarget } from "../doctor/target.js";
+import { parseJson } from "../http/http-request.js";
 import type { SideChannelAddress } from "../protocol/handshake.js";
 import { addGroupsOptions, type GroupsOptions, givenGroups } from "./groups-option.js";
 import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
@@ -120,12 +121,7 @@ async function runDoctor(options: Options): Promise<PairReport> {
 
 /** Errors: those of a flag that is no JSON object. */
 function speculativeConfig(text: string): Readonly<Record<string, unknown>> {
-  let value: unknown;
-  try {
-    value = JSON.parse(text);
-  } catch {
-    value = undefined;
-  }
+  const value = parseJson(text);
   if (typeof value === "object" && value !== null && !Array.isArray(value) && "method" in value)
     return value as Readonly<Record<string, unknown>>;
   return refuseValue(

@@ -1,5 +1,7 @@
 import type { RdmaDevice, UcxProtocol } from "@kv/nixl";
 import {
+  active,
+  gigabytes,
   LANE_CLASSES,
   type Lane,
   laneNamed,
@@ -61,7 +63,7 @@ export function laneChecks(
         id: "lane.tcp-instead-of-rdma",
         title: "TCP instead of RDMA",
         status: "fail",
-        found: `no log names the lane, and ${rate(speed.bytesPerMs)} is ${percent(speed.share ?? 0)} of what ${best.how} gives (vllm-project/vllm#52607)`,
+        found: `no log names the lane, and ${gigabytes(speed.bytesPerMs)} is ${percent(speed.share ?? 0)} of what ${best.how} gives (vllm-project/vllm#52607)`,
         fix: FIXES.rdma,
       });
     else
@@ -141,8 +143,6 @@ function bestLane({ here, devices }: LaneEvidence): Lane | undefined {
   return { how: `RDMA (${named(one)} at P, ${named(other)} at D)`, rank: RDMA };
 }
 
-const active = (devices: readonly RdmaDevice[]) =>
-  devices.filter(({ ports }) => ports.some((port) => port.includes("ACTIVE")));
 const named = ({ name, gigabitsPerSecond }: RdmaDevice) =>
   gigabitsPerSecond === undefined ? name : `${name}, ${gigabitsPerSecond} Gb/s`;
 
@@ -192,9 +192,10 @@ function speedOf(
 function speedChecks(moved: EngineCounters, lane: Lane | undefined, speed: Speed): VerifyCheck[] {
   const area = "lane";
   const { bytesPerMs, expectedBytesPerMs, expectation, share, meanMs, postShare, isTimed } = speed;
-  const expected = expectedBytesPerMs === undefined ? "" : `, ${expectation} ${rate(expectedBytesPerMs)}`;
+  const expected =
+    expectedBytesPerMs === undefined ? "" : `, ${expectation} ${gigabytes(expectedBytesPerMs)}`;
   const short = isTimed ? "" : "; too short to be timed well: longer prompts (--prompt-tokens) say more";
-  const found = `at least ${rate(bytesPerMs)}${expected}: ${meanMs.toFixed(1)} ms for each transfer${short}`;
+  const found = `at least ${gigabytes(bytesPerMs)}${expected}: ${meanMs.toFixed(1)} ms for each transfer${short}`;
   const isSlow = isTimed && share !== undefined && share < LEAST_SHARE;
   const checks: VerifyCheck[] = [
     isSlow
@@ -224,10 +225,6 @@ function speedChecks(moved: EngineCounters, lane: Lane | undefined, speed: Speed
       : undefined,
   });
   return checks;
-}
-
-function rate(bytesPerMs: number): string {
-  return `${(bytesPerMs / 1e6).toFixed(2)} GB/s`;
 }
 
 function percent(share: number): string {

@@ -187,6 +187,7 @@ export const kimiDeltas = (prefix: string): Family => ({
     // Projections of the convolution, and a matrix for each head.
     const [heads, headSize] = [linear.count("num_heads"), linear.count("head_dim")];
     const kernel = linear.count("short_conv_kernel_size");
+    const dtype = recurrentDtype(context, undefined, "float32");
     const state: State = {
       class: "MambaSpec",
       mambaType: "GDN_ATTN",
@@ -194,7 +195,7 @@ export const kimiDeltas = (prefix: string): Family => ({
         [kernel - 1, divided(context, 3 * heads * headSize, "channels of a convolution")],
         [divided(context, heads, "heads of a delta net"), headSize, headSize],
       ],
-      dtypes: [context.modelDtype, recurrentDtype(context, undefined, "float32")],
+      dtypes: [context.modelDtype, dtype],
     };
     linear.refuseUnread(context.architecture);
     return {
