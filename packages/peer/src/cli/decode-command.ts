@@ -89,31 +89,22 @@ async function run(options: Options): Promise<void> {
   onInterrupt(() => stop.abort());
   await server.health();
   const result = await load({
+    ...options,
     server,
     transport,
     sideChannel,
-    promptTokens: options.promptTokens,
-    concurrency: options.concurrency,
     ratePerSecond: options.rate,
     durationMs: options.duration,
-    requests: options.requests,
     leaseMs: options.lease,
     abortShare: options.abort,
     noNotifyShare: noNotifyShare(options),
     signal: stop.signal,
-    sideChannelHost: options.sideChannelHost,
-    sideChannelPort: options.sideChannelPort,
   });
   const vllmVersion = await server.version().catch(() => undefined);
   const report = loadReport(
     result,
     { url: server.url, vllmVersion },
-    {
-      maxFailed: options.maxFailed,
-      maxLeakedBlocks: options.maxLeakedBlocks,
-      maxPullP99Ms: options.maxP99,
-      allowUnknownLeaks: options.allowUnknownLeaks,
-    },
+    { ...options, maxPullP99Ms: options.maxP99 },
   );
   if (options.plot !== undefined)
     await writeFile(options.plot, loadPlot(result, `kv-peer decode, ${server.url}`));

@@ -45,21 +45,19 @@ export function addRecord(program: Command): void {
 }
 
 async function runRecord(flags: RecordFlags): Promise<void> {
-  const { prefill, decode, to, promptTokens, outputTokens } = flags;
+  const { prefill, decode, to, promptTokens } = flags;
   const groups = await givenGroups(flags);
   await using transport = nixlTransport();
   await using sideChannel = openSideChannel(flags);
   const manifest = await record({
+    ...flags,
     folder: to,
     prefill: new EngineServer(prefill),
     decode: decode === undefined ? undefined : new EngineServer(decode),
     transport,
     sideChannel,
     groups,
-    sideChannelHost: flags.sideChannelHost,
-    sideChannelPort: flags.sideChannelPort,
     prompts: promptTokens.map(fixedPrompt),
-    outputTokens,
   });
   const bytes = manifest.prompts.reduce((sum, { kv }) => sum + kv.lengthBytes, 0);
   print(

@@ -73,13 +73,11 @@ async function run(url: string, options: Options): Promise<void> {
     sideChannel,
   });
   const report = await verify({
+    ...options,
     front: new EngineServer(url),
     prefill,
     decode,
     reference: options.reference === undefined ? undefined : new EngineServer(options.reference),
-    requests: options.requests,
-    promptTokens: options.promptTokens,
-    outputTokens: options.outputTokens,
     freeWithinMs: options.freeWithin,
     lane,
   });

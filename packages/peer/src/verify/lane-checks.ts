@@ -53,19 +53,21 @@ export function laneChecks(
   const best = bestLane(evidence);
   const speed = speedOf(moved, evidence);
   const about = { area: "lane", title: "lane", details: { lane, best, ...speed } } as const;
+  const notRdma = (found: string): VerifyCheck => ({
+    ...{ ...about, id: "lane.tcp-instead-of-rdma", title: "TCP instead of RDMA", status: "fail" },
+    found: `${found} (vllm-project/vllm#52607)`,
+    fix: FIXES.rdma,
+  });
   const checks: VerifyCheck[] = [];
   if (lane === undefined) {
     const isSlow =
       best?.rank === RDMA && speed.isTimed && speed.share !== undefined && speed.share < LEAST_SHARE;
     if (isSlow)
-      checks.push({
-        ...about,
-        id: "lane.tcp-instead-of-rdma",
-        title: "TCP instead of RDMA",
-        status: "fail",
-        found: `no log names the lane, and ${gigabytes(speed.bytesPerMs)} is ${percent(speed.share ?? 0)} of what ${best.how} gives (vllm-project/vllm#52607)`,
-        fix: FIXES.rdma,
-      });
+      checks.push(
+        notRdma(
+          `no log names the lane, and ${gigabytes(speed.bytesPerMs)} is ${percent(speed.share ?? 0)} of what ${best.how} gives`,
+        ),
+      );
     else
       checks.push({
         ...about,
@@ -78,15 +80,7 @@ export function laneChecks(
     const found = `${lane.how} (${lane.source}); best that both hosts have: ${best?.how ?? "not known: give --prefill-host and --decode-host"}`;
     if (best === undefined || lane.rank < 0 || lane.rank >= best.rank)
       checks.push({ ...about, id: "lane.best", status: "ok", found });
-    else if (best.rank === RDMA)
-      checks.push({
-        ...about,
-        id: "lane.tcp-instead-of-rdma",
-        title: "TCP instead of RDMA",
-        status: "fail",
-        found: `${found} (vllm-project/vllm#52607)`,
-        fix: FIXES.rdma,
-      });
+    else if (best.rank === RDMA) checks.push(notRdma(found));
     else
       checks.push({
         ...about,

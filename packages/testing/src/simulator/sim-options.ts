@@ -77,11 +77,11 @@ export interface SimEngineOptions {
   readonly transport?: Transport;
   /** Behaves as a vLLM peer: its handshakes and parameters have none of our own fields, and it does not answer lease requests. */
   readonly plain?: boolean;
-  readonly sabotage?: Sabotage;
+  readonly sabotage?: Sabotage | undefined;
   /** Computes a prompt's first layer in the step before the last, and reports the layer to its workers. */
   readonly reportsLayers?: boolean;
   /** Wraps the transport. A connector's own tests use it to break a rule from outside. */
-  readonly wrapTransport?: (transport: Transport) => Transport;
+  readonly wrapTransport?: ((transport: Transport) => Transport) | undefined;
   /** Adds an accelerator around the connector. The model computes in its memory, and each step waits until its results are saved. */
   readonly device?: (around: SimDeviceAround) => SimDevice | undefined;
   /** The engine hands its connector equal tokens for all prompts. Prompts are then not distinguished. */
