@@ -1,6 +1,6 @@
 import type { KvTransferParams } from "@kv/interface";
 import type { SimEngine, SimEngineOptions } from "./sim-options.js";
-import { createSimSides } from "./sim-sides.js";
+import { createSimSides, registerCaches } from "./sim-sides.js";
 import { createSimSteps } from "./sim-steps.js";
 
 export type { SimEngine } from "./sim-options.js";
@@ -25,6 +25,7 @@ export async function createSimEngine(options: SimEngineOptions): Promise<SimEng
   const { network, hostName, engineId, tpSize, skewMs } = options;
   const host = network.host(hostName, skewMs === undefined ? {} : { skewMs });
   const sides = await createSimSides(options, host);
+  await registerCaches(sides);
   const steps = createSimSteps(options, sides, host);
   return {
     ...steps,

@@ -4,7 +4,7 @@ import type { MemoryHost } from "@kv/transport-memory";
 import { createBlockPool } from "./block-pool.js";
 import { createSimCompute, PREFILL_STEPS, type Running, tokensHeld } from "./sim-compute.js";
 import type { SimEngine, SimEngineOptions, SimRequest } from "./sim-options.js";
-import type { SimSides } from "./sim-sides.js";
+import { registerCaches, type SimSides } from "./sim-sides.js";
 
 /** Runs the steps of a simulated engine and the requests in them. `docs/architecture.md` defines a step. */
 export interface SimSteps
@@ -113,13 +113,7 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
 
   async function wakeUp(): Promise<void> {
     for (let block = 0; block < options.numBlocks; block++) ranks.poison(block);
-    for (const [index, worker] of workers.entries()) {
-      const caches = ranks.caches[index];
-      if (caches !== undefined) await worker.registerKvCaches(caches);
-    }
-    await scheduler.setHandshakeMetadata(
-      await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
-    );
+    await registerCaches(sides);
     asleep = false;
     wake();
   }
