@@ -5,6 +5,14 @@ import { createSimSteps } from "./sim-steps.js";
 
 export type { SimEngine } from "./sim-options.js";
 
+/** Outcome of a request: "ok", or the code of its error. */
+export function outcomeOf(work: Promise<unknown>): Promise<string> {
+  return work.then(
+    () => "ok",
+    (error: { code?: string }) => error.code ?? String(error),
+  );
+}
+
 /** Parameters that a proxy knows before the producer has answered. A proxy that sends both legs at once uses them. */
 export function coordinatesOf(
   { engineId, address, tpSize }: Pick<SimEngine, "engineId" | "address" | "tpSize">,
