@@ -1,15 +1,19 @@
+import type { Transport } from "@kv/interface";
 import { type FaultRule, memoryNetwork, type SeededRandom, virtualClock } from "@kv/transport-memory";
 import { createSimEngine } from "../simulator/sim-engine.js";
+import type { SimDevice, SimDeviceAround } from "../simulator/sim-options.js";
 import type { FaultFixture } from "./fault-fixture.js";
-import type { FaultRunOptions } from "./fault-run.js";
+import type { Sabotage } from "./sabotage.js";
 
-type Faulty = Pick<FaultRunOptions, "sabotage" | "wrapTransport" | "device">;
-type MemoryFixtureOptions = { readonly [Name in keyof Faulty]: Faulty[Name] | undefined } & {
+interface MemoryFixtureOptions {
   readonly random: SeededRandom;
   readonly rules: readonly FaultRule[];
   /** See `FaultRunOptions`. */
   readonly plainProducers: boolean;
-};
+  readonly sabotage?: Sabotage | undefined;
+  readonly wrapTransport?: ((transport: Transport) => Transport) | undefined;
+  readonly device?: ((around: SimDeviceAround, random: SeededRandom) => SimDevice | undefined) | undefined;
+}
 
 /** Longer than any lease of a fault run. */
 const REST_MS = 30_000;

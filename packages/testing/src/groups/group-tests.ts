@@ -13,8 +13,9 @@ const TP_SIZES: readonly [number, number][] = [
 
 /** The tests of a second turn, which P reads back from D: the same caches in the other direction. */
 export function itReadsEveryGroupBack(connector: ConnectorModule): void {
-  const play = async (scene: GroupScene) =>
+  const play = async (scene: GroupScene) => {
     expect(await playGroupScene(scene, { connector, isPush: false })).toEqual([]);
+  };
 
   it("a second turn is read back from groups of 16, 32 and 64 tokens per block, with prefix hits and preemption: every byte arrives", {
     timeout: 3_600_000,
@@ -45,7 +46,9 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
       { ...{ tp: [1, 1], decodeTimes: 1, isStaged: [false, false] }, ...scene },
       { connector, isPush },
     );
-  const play = async (scene: Parameters<typeof played>[0]) => expect(await played(scene)).toEqual([]);
+  const play = async (scene: Parameters<typeof played>[0]) => {
+    expect(await played(scene)).toEqual([]);
+  };
 
   // `npm run test:long -- --only properties` plays 50 times as many scenes.
   it("vllm#30358, #30419: groups of 16, 32 and 64 tokens per block, in random chunks, with prefix hits and staging: every byte arrives", {
