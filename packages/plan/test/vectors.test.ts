@@ -1,7 +1,6 @@
 import { fileURLToPath } from "node:url";
 import { expect, test } from "vitest";
-import { replayDescriptors } from "../../../tools/conformance/descriptors.js";
-import { replayBlockIds, replayValidate } from "../../../tools/conformance/families.js";
+import { replayBlockIds, replayDescriptors, replayValidate } from "../../../tools/conformance/families.js";
 import { judge } from "../../../tools/conformance/outcome.js";
 import { readVectors } from "../../../tools/conformance/vector-file.js";
 
