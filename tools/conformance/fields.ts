@@ -15,49 +15,30 @@ export function fields(input: Readonly<Record<string, unknown>>) {
   const fail = (key: string, wanted: string): never => {
     throw new Difference(`in.${key} is ${JSON.stringify(input[key])}, expected ${wanted}`);
   };
-  const number = (key: string): number => {
-    const value = input[key];
-    return typeof value === "number" ? value : fail(key, "a number");
-  };
-  const numbers = (key: string): number[] => {
-    const value = input[key];
-    return Array.isArray(value) && value.every((one) => typeof one === "number")
-      ? value
-      : fail(key, "numbers");
-  };
+  const read =
+    <T>(wanted: string, isWanted: (value: unknown) => boolean) =>
+    (key: string): T =>
+      isWanted(input[key]) ? (input[key] as T) : fail(key, wanted);
+  const isNumber = (value: unknown) => typeof value === "number";
+  const isText = (value: unknown) => typeof value === "string";
+  const all = (isOne: (value: unknown) => boolean) => (value: unknown) =>
+    Array.isArray(value) && value.every(isOne);
+  const number = read<number>("a number", isNumber);
+  const numbers = read<number[]>("numbers", all(isNumber));
+  const names = read<string[]>(
+    `kinds of ${[...KINDS.keys()].join(", ")}`,
+    all((one) => KINDS.has(one)),
+  );
   const present = (key: string) => input[key] !== undefined && input[key] !== null;
   return {
-    present,
-    number,
-    numbers,
+    ...{ present, number, numbers },
     numberOr: (key: string, absent: number) => (present(key) ? number(key) : absent),
     optionalNumber: (key: string) => (present(key) ? number(key) : undefined),
     optionalNumbers: (key: string) => (present(key) ? numbers(key) : undefined),
-    string: (key: string): string => {
-      const value = input[key];
-      return typeof value === "string" ? value : fail(key, "a string");
-    },
-    strings: (key: string): string[] => {
-      const value = input[key];
-      return Array.isArray(value) && value.every((one) => typeof one === "string")
-        ? value
-        : fail(key, "strings");
-    },
-    boolean: (key: string): boolean => {
-      const value = input[key];
-      return typeof value === "boolean" ? value : fail(key, "true or false");
-    },
-    kinds: (key: string): KvCacheKind[] => {
-      const value = input[key];
-      const wanted = `kinds of ${[...KINDS.keys()].join(", ")}`;
-      if (!Array.isArray(value)) return fail(key, wanted);
-      return value.map((one) => KINDS.get(one) ?? fail(key, wanted));
-    },
-    blockIds: (key: string): BlockIds => {
-      const value = input[key];
-      return Array.isArray(value) && value.every(Array.isArray)
-        ? (value as number[][])
-        : fail(key, "lists of numbers");
-    },
+    string: read<string>("a string", isText),
+    strings: read<string[]>("strings", all(isText)),
+    boolean: read<boolean>("true or false", (value) => typeof value === "boolean"),
+    kinds: (key: string) => names(key).map((one) => KINDS.get(one) as KvCacheKind),
+    blockIds: read<BlockIds>("lists of numbers", all(Array.isArray)),
   };
 }

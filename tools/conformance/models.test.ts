@@ -4,7 +4,7 @@ import { fileURLToPath } from "node:url";
 import { KvError } from "@kv/interface";
 import { describe, expect, test } from "vitest";
 import { modelOfConfig } from "../../packages/kv-plan/src/input/model-source.js";
-import { pairOfModels } from "../../packages/kv-plan/src/input/pair-of-models.js";
+import { pairOfModels } from "../../packages/kv-plan/src/input/pair-from-model.js";
 import { parsePythonJson } from "../../packages/kv-plan/src/model/config-fields.js";
 import { type CacheSettings, modelCaches } from "../../packages/kv-plan/src/model/model-caches.js";
 import { analysePair } from "../../packages/kv-plan/src/report/analyse-pair.js";

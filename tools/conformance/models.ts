@@ -53,16 +53,17 @@ function differenceOf(caches: ModelCaches, line: ModelLine): string | undefined 
   }));
   const numBlocks = caches.bytesPerBlock === 0 ? 1 : Math.floor(POOL_BYTES / caches.bytesPerBlock);
   const order = new Map(caches.layers.map(({ name }, index) => [name, index]));
+  const facts = {
+    architecture: caches.architecture,
+    resolved_dtype: caches.cacheDtype,
+    model_dtype: caches.modelDtype,
+    block_size: caches.blockSize,
+    layout: caches.layout,
+    // vLLM's line has it of hybrids only.
+    ...(line["mamba_block_size"] === undefined ? {} : { mamba_block_size: caches.stateBlockSize }),
+  };
   const ours = {
-    facts: {
-      architecture: caches.architecture,
-      resolved_dtype: caches.cacheDtype,
-      model_dtype: caches.modelDtype,
-      block_size: caches.blockSize,
-      layout: caches.layout,
-      // vLLM's line has it of hybrids only.
-      ...(line["mamba_block_size"] === undefined ? {} : { mamba_block_size: caches.stateBlockSize }),
-    },
+    facts,
     layers,
     groups: caches.groups.map((group) => ({
       members: group.layers.map(({ name }) => order.get(name)),
@@ -77,7 +78,7 @@ function differenceOf(caches: ModelCaches, line: ModelLine): string | undefined 
       tensor.blockStrideBytes,
     ]),
   };
-  return firstDifference(ours, expanded(line), line.config);
+  return firstDifference(ours, expanded(line, facts), line.config);
 }
 
 /** A layer's number, where its name has one. */
@@ -121,7 +122,7 @@ const OTHER_SPEC_FIELDS: ReadonlySet<string> = new Set([
 ]);
 
 /** vLLM's line, counted out, with the same fields as ours. */
-function expanded(line: ModelLine): unknown {
+function expanded(line: ModelLine, facts: object): unknown {
   const specs = line["specs"] as Readonly<Record<string, unknown>>[];
   const rows = line["layers"] as (readonly [number, number, number, number | null])[];
   const plain = specs.map((spec) => {
@@ -137,14 +138,7 @@ function expanded(line: ModelLine): unknown {
     page_sizes: number[];
   }[];
   return {
-    facts: {
-      architecture: line["architecture"],
-      resolved_dtype: line["resolved_dtype"],
-      model_dtype: line["model_dtype"],
-      block_size: line["block_size"],
-      layout: line["layout"],
-      ...(line["mamba_block_size"] === undefined ? {} : { mamba_block_size: line["mamba_block_size"] }),
-    },
+    facts: Object.fromEntries(Object.keys(facts).map((name) => [name, line[name]])),
     layers: rows.flatMap(([count, spec, , first]) =>
       Array.from({ length: count }, (_, index) => ({ layer: (first ?? 0) + index, ...plain[spec] })),
     ),

@@ -1,7 +1,7 @@
 import { fileURLToPath } from "node:url";
 import { KvError } from "@kv/interface";
 import { describe, expect, test } from "vitest";
-import { replayDescriptorIds } from "./descriptor-ids.js";
+import { replayDescriptorIds } from "./families.js";
 import { judge } from "./outcome.js";
 import { readVectors } from "./vector-file.js";
 import { computeDescriptorIds, type DescriptorIdOptions } from "./vllm-descriptor-ids.js";

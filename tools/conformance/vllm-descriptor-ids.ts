@@ -6,6 +6,11 @@ const SHARED_REGION = -1;
 /** Block ids, and the offsets that are added to them: all ids for the first offset, then all ids for the next. */
 type IdPart = readonly [ids: readonly number[], offsets: readonly number[]];
 
+interface StateSpace {
+  readonly convProjections: number;
+  readonly regions?: readonly number[] | undefined;
+}
+
 /** How the descriptors of one side are ordered: all attention regions, then all state-space regions. */
 export interface DescriptorIdOptions {
   readonly groups: readonly KvCacheKind[];
@@ -14,21 +19,21 @@ export interface DescriptorIdOptions {
   readonly numRegions: number;
   /** Kernel blocks of each region, unless `regionNumBlocks` is given. */
   readonly numBlocks: number;
-  readonly regionNumBlocks?: readonly number[];
+  readonly regionNumBlocks?: readonly number[] | undefined;
   /** Group of each region; -1 for a region that several groups share. */
-  readonly regionGroupIds?: readonly number[];
+  readonly regionGroupIds?: readonly number[] | undefined;
   /** Whether each group has its own regions. Default: whether the regions name more than one group. */
-  readonly usesRegionGroupMapping?: boolean;
+  readonly usesRegionGroupMapping?: boolean | undefined;
   /** Parts into which each attention block is cut. Default 1. */
-  readonly blockSizeRatio?: number;
+  readonly blockSizeRatio?: number | undefined;
   /** Default 1. */
-  readonly physicalBlocksPerLogical?: number;
+  readonly physicalBlocksPerLogical?: number | undefined;
   /** Descriptors by layer instead of by region: the group of each layer that is transferred. */
-  readonly transferLayerGroupIds?: readonly number[];
+  readonly transferLayerGroupIds?: readonly number[] | undefined;
   /** For models with state-space layers: convolution projections per layer, and the regions that hold state (all by default). */
-  readonly stateSpace?: { readonly convProjections: number; readonly regions?: readonly number[] };
+  readonly stateSpace?: StateSpace | undefined;
   /** For models with state-space layers: the regions that hold circular scratch. Default: none. */
-  readonly scratchRegions?: readonly number[];
+  readonly scratchRegions?: readonly number[] | undefined;
 }
 
 /**

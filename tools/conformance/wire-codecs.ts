@@ -32,35 +32,19 @@ export function checkHandshake(path: string): void {
 
   const metadata = decodeAgentMetadata(reply.payload.agentMetadataBytes);
   const told = record(meant["agent_metadata"], "agent_metadata");
-  same(
-    "metadata",
-    {
-      engine_id: metadata.engineId,
-      kv_caches_base_addr: metadata.baseAddresses,
-      device_id: metadata.deviceId,
-      num_blocks: metadata.numBlocks,
-      block_lens: metadata.blockLengthsBytes,
-      block_strides: metadata.blockStridesBytes,
-      kv_cache_layout: metadata.kvCacheLayout,
-      block_size: metadata.blockSize,
-      attn_backend_name: metadata.attentionBackend,
-      region_names: metadata.regionNames,
-    },
-    Object.fromEntries(
-      [
-        "engine_id",
-        "kv_caches_base_addr",
-        "device_id",
-        "num_blocks",
-        "block_lens",
-        "block_strides",
-        "kv_cache_layout",
-        "block_size",
-        "attn_backend_name",
-        "region_names",
-      ].map((key) => [key, told[key]]),
-    ),
-  );
+  const ours = {
+    engine_id: metadata.engineId,
+    kv_caches_base_addr: metadata.baseAddresses,
+    device_id: metadata.deviceId,
+    num_blocks: metadata.numBlocks,
+    block_lens: metadata.blockLengthsBytes,
+    block_strides: metadata.blockStridesBytes,
+    kv_cache_layout: metadata.kvCacheLayout,
+    block_size: metadata.blockSize,
+    attn_backend_name: metadata.attentionBackend,
+    region_names: metadata.regionNames,
+  };
+  same("metadata", ours, Object.fromEntries(Object.keys(ours).map((key) => [key, told[key]])));
   same("metadata, encoded", hex(encodeAgentMetadata(metadata)), hex(reply.payload.agentMetadataBytes));
 }
 

@@ -10,10 +10,10 @@ import {
 } from "@kv/plan";
 import { decodeDone } from "@kv/protocol";
 import { computeTpMapping, handshakeTargetRanks } from "@kv/topology";
+import { mappingAsJson } from "./families.js";
 import { fields } from "./fields.js";
 import { Difference } from "./outcome.js";
 import { type Recorded, record, same } from "./recordings.js";
-import { mappingAsJson } from "./tp-mapping.js";
 import { computeDescriptorIds } from "./vllm-descriptor-ids.js";
 
 /** The workers of one recorded run, by process id. */
@@ -70,9 +70,6 @@ function workerOf(line: Recorded): Worker {
   const caches = record(line["kv_caches"], "kv_caches");
   const names = read.strings("region_names");
   const shapes = names.map((name) => fields(record(caches[name], name)));
-  const [lengths, strides] = [read.numbers("block_len_per_layer"), read.numbers("block_stride_per_layer")];
-  const [counts, groups] = [read.numbers("region_num_blocks"), read.numbers("region_group_ids")];
-  const memory = read.strings("region_mem_types");
   const geometry: RankGeometry = {
     tpRank: read.number("tp_rank"),
     tpSize: read.number("world_size"),
@@ -81,15 +78,11 @@ function workerOf(line: Recorded): Worker {
     layout: read.string("kv_cache_layout") as KvCacheLayout,
     attentionBackend: read.string("backend_name"),
     deviceId: read.number("device_id"),
-    regions: names.map((name, index) => ({
-      name,
-      baseAddress: shapes[index]?.number("ptr") ?? 0,
-      numBlocks: counts[index] ?? 0,
-      blockLengthBytes: lengths[index] ?? 0,
-      blockStrideBytes: strides[index] ?? 0,
-      groupId: groups[index] ?? 0,
-      memoryType: memory[index] === "DRAM" ? "DRAM" : "VRAM",
-    })),
+    regions: regionsOf(read, {
+      addresses: shapes.map((shape) => shape.number("ptr")),
+      lengths: read.numbers("block_len_per_layer"),
+      strides: read.numbers("block_stride_per_layer"),
+    }),
   };
   // The cache's second dimension is this rank's heads.
   const isMla = read.boolean("use_mla");
@@ -119,8 +112,6 @@ function stateOf([convBytes = 0, recurrentBytes = 0]: readonly number[]): {
 function remoteOf(meta: Recorded, args: unknown): RankGeometry {
   const read = fields(meta);
   const [tpRank = 0, tpSize = 1] = Array.isArray(args) ? (args as number[]) : [];
-  const [lengths, strides] = [read.numbers("block_lens"), read.numbers("block_strides")];
-  const names = read.strings("region_names");
   return {
     tpRank,
     tpSize,
@@ -131,16 +122,30 @@ function remoteOf(meta: Recorded, args: unknown): RankGeometry {
     attentionBackend: read.string("attn_backend_name"),
     deviceId: read.number("device_id"),
     ...stateOf(read.optionalNumbers("ssm_sizes") ?? []),
-    regions: read.numbers("kv_caches_base_addr").map((baseAddress, index) => ({
-      name: names[index] ?? "",
-      baseAddress,
-      numBlocks: read.numbers("region_num_blocks")[index] ?? 0,
-      blockLengthBytes: lengths[index] ?? 0,
-      blockStrideBytes: strides[index] ?? 0,
-      groupId: read.numbers("region_group_ids")[index] ?? 0,
-      memoryType: read.strings("region_mem_types")[index] === "DRAM" ? "DRAM" : "VRAM",
-    })),
+    regions: regionsOf(read, {
+      addresses: read.numbers("kv_caches_base_addr"),
+      lengths: read.numbers("block_lens"),
+      strides: read.numbers("block_strides"),
+    }),
   };
+}
+
+/** The regions that a line names, with its counts of blocks, groups and types of memory. */
+function regionsOf(
+  read: ReturnType<typeof fields>,
+  { addresses, lengths, strides }: Readonly<Record<"addresses" | "lengths" | "strides", readonly number[]>>,
+): RankGeometry["regions"] {
+  const [counts, groups] = [read.numbers("region_num_blocks"), read.numbers("region_group_ids")];
+  const [names, memory] = [read.strings("region_names"), read.strings("region_mem_types")];
+  return addresses.map((baseAddress, index) => ({
+    name: names[index] ?? "",
+    baseAddress,
+    numBlocks: counts[index] ?? 0,
+    blockLengthBytes: lengths[index] ?? 0,
+    blockStrideBytes: strides[index] ?? 0,
+    groupId: groups[index] ?? 0,
+    memoryType: memory[index] === "DRAM" ? "DRAM" : "VRAM",
+  }));
 }
 
 /** Checks that every TP mapping of a worker follows from its own rank and the remote's TP size. */
@@ -166,7 +171,6 @@ export function checkMappings(worker: Worker): void {
 /** Checks a recorded call of `_compute_desc_ids`. */
 export function checkDescriptorIds(line: Recorded): void {
   const read = fields(record(line["compute_desc_ids"], "compute_desc_ids"));
-  const ratio = read.optionalNumber("block_size_ratio");
   const regionNumBlocks = read.numbers("region_num_blocks");
   const ids = computeDescriptorIds({
     groups: read.blockIds("block_ids").map(() => "full" as const),
@@ -177,7 +181,7 @@ export function checkDescriptorIds(line: Recorded): void {
     regionGroupIds: read.numbers("region_group_ids"),
     usesRegionGroupMapping: read.boolean("uses_region_group_mapping"),
     physicalBlocksPerLogical: read.number("physical_blocks_per_logical"),
-    ...(ratio === undefined ? {} : { blockSizeRatio: ratio }),
+    blockSizeRatio: read.optionalNumber("block_size_ratio"),
   });
   same("ids", ids, line["ret"]);
 }
@@ -320,16 +324,10 @@ function written(
   const { geometry } = worker;
   const targets = [...remotes].sort((one, other) => one.tpRank - other.tpRank);
   const reads = targets.flatMap((local) => {
-    const sources = handshakeTargetRanks({
-      tpRank: local.tpRank,
-      tpSize: local.tpSize,
-      remoteTpSize: geometry.tpSize,
-    });
-    const plan = planOf(
-      worker,
-      local,
-      sources.map((tpRank) => ({ ...geometry, tpRank })),
-    );
+    const { tpRank, tpSize } = local;
+    const sources = handshakeTargetRanks({ tpRank, tpSize, remoteTpSize: geometry.tpSize });
+    const ranks = sources.map((source) => ({ ...geometry, tpRank: source }));
+    const plan = planOf(worker, local, ranks);
     const request = planRequest(plan, {
       ...exchanged,
       localBlockIds: exchanged.remoteBlockIds,

@@ -1,10 +1,10 @@
 import { describe } from "vitest";
+import type { ConnectorSuiteOptions } from "./connector/engine.js";
 import { failureTests } from "./connector/failures.js";
 import { createFixture } from "./connector/fixture.js";
 import { happyPathTests } from "./connector/happy-paths.js";
-import type { ConnectorSuiteOptions } from "./connector/pair.js";
 
-export type { ConnectorEnd, ConnectorPair, ConnectorSuiteOptions } from "./connector/pair.js";
+export type { ConnectorEnd, ConnectorPair, ConnectorSuiteOptions } from "./connector/engine.js";
 
 /**
  * Tests a connector against the contracts of `SchedulerConnector` and `WorkerConnector`. The suite runs a small engine on each side that makes the

@@ -2,7 +2,7 @@ import { KV_CACHE_LAYOUTS, type KvCacheLayout, KvError } from "@kv/interface";
 import { layoutOf } from "../src/input/engine-flags.js";
 import { modelOfConfig } from "../src/input/model-source.js";
 import type { Pair } from "../src/input/pair.js";
-import { pairOrRefusal } from "../src/input/pair-of-models.js";
+import { pairOrRefusal } from "../src/input/pair-from-model.js";
 import { parsePythonJson } from "../src/model/config-fields.js";
 import { modelCaches } from "../src/model/model-caches.js";
 import { analysePair } from "../src/report/analyse-pair.js";

@@ -5,8 +5,12 @@ import { memoryMetrics } from "@kv/connector";
 import type { Log, SideChannel, Transport } from "@kv/interface";
 import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
 import { type MemoryNetwork, memoryNetwork, memoryTransport } from "@kv/transport-memory";
-import { type HeadlessPrefill, openHeadlessPrefill } from "../src/headless/headless-prefill.js";
-import { PrefillServer } from "../src/headless/prefill-server.js";
+import {
+  type HeadlessPrefill,
+  type HeadlessPrefillOptions,
+  openHeadlessPrefill,
+} from "../src/headless/headless-prefill.js";
+import { PrefillServer, type PrefillServerOptions } from "../src/headless/prefill-server.js";
 import { EngineServer } from "../src/http/engine-server.js";
 import { openRecording } from "../src/recording/recording.js";
 import { sampleRecording } from "./sample-recording.js";
@@ -21,6 +25,35 @@ export interface Served {
   readonly transport: Transport;
   readonly sideChannel: SideChannel;
   close(): Promise<void>;
+}
+
+/** Serves the prompts of a recording to any prompt, on the loopback. `change` changes the KV that is handed out. */
+export async function servePrefill(
+  folder: string,
+  options: Pick<PrefillServerOptions, "model" | "vllmVersion"> &
+    Omit<HeadlessPrefillOptions, "recording" | "sideChannelPort"> & {
+      change: ((kv: Uint8Array) => void) | undefined;
+    },
+) {
+  const metrics = memoryMetrics();
+  const recording = await openRecording(folder);
+  const kv: typeof recording.kv = async (prompt) => {
+    const bytes = await recording.kv(prompt);
+    options.change?.(bytes);
+    return bytes;
+  };
+  const prefill = await openHeadlessPrefill({
+    ...{ ...options, metrics, recording: { ...recording, kv }, sideChannelPort: 0, anyPrompt: true },
+  });
+  const app = new PrefillServer({ ...options, prefill, metrics: metrics.render });
+  const url = await app.listen({ host: "127.0.0.1", port: 0 });
+  return {
+    ...{ prefill, url },
+    async close() {
+      await app.close();
+      await prefill.close();
+    },
+  };
 }
 
 export async function serveSample(
@@ -57,28 +90,11 @@ export async function serveSample(
   const handshakeKeys = readHandshakeKeys("key", options.handshakeKeyFile);
   const sideChannel = zmqSideChannel({ handshakeKeys });
   const folder = await sampleRecording(lengths, undefined, options.factors);
-  const metrics = memoryMetrics();
-  const recording = await openRecording(folder);
-  const prefill = await openHeadlessPrefill({
-    recording: {
-      ...recording,
-      async kv(prompt) {
-        const kv = await recording.kv(prompt);
-        options.served?.(kv);
-        return kv;
-      },
-    },
-    metrics,
+  const { prefill, url, close } = await servePrefill(folder, {
+    ...{ model, vllmVersion, sideChannel, leaseMs, numBlocks, log: options.log, change: options.served },
     transport: transports[0],
-    sideChannel,
     sideChannelHost: options.sideChannelHost ?? "127.0.0.1",
-    sideChannelPort: 0,
-    leaseMs,
-    numBlocks,
-    anyPrompt: true,
-    log: options.log,
   });
-  const app = new PrefillServer({ prefill, model, vllmVersion, metrics: metrics.render });
   if (clockOffsetMs !== 0) {
     subscribe("http.server.request.start", (message) => {
       const { request, response } = message as { request: IncomingMessage; response: ServerResponse };
@@ -86,7 +102,6 @@ export async function serveSample(
         response.setHeader("date", new Date(Date.now() + clockOffsetMs).toUTCString());
     });
   }
-  const url = await app.listen({ host: "127.0.0.1", port: 0 });
   return {
     folder,
     server: new EngineServer(url),
@@ -95,8 +110,7 @@ export async function serveSample(
     transport: transports[1],
     sideChannel,
     async close() {
-      await app.close();
-      await prefill.close();
+      await close();
       await sideChannel.close();
       await Promise.all(transports.map((transport) => transport.close()));
       rmSync(folder, { recursive: true, force: true });

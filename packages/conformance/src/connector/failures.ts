@@ -1,8 +1,8 @@
 import { KvError, type KvTransferParams } from "@kv/interface";
 import { expect, test } from "vitest";
 import { expectThrown } from "../expect-error.js";
+import type { ConnectorSuiteOptions } from "./engine.js";
 import { type Fixture, REMOTE_DECODE } from "./fixture.js";
-import type { ConnectorSuiteOptions } from "./pair.js";
 
 /** Invalid changes to the parameters of vLLM's NixlConnector, which carry the prefill side's block ids and address. */
 const VLLM_BAD_PARAMETERS: readonly KvTransferParams[] = [

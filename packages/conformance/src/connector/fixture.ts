@@ -1,7 +1,7 @@
 import type { BlockIds, KvTransferParams } from "@kv/interface";
 import { afterEach, beforeEach, expect } from "vitest";
+import type { ConnectorPair, ConnectorSuiteOptions } from "./engine.js";
 import { type RunningRequest, type TestEngine, testEngine } from "./engine.js";
-import type { ConnectorPair, ConnectorSuiteOptions } from "./pair.js";
 
 /** `kv_transfer_params` that a proxy sends to the prefill side. */
 export const REMOTE_DECODE: KvTransferParams = {

@@ -1,7 +1,17 @@
 import { KvError, type Transfer } from "@kv/interface";
 import { expect, test } from "vitest";
 import { expectError, expectThrown } from "../expect-error.js";
-import { blockPair, blocksOf, bytes, type Fixture, nextOf, pattern, text } from "./fixture.js";
+import {
+  blockPair,
+  blocksOf,
+  bytes,
+  type Fixture,
+  fulfilled,
+  nextOf,
+  pattern,
+  readOf,
+  text,
+} from "./fixture.js";
 
 export function abortAndCloseTests(fixture: Fixture): void {
   const { waitFor } = fixture;
@@ -10,8 +20,8 @@ export function abortAndCloseTests(fixture: Fixture): void {
   async function bigTransfer(give: { signal?: AbortSignal; timeoutMs?: number; notification?: Uint8Array }) {
     const { reader, owner, local, remote } = await blockPair(fixture, lengthBytes(), 4096);
     const ids = Int32Array.from({ length: lengthBytes() / 4096 }, (_, index) => index);
-    const request = { operation: "READ", local, localIds: ids, remote, remoteIds: ids, ...give } as const;
-    return { reader, owner, local, transfer: reader.agent.transfer(request) };
+    const transfer = reader.agent.transfer({ ...readOf({ local, remote }, ids), ...give });
+    return { reader, owner, local, transfer };
   }
 
   /** Returns "done" or the code of the error. */
@@ -64,16 +74,8 @@ export function abortAndCloseTests(fixture: Fixture): void {
     const controller = new AbortController();
     const ended = await bigTransfer({ signal: controller.signal, notification: bytes("notification") });
     const begun = (): boolean => ended.reader.memory.bytes[0] === ended.owner.memory.bytes[0];
-    let settled = false;
-    ended.transfer.done.then(
-      () => {
-        settled = true;
-      },
-      () => {
-        settled = true;
-      },
-    );
-    while (!begun() && !settled) await fixture.turn();
+    const settled = fulfilled(ended.transfer.done.catch(() => {}));
+    while (!begun() && !settled()) await fixture.turn();
     controller.abort();
     const outcome = await outcomeOf(ended.transfer);
     expect(["done", "KV_TRANSFER_ABORTED"]).toContain(outcome);
@@ -100,36 +102,27 @@ export function abortAndCloseTests(fixture: Fixture): void {
     const controller = new AbortController();
     const { reader, local, transfer } = await bigTransfer({ signal: controller.signal });
     const { done, released } = transfer;
-    let wasReleased = false;
-    void released.then(() => {
-      wasReleased = true;
-    });
+    const wasReleased = fulfilled(released);
     controller.abort();
     const closed = local.close();
     let early = false;
     void closed.then(() => {
-      early = !wasReleased;
+      early = !wasReleased();
     });
     await waitFor(done.catch(() => {}));
     await waitFor(closed);
     expect(early).toBe(false);
-    expect(wasReleased).toBe(true);
+    expect(wasReleased()).toBe(true);
     await waitFor(reader.registration.close());
   });
 
   test("closing an agent with transfers in flight settles and releases them", async () => {
     const { reader, transfer } = await bigTransfer({});
-    const outcome = transfer.done.then(
-      () => "KV_OK",
-      (error: unknown) => (KvError.is(error) ? error.code : error),
-    );
-    let wasReleased = false;
-    void transfer.released.then(() => {
-      wasReleased = true;
-    });
+    const outcome = outcomeOf(transfer);
+    const wasReleased = fulfilled(transfer.released);
     await waitFor(reader.agent.close());
-    expect(wasReleased).toBe(true);
-    expect(["KV_OK", "KV_TRANSFER_ABORTED", "KV_AGENT_CLOSED"]).toContain(await waitFor(outcome));
+    expect(wasReleased()).toBe(true);
+    expect(["done", "KV_TRANSFER_ABORTED", "KV_AGENT_CLOSED"]).toContain(await outcome);
     reader.memory.close();
   });
 
@@ -147,9 +140,7 @@ export function abortAndCloseTests(fixture: Fixture): void {
     await expectError(() => agent.prepareLocal(table), "KV_AGENT_CLOSED");
     await expectError(() => agent.prepareRemote(owner.agent.name, table), "KV_AGENT_CLOSED");
     await expectError(() => agent.notify(owner.agent.name, bytes("x")), "KV_AGENT_CLOSED");
-    const ids = Int32Array.of(0);
-    const request = { operation: "READ", local, localIds: ids, remote, remoteIds: ids } as const;
-    expectThrown(() => agent.transfer(request), "KV_AGENT_CLOSED");
+    expectThrown(() => agent.transfer(readOf({ local, remote }, Int32Array.of(0))), "KV_AGENT_CLOSED");
     await waitFor(local.close());
     await waitFor(remote.close());
     await waitFor(reader.registration.close());

@@ -1,6 +1,6 @@
-import { type DescriptorPairs, type DescriptorRuns, descriptorPairs, type Memory } from "@kv/interface";
+import { type DescriptorPairs, type DescriptorRuns, descriptorPairs } from "@kv/interface";
 import { expect, test } from "vitest";
-import { blockPair, type Fixture, introduced, nextOf, operations, pattern, rowsIn } from "./fixture.js";
+import { blockPair, type Fixture, introduced, nextOf, operations, pattern, prepare } from "./fixture.js";
 
 /** Descriptors as runs, with and without offsets, move the same bytes as the equivalent pairs. */
 export function descriptorRunTests(fixture: Fixture): void {
@@ -10,19 +10,18 @@ export function descriptorRunTests(fixture: Fixture): void {
     for (const operation of operations(fixture)) {
       const { reader, owner } = await introduced(fixture, 32_768, 2);
       // Neighbours in memory; then gaps between descriptors; then another length. The remote's rows end at other indices.
-      const rows = (memory: Memory, ...all: Parameters<typeof rowsIn>[1][]) => ({
-        memoryType: "DRAM" as const,
-        rows: rowsIn(memory, ...all),
-      });
-      const localTable = rows(reader.memory, [0, 256, 256, 16], [8192, 256, 512, 8], [16_384, 512, 512, 8]);
-      const remoteTable = rows(
-        owner.memory,
+      const localRows = [
+        [0, 256, 256, 16],
+        [8192, 256, 512, 8],
+        [16_384, 512, 512, 8],
+      ] as const;
+      const remoteRows = [
         [1024, 256, 256, 10],
         [8192, 256, 1024, 14],
         [24_576, 512, 512, 9],
-      );
-      const local = await waitFor(reader.agent.prepareLocal(localTable));
-      const remote = await waitFor(reader.agent.prepareRemote(owner.agent.name, remoteTable));
+      ] as const;
+      const local = await prepare(fixture, reader.agent, reader, ...localRows);
+      const remote = await prepare(fixture, reader.agent, owner, ...remoteRows);
       const runs = Int32Array.of(2, 1, 20, 26, 25, 5, 0, 23, 1, 31, 32, 1);
       const move = (spelling: DescriptorPairs | DescriptorRuns) =>
         waitFor(reader.agent.transfer({ operation, local, remote, ...spelling }).done);

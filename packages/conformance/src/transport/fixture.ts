@@ -195,13 +195,39 @@ export async function blockLists(
   blockLengthBytes: number,
 ): Promise<{ local: PreparedList; remote: PreparedList }> {
   await fixture.introduce(reader.agent, owner.agent);
-  const table = ({ memory }: Side) => ({
-    memoryType: memory.memoryType,
-    rows: blocksOf(memory, blockLengthBytes),
+  const prepared = (side: Side) => {
+    const count = side.memory.lengthBytes / blockLengthBytes;
+    return prepare(fixture, reader.agent, side, [0, blockLengthBytes, blockLengthBytes, count]);
+  };
+  return { local: await prepared(reader), remote: await prepared(owner) };
+}
+
+/** A list of rows `[offsetBytes, lengthBytes, strideBytes, count]` in the memory of `owner`, prepared on `agent` for itself or for its peer. */
+export function prepare(
+  fixture: Fixture,
+  agent: Agent,
+  { agent: peer, memory }: Pick<Side, "agent" | "memory">,
+  ...rows: Parameters<typeof rowsIn>[1][]
+): Promise<PreparedList> {
+  const table = { memoryType: memory.memoryType, rows: rowsIn(memory, ...rows) };
+  return fixture.waitFor(peer === agent ? agent.prepareLocal(table) : agent.prepareRemote(peer.name, table));
+}
+
+/** A READ of the descriptors with these ids in both lists. */
+export function readOf(
+  { local, remote }: { readonly local: PreparedList; readonly remote: PreparedList },
+  ids: Int32Array,
+) {
+  return { operation: "READ", local, localIds: ids, remote, remoteIds: ids } as const;
+}
+
+/** Whether a promise has been fulfilled. */
+export function fulfilled(promise: Promise<unknown>): () => boolean {
+  let isFulfilled = false;
+  void promise.then(() => {
+    isFulfilled = true;
   });
-  const local = await fixture.waitFor(reader.agent.prepareLocal(table(reader)));
-  const remote = await fixture.waitFor(reader.agent.prepareRemote(owner.agent.name, table(owner)));
-  return { local, remote };
+  return () => isFulfilled;
 }
 
 /** Returns the operations that the transport supports. */

@@ -1,7 +1,7 @@
 import type { TransferRequest } from "@kv/interface";
 import { expect, test } from "vitest";
 import { expectThrown } from "../expect-error.js";
-import { blockLists, blockPair, type Fixture, pattern, rowsIn } from "./fixture.js";
+import { blockLists, blockPair, type Fixture, pattern, prepare, readOf } from "./fixture.js";
 
 /** Invalid transfers, as pairs and as runs, throw synchronously. */
 export function invalidTransferTests(fixture: Fixture): void {
@@ -9,16 +9,8 @@ export function invalidTransferTests(fixture: Fixture): void {
 
   test("a transfer with invalid arguments throws at once and moves nothing", async () => {
     const { reader, local, remote } = await blockPair(fixture, 8192, 1024);
-    const big = await waitFor(
-      reader.agent.prepareLocal({ memoryType: "DRAM", rows: rowsIn(reader.memory, [0, 2048, 2048, 4]) }),
-    );
-    const right = {
-      operation: "READ",
-      local,
-      localIds: Int32Array.of(0, 1),
-      remote,
-      remoteIds: Int32Array.of(2, 3),
-    } as const;
+    const big = await prepare(fixture, reader.agent, reader, [0, 2048, 2048, 4]);
+    const right = { ...readOf({ local, remote }, Int32Array.of(0, 1)), remoteIds: Int32Array.of(2, 3) };
     const wrong: Partial<Record<keyof TransferRequest, unknown>>[] = [
       { localIds: Int32Array.of(0) },
       { remoteIds: Int32Array.of(2, 3, 4) },
@@ -73,12 +65,7 @@ export function invalidTransferTests(fixture: Fixture): void {
 
   test("invalid runs throw at once and move nothing", async () => {
     const { reader, local, remote } = await blockPair(fixture, 8192, 1024);
-    const mixed = await waitFor(
-      reader.agent.prepareLocal({
-        memoryType: "DRAM",
-        rows: rowsIn(reader.memory, [0, 1024, 1024, 4], [4096, 512, 512, 4]),
-      }),
-    );
+    const mixed = await prepare(fixture, reader.agent, reader, [0, 1024, 1024, 4], [4096, 512, 512, 4]);
     const wrong: Record<string, unknown>[] = [
       { runs: Int32Array.of() },
       { runs: Int32Array.of(0, 0) },
@@ -109,12 +96,8 @@ export function invalidTransferTests(fixture: Fixture): void {
     const owner = await fixture.side(8192, 1);
     const own = await blockLists(fixture, reader, owner, 1024);
     const others = await blockLists(fixture, other, owner, 1024);
-    const ids = Int32Array.of(0);
-    for (const lists of [
-      { ...own, local: others.local },
-      { ...own, remote: others.remote },
-    ]) {
-      const request = { operation: "READ", ...lists, localIds: ids, remoteIds: ids } as const;
+    for (const mixed of [{ local: others.local }, { remote: others.remote }]) {
+      const request = readOf({ ...own, ...mixed }, Int32Array.of(0));
       expectThrown(() => reader.agent.transfer(request), "KV_TRANSFER_INVALID");
     }
   });

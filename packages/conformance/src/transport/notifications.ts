@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import { expectError, expectThrown } from "../expect-error.js";
-import { blockPair, bytes, type Fixture, nextOf, pattern, text } from "./fixture.js";
+import { blockPair, bytes, type Fixture, nextOf, operations, pattern, readOf, text } from "./fixture.js";
 
 export function notificationTests(fixture: Fixture): void {
   const { waitFor } = fixture;
@@ -63,16 +63,15 @@ export function notificationTests(fixture: Fixture): void {
   });
 
   test("the notification of a transfer arrives exactly once, after its last byte", async () => {
-    const { read, write } = fixture.transport().capabilities;
     const lengthBytes = 8 << 20;
     const { reader, owner, local, remote } = await blockPair(fixture, lengthBytes, 16_384, 20);
     const ids = Int32Array.from({ length: lengthBytes / 16_384 }, (_, index) => index);
     const arrived = owner.agent.notifications();
-    for (const operation of [...(write ? (["WRITE"] as const) : []), ...(read ? (["READ"] as const) : [])]) {
+    for (const operation of operations(fixture).toReversed()) {
       reader.memory.bytes.set(pattern(lengthBytes, 20));
       owner.memory.bytes.set(pattern(lengthBytes, 21));
       const sent = bytes(`payload of ${operation}`);
-      const request = { operation, local, localIds: ids, remote, remoteIds: ids, notification: sent };
+      const request = { ...readOf({ local, remote }, ids), operation, notification: sent };
       const { done } = reader.agent.transfer(request);
       sent.fill(0);
       const { from, payload } = await nextOf(fixture, arrived);
@@ -90,13 +89,8 @@ export function notificationTests(fixture: Fixture): void {
 
   test("no notification arrives for a transfer that failed", async () => {
     const { reader, owner, local, remote } = await blockPair(fixture, 8192, 1024);
-    const ids = Int32Array.of(0, 1);
     const { done, released } = reader.agent.transfer({
-      operation: "READ",
-      local,
-      localIds: ids,
-      remote,
-      remoteIds: ids,
+      ...readOf({ local, remote }, Int32Array.of(0, 1)),
       notification: bytes("never"),
       signal: AbortSignal.abort(),
     });

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import { expectError } from "../expect-error.js";
-import { blockLists, blockPair, blocksOf, bytes, type Fixture } from "./fixture.js";
+import { blockLists, blockPair, blocksOf, bytes, type Fixture, prepare, readOf } from "./fixture.js";
 
 export function peerTests(fixture: Fixture): void {
   const { waitFor } = fixture;
@@ -32,33 +32,16 @@ export function peerTests(fixture: Fixture): void {
   test("addRemote returns the peer's name, and adding it again makes new memory reachable", async () => {
     const reader = await fixture.side(4096, 0);
     const owner = await fixture.side(4096, 1);
-    expect(await waitFor(reader.agent.addRemote(await waitFor(owner.agent.localMetadata())))).toBe(
-      owner.agent.name,
-    );
+    const added = async () => reader.agent.addRemote(await waitFor(owner.agent.localMetadata()));
+    expect(await waitFor(added())).toBe(owner.agent.name);
     const late = fixture.memory(4096);
     late.bytes.fill(77);
     await waitFor(owner.agent.register(late));
-    expect(await waitFor(reader.agent.addRemote(await waitFor(owner.agent.localMetadata())))).toBe(
-      owner.agent.name,
-    );
+    expect(await waitFor(added())).toBe(owner.agent.name);
     expect(reader.agent.telemetry().remotes).toBe(1);
-    const table = { memoryType: late.memoryType, rows: blocksOf(late, 1024) };
-    const remote = await waitFor(reader.agent.prepareRemote(owner.agent.name, table));
-    const local = await waitFor(
-      reader.agent.prepareLocal({
-        memoryType: reader.memory.memoryType,
-        rows: blocksOf(reader.memory, 1024),
-      }),
-    );
-    const ids = Int32Array.of(0, 1, 2, 3);
-    const { done } = reader.agent.transfer({
-      operation: "READ",
-      local,
-      localIds: ids,
-      remote,
-      remoteIds: ids,
-    });
-    await waitFor(done);
+    const remote = await prepare(fixture, reader.agent, { ...owner, memory: late }, [0, 1024, 1024, 4]);
+    const local = await prepare(fixture, reader.agent, reader, [0, 1024, 1024, 4]);
+    await waitFor(reader.agent.transfer(readOf({ local, remote }, Int32Array.of(0, 1, 2, 3))).done);
     expect(reader.memory.bytes.every((byte) => byte === 77)).toBe(true);
   });
 
@@ -124,26 +107,13 @@ export function peerTests(fixture: Fixture): void {
       const agent = await waitFor(transport.createAgent({ ...fixture.options.agentOptions }));
       const memory = transport.allocate(4096);
       const owner = { agent, memory, registration: await waitFor(agent.register(memory)) };
-      const { local, remote } = await blockLists(fixture, reader, owner, 1024);
-      const ids = Int32Array.of(0);
-      const before = reader.agent.transfer({
-        operation: "READ",
-        local,
-        localIds: ids,
-        remote,
-        remoteIds: ids,
-      });
+      const request = readOf(await blockLists(fixture, reader, owner, 1024), Int32Array.of(0));
+      const before = reader.agent.transfer(request);
       await waitFor(kill());
       // The transfer in flight ends too, with any outcome.
       await waitFor(before.done.catch(() => {}));
       await waitFor(before.released);
-      const { done, released } = reader.agent.transfer({
-        operation: "READ",
-        local,
-        localIds: ids,
-        remote,
-        remoteIds: ids,
-      });
+      const { done, released } = reader.agent.transfer(request);
       await expectError(() => waitFor(done), "KV_PEER_DISCONNECTED", "KV_TRANSFER_FAILED");
       await waitFor(released);
       expect(reader.agent.telemetry().transfersInFlight).toBe(0);

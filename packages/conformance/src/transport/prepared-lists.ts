@@ -1,7 +1,7 @@
 import type { DescriptorTable } from "@kv/interface";
 import { expect, test } from "vitest";
 import { expectError, expectThrown } from "../expect-error.js";
-import { blockPair, blocksOf, type Fixture, introduced, rowsIn } from "./fixture.js";
+import { blockPair, type Fixture, fulfilled, introduced, prepare, readOf, rowsIn } from "./fixture.js";
 
 export function preparedListTests(fixture: Fixture): void {
   const { waitFor } = fixture;
@@ -13,15 +13,8 @@ export function preparedListTests(fixture: Fixture): void {
       [8192, 100, 100, 1],
       [16_384, 512, 512, 16],
     ] as const;
-    const local = await waitFor(
-      reader.agent.prepareLocal({ memoryType: "DRAM", rows: rowsIn(reader.memory, ...rows) }),
-    );
-    const remote = await waitFor(
-      reader.agent.prepareRemote(owner.agent.name, {
-        memoryType: "DRAM",
-        rows: rowsIn(owner.memory, ...rows),
-      }),
-    );
+    const local = await prepare(fixture, reader.agent, reader, ...rows);
+    const remote = await prepare(fixture, reader.agent, owner, ...rows);
     expect(local).toMatchObject({ count: 25, remote: undefined, memoryType: "DRAM" });
     expect(remote).toMatchObject({ count: 25, remote: owner.agent.name, memoryType: "DRAM" });
     expect(reader.agent.telemetry().preparedLists).toBe(2);
@@ -49,10 +42,7 @@ export function preparedListTests(fixture: Fixture): void {
       [taken, 1024],
       [other, 4096],
     ] as const) {
-      const ids = Int32Array.of(0, 1);
-      await waitFor(
-        reader.agent.transfer({ operation: "READ", local, localIds: ids, remote, remoteIds: ids }).done,
-      );
+      await waitFor(reader.agent.transfer(readOf({ local, remote }, Int32Array.of(0, 1))).done);
       expect(
         Buffer.compare(reader.memory.bytes.slice(1024, 2048), owner.memory.bytes.slice(from, from + 1024)),
       ).toBe(0);
@@ -107,59 +97,53 @@ export function preparedListTests(fixture: Fixture): void {
   test("rows outside registered memory are rejected, also when they exceed it by one byte or one stride", async () => {
     const { reader, owner } = await introduced(fixture, 8192);
     const elsewhere = fixture.memory(8192);
-    const outside = (memory: typeof elsewhere): Float64Array[] => [
-      rowsIn(memory, [0, 8193, 8193, 1]),
-      rowsIn(memory, [8191, 2, 2, 1]),
-      rowsIn(memory, [0, 1024, 1024, 9]),
-      rowsIn(memory, [0, 16, 4096, 3]),
-      rowsIn(memory, [-16, 16, 16, 1]),
-      rowsIn(elsewhere, [0, 16, 16, 1]),
-    ];
-    for (const rows of outside(reader.memory)) {
-      await expectError(
-        () => waitFor(reader.agent.prepareLocal({ memoryType: "DRAM", rows })),
-        "KV_MEMORY_NOT_REGISTERED",
-        "KV_LIST_INVALID",
-      );
-    }
-    for (const rows of outside(owner.memory)) {
-      await expectError(
-        () => waitFor(reader.agent.prepareRemote(owner.agent.name, { memoryType: "DRAM", rows })),
-        "KV_LIST_INVALID",
-        "KV_MEMORY_NOT_REGISTERED",
-      );
+    const beyond = [
+      [0, 8193, 8193, 1],
+      [8191, 2, 2, 1],
+      [0, 1024, 1024, 9],
+      [0, 16, 4096, 3],
+      [-16, 16, 16, 1],
+    ] as const;
+    for (const side of [reader, owner]) {
+      for (const [memory, row] of [
+        ...beyond.map((row) => [side.memory, row] as const),
+        [elsewhere, [0, 16, 16, 1]] as const,
+      ]) {
+        await expectError(
+          () => prepare(fixture, reader.agent, { ...side, memory }, row),
+          "KV_MEMORY_NOT_REGISTERED",
+          "KV_LIST_INVALID",
+        );
+      }
     }
     expect(reader.agent.telemetry().preparedLists).toBe(0);
   });
 
   test("a registration cannot close while a prepared list refers to its memory", async () => {
     const { agent, memory, registration } = await fixture.side(8192, 0);
-    const list = await waitFor(
-      agent.prepareLocal({ memoryType: memory.memoryType, rows: blocksOf(memory, 1024) }),
-    );
+    const list = await prepare(fixture, agent, { agent, memory }, [0, 1024, 1024, 8]);
     await expectError(() => waitFor(registration.close()), "KV_MEMORY_IN_USE");
     expectThrown(() => memory.close(), "KV_MEMORY_IN_USE");
     await waitFor(list.close());
     await waitFor(list.close());
     await waitFor(registration.close());
     expect(agent.telemetry()).toMatchObject({ preparedLists: 0, registrations: 0 });
-    const table = { memoryType: memory.memoryType, rows: blocksOf(memory, 1024) };
-    await expectError(() => waitFor(agent.prepareLocal(table)), "KV_MEMORY_NOT_REGISTERED");
+    await expectError(
+      () => prepare(fixture, agent, { agent, memory }, [0, 1024, 1024, 8]),
+      "KV_MEMORY_NOT_REGISTERED",
+    );
   });
 
   test("closing a list waits for its transfers and rejects new ones", async () => {
     const { reader, owner, local, remote } = await blockPair(fixture, 4 << 20, 4096);
     const ids = Int32Array.from({ length: 1024 }, (_, index) => index);
-    const request = { operation: "READ", local, localIds: ids, remote, remoteIds: ids } as const;
+    const request = readOf({ local, remote }, ids);
     const { done, released } = reader.agent.transfer(request);
-    let wasReleased = false;
-    void released.then(() => {
-      wasReleased = true;
-    });
+    const wasReleased = fulfilled(released);
     const closing = [local.close(), remote.close()];
     expectThrown(() => reader.agent.transfer(request), "KV_LIST_CLOSED");
     await waitFor(Promise.all(closing));
-    expect(wasReleased).toBe(true);
+    expect(wasReleased()).toBe(true);
     expect((await waitFor(done)).lengthBytes).toBe(4 << 20);
     expect(Buffer.compare(reader.memory.bytes, owner.memory.bytes)).toBe(0);
   });

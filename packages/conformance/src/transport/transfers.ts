@@ -3,10 +3,12 @@ import {
   blockLists,
   blockPair,
   type Fixture,
+  fulfilled,
   introduced,
   operations,
   pattern,
-  rowsIn,
+  prepare,
+  readOf,
   scattered,
 } from "./fixture.js";
 
@@ -26,15 +28,8 @@ export function transferTests(fixture: Fixture): void {
         [20_000, 512, 600, 8],
         [512, 256, 768, 20],
       ] as const;
-      const local = await waitFor(
-        reader.agent.prepareLocal({ memoryType: "DRAM", rows: rowsIn(reader.memory, ...localRows) }),
-      );
-      const remote = await waitFor(
-        reader.agent.prepareRemote(owner.agent.name, {
-          memoryType: "DRAM",
-          rows: rowsIn(owner.memory, ...remoteRows),
-        }),
-      );
+      const local = await prepare(fixture, reader.agent, reader, ...localRows);
+      const remote = await prepare(fixture, reader.agent, owner, ...remoteRows);
       const localIds = Int32Array.of(3, 0, 23, 15, 16, 4, 5, 6);
       const remoteIds = Int32Array.of(8, 27, 0, 12, 7, 9, 10, 11);
       const addressOf = (
@@ -67,12 +62,9 @@ export function transferTests(fixture: Fixture): void {
       localIds.fill(1);
       remoteIds.fill(9);
       const result = await waitFor(done);
-      let wasReleased = false;
-      void released.then(() => {
-        wasReleased = true;
-      });
+      const isReleased = fulfilled(released);
       await Promise.resolve();
-      expect(wasReleased).toBe(true);
+      expect(isReleased()).toBe(true);
       expect(result).toMatchObject({ lengthBytes, descriptorCount: 8 });
       expect(result.transferMs).toBeGreaterThanOrEqual(0);
       expect(result.postMs).toBeGreaterThanOrEqual(0);
@@ -126,27 +118,18 @@ export function transferTests(fixture: Fixture): void {
 
   test("concurrent transfers with several peers each move their own bytes", async () => {
     const reader = await fixture.side(64 * 1024, 9);
-    const owners = [
-      await fixture.side(64 * 1024, 10),
-      await fixture.side(64 * 1024, 11),
-      await fixture.side(64 * 1024, 12),
-    ];
     const lists: Awaited<ReturnType<typeof blockLists>>[] = [];
-    for (const owner of owners) lists.push(await blockLists(fixture, reader, owner, 1024));
+    for (const seed of [10, 11, 12])
+      lists.push(await blockLists(fixture, reader, await fixture.side(64 * 1024, seed), 1024));
     const moves = Array.from({ length: 48 }, (_, index) => {
-      const { local, remote } = lists[index % 3] as (typeof lists)[number];
+      const list = lists[index % 3] as (typeof lists)[number];
       const remoteId = (index * 5) % 64;
+      const [localIds, remoteIds] = [Int32Array.of(index), Int32Array.of(remoteId)];
       return {
         ownerSeed: 10 + (index % 3),
         localId: index,
         remoteId,
-        done: reader.agent.transfer({
-          operation: "READ",
-          local,
-          localIds: Int32Array.of(index),
-          remote,
-          remoteIds: Int32Array.of(remoteId),
-        }).done,
+        done: reader.agent.transfer({ operation: "READ", ...list, localIds, remoteIds }).done,
       };
     });
     for (const { ownerSeed, localId, remoteId, done } of moves) {
@@ -172,8 +155,7 @@ export function transferTests(fixture: Fixture): void {
       preparedLists: 2,
       remotes: 1,
     });
-    const ids = Int32Array.of(0, 1, 2);
-    const request = { operation: "READ", local, localIds: ids, remote, remoteIds: ids } as const;
+    const request = readOf({ local, remote }, Int32Array.of(0, 1, 2));
     for (let round = 0; round < 4; round++) await waitFor(reader.agent.transfer(request).done);
     const aborted = reader.agent.transfer({ ...request, signal: AbortSignal.abort() });
     await waitFor(aborted.released);

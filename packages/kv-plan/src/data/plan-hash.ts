@@ -1,6 +1,6 @@
 import type { EngineTransferPlan } from "@kv/plan";
+import type { PlanDocument } from "./plan-document.js";
 import { planToDocument } from "./plan-document.js";
-import type { PlanDocument } from "./plan-schema.js";
 import { sha256Hex } from "./sha256.js";
 
 /**

@@ -1,10 +1,14 @@
 import { KV_CACHE_KINDS, KV_CACHE_LAYOUTS, KvError } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import { z } from "zod";
-import { describeIssues, regionSchema, stateSpaceSchema } from "../data/plan-schema.js";
+import { describeIssues, regionSchema, stateSpaceSchema } from "../data/plan-document.js";
 import { MAX_RANKS, type Pair, placeRegions, type UnplacedRank } from "./pair.js";
 
 type UnplacedRegion = UnplacedRank["regions"][number];
+
+/** A whole number above 0 and up to a limit. */
+const upTo = (most: number) => z.int().min(1).max(most);
+const count = upTo(2 ** 20);
 
 /** A region. One without an address gets a free one. */
 const region = regionSchema
@@ -18,71 +22,40 @@ const region = regionSchema
   });
 const engine = z
   .strictObject({
-    tpSize: z.int().min(1).max(MAX_RANKS),
-    ppSize: z.int().min(1).max(MAX_RANKS).default(1),
-    dcpSize: z.int().min(1).max(MAX_RANKS).optional(),
-    kernelBlockSize: z
-      .int()
-      .min(1)
-      .max(2 ** 20),
-    physicalBlocksPerLogical: z
-      .int()
-      .min(1)
-      .max(2 ** 20)
-      .default(1),
+    tpSize: upTo(MAX_RANKS),
+    ppSize: upTo(MAX_RANKS).default(1),
+    dcpSize: upTo(MAX_RANKS).optional(),
+    kernelBlockSize: count,
+    physicalBlocksPerLogical: count.default(1),
     layout: z.enum(KV_CACHE_LAYOUTS).default("LBHNC"),
     attentionBackend: z.string().min(1).max(200),
     stateSpace: stateSpaceSchema.optional(),
     groupBlockTokens: z
-      .array(
-        z
-          .int()
-          .min(1)
-          .max(2 ** 31),
-      )
+      .array(upTo(2 ** 31))
       .max(1024)
       .optional(),
     regions: z.array(region).min(1).max(65_536),
   })
   .superRefine(({ tpSize, ppSize, regions }, context) => {
+    const refuse = (path: (string | number)[], message: string) =>
+      context.addIssue({ code: "custom", path, message });
     if (tpSize * ppSize > MAX_RANKS)
-      context.addIssue({
-        code: "custom",
-        path: ["tpSize"],
-        message: `${tpSize} × ${ppSize} stages (ppSize) are ${tpSize * ppSize} ranks, more than ${MAX_RANKS}`,
-      });
+      refuse(
+        ["tpSize"],
+        `${tpSize} × ${ppSize} stages (ppSize) are ${tpSize * ppSize} ranks, more than ${MAX_RANKS}`,
+      );
     const held = new Set(regions.map(({ stage }) => stage));
     for (const [index, { stage }] of regions.entries())
       if (stage >= ppSize)
-        context.addIssue({
-          code: "custom",
-          path: ["regions", index, "stage"],
-          message: `stage ${stage} of ${ppSize} (ppSize), counted from 0`,
-        });
+        refuse(["regions", index, "stage"], `stage ${stage} of ${ppSize} (ppSize), counted from 0`);
     for (let stage = 0; stage < ppSize; stage++)
-      if (!held.has(stage))
-        context.addIssue({
-          code: "custom",
-          path: ["regions"],
-          message: `stage ${stage} of ${ppSize} has none`,
-        });
+      if (!held.has(stage)) refuse(["regions"], `stage ${stage} of ${ppSize} has none`);
   });
 const schema = z.strictObject({
   version: z.literal(1),
   title: z.string().max(200).default("pair"),
-  numKvHeads: z
-    .int()
-    .min(1)
-    .max(2 ** 20),
-  groupKvHeads: z
-    .array(
-      z
-        .int()
-        .min(1)
-        .max(2 ** 20),
-    )
-    .max(1024)
-    .optional(),
+  numKvHeads: count,
+  groupKvHeads: z.array(count).max(1024).optional(),
   groups: z.array(z.enum(KV_CACHE_KINDS)).min(1).max(1024),
   cacheDtype: z.string().min(1).max(100).optional(),
   windowTokens: z.array(z.int().min(1).nullable()).max(1024).default([]),

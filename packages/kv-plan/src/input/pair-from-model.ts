@@ -1,16 +1,18 @@
-import type { KvCacheKind } from "@kv/interface";
-import { KvError } from "@kv/interface";
+import { type KvCacheKind, KvError } from "@kv/interface";
 import type { RankGeometry, RegionGeometry, StateSpaceGeometry } from "@kv/plan";
 import { type CacheSpec, cellBytes, type MambaSpec, pageBytes, stateBytes } from "../model/cache-spec.js";
 import { unscaledKeyBytes } from "../model/families/latents.js";
 import { bucketsBy, type CacheGroup, isBlockOutermost, type LayerCache } from "../model/kv-cache-groups.js";
 import { type CacheTensor, placeCaches } from "../model/kv-cache-tensors.js";
-import type { Engine } from "./engine-settings.js";
-import { requireEqualModels } from "./model-source.js";
+import { type RefusalReport, refusalReport } from "../report/report.js";
+import { suggestSizes } from "../report/suggestions.js";
+import type { EngineFlags } from "./engine-flags.js";
+import { type Engine, enginesOf } from "./engine-settings.js";
+import { type ModelSource, requireEqualModels } from "./model-source.js";
 import { type Pair, placeRegions } from "./pair.js";
 import { stagesOfLayers } from "./pipeline-stages.js";
 
-export interface PairOfEnginesOptions {
+interface PairOfEnginesOptions {
   readonly title: string;
   readonly prefill: Engine;
   readonly decode: Engine;
@@ -23,7 +25,7 @@ type PlacelessRegion = Omit<RegionGeometry, "baseAddress">;
  * Lays out the caches of both engines as vLLM allocates and registers them. Errors: `KV_PLAN_INCOMPATIBLE` when the two models' caches differ,
  * `KV_PLAN_UNSUPPORTED`.
  */
-export function pairOfEngines(options: PairOfEnginesOptions): Pair {
+function pairOfEngines(options: PairOfEnginesOptions): Pair {
   const { prefill, decode } = options;
   requireEqualModels(prefill.caches, decode.caches);
   requireHandedOver(options.title, decode);
@@ -289,4 +291,49 @@ function compareNames(one: string, other: string): number {
     return index % 2 === 1 ? x - y : part < theirs ? -1 : 1;
   }
   return a.length - b.length;
+}
+
+/** The pair of two engines with these models, prefill's first, and settings. Errors: `KV_CONFIG_INVALID`, `KV_PLAN_*`. */
+export function pairOfModels(models: readonly [ModelSource, ModelSource], flags: EngineFlags): Pair {
+  const assumed: string[] = [];
+  const [prefill, decode] = enginesOf(flags, assumed, models);
+  const [prefillModel, decodeModel] = models;
+  const names = [...new Set([prefillModel.name, decodeModel.name])].join(" / ");
+  return {
+    ...pairOfEngines({
+      title: `${names}: prefill ${sizesOf(prefill)} → decode ${sizesOf(decode)}`,
+      ...{ prefill, decode, assumed },
+    }),
+    plannedFrom: [...new Set([prefillModel.plannedFrom, decodeModel.plannedFrom])].join("; "),
+    changed: (other) => pairOfModels(models, { ...flags, ...other }),
+  };
+}
+
+/**
+ * The pair, or the report of a refusal: of a model that is not understood, and of a TP size that vLLM refuses, with the sizes that would work. `models` may throw.
+ * Errors: `KV_CONFIG_INVALID`, other `KV_PLAN_*`.
+ */
+export function pairOrRefusal(
+  title: string,
+  models: () => readonly [ModelSource, ModelSource],
+  flags: EngineFlags,
+): Pair | RefusalReport {
+  let known: readonly [ModelSource, ModelSource] | undefined;
+  try {
+    known = models();
+    return pairOfModels(known, flags);
+  } catch (error) {
+    if (!KvError.is(error) || error.code !== "KV_PLAN_UNSUPPORTED") throw error;
+    // A model that is not understood has no TP size that would work.
+    const understood = known;
+    const wouldWork =
+      understood === undefined
+        ? []
+        : suggestSizes(flags.tp, (tp) => pairOfModels(understood, { ...flags, tp }));
+    return refusalReport(title, error, { wouldWork, assumed: [] });
+  }
+}
+
+function sizesOf({ tpSize, ppSize }: Engine): string {
+  return ppSize === 1 ? `TP ${tpSize}` : `TP ${tpSize}, PP ${ppSize}`;
 }

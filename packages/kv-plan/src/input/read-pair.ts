@@ -1,15 +1,70 @@
 import { readFile } from "node:fs/promises";
 import { basename, dirname } from "node:path";
-import { KvError } from "@kv/interface";
+import { type KvCacheKind, KvError } from "@kv/interface";
 import { parsePythonJson } from "../model/config-fields.js";
+import { modelCaches } from "../model/model-caches.js";
 import type { CliOptions } from "../options.js";
 import type { RefusalReport } from "../report/report.js";
 import { both } from "./engine-flags.js";
 import { type ModelSource, modelByHand, modelOfConfig } from "./model-source.js";
 import type { Pair } from "./pair.js";
 import { pairFromFile } from "./pair-file.js";
-import { pairOrRefusal } from "./pair-of-models.js";
-import { type PairInput, refuseUnused } from "./unused-flags.js";
+import { kindOf, pairOrRefusal } from "./pair-from-model.js";
+
+/** The flags that define a pair. */
+type PairInput = "--file" | "--config" | "--layers";
+
+const MODELS: readonly PairInput[] = ["--config", "--layers"];
+
+/** The inputs with which each flag has an effect. */
+const SERVES_WITH: readonly (readonly [
+  flag: string,
+  option: keyof CliOptions,
+  inputs: readonly PairInput[],
+])[] = [
+  ["--tp", "tp", MODELS],
+  ["--pp", "pp", MODELS],
+  ["--block-size", "blockSize", MODELS],
+  ["--kernel-block-size", "kernelBlockSize", MODELS],
+  ["--layout", "layout", MODELS],
+  ["--backend", "backend", MODELS],
+  ["--num-blocks", "numBlocks", MODELS],
+  ["--kv-cache-dtype", "kvCacheDtype", MODELS],
+  ["--ssm-dtype", "ssmDtype", ["--config"]],
+  ["--no-prefix-caching", "prefixCaching", ["--config"]],
+  ["--kv-heads", "kvHeads", ["--layers"]],
+  ["--head-size", "headSize", ["--layers"]],
+  ["--mla", "mla", ["--layers"]],
+];
+
+/** Whether the value of an option is not its default. */
+function isGiven(option: keyof CliOptions, value: CliOptions[keyof CliOptions]): boolean {
+  // vLLM's default is on, and the flag takes it away.
+  if (option === "prefixCaching") return value === false;
+  return Array.isArray(value) ? value.length > 0 : value !== undefined && value !== false && value !== "auto";
+}
+
+/** Refuses flags that have no effect with an input. Errors: `KV_CONFIG_INVALID` with the flags. */
+function refuseUnused(options: CliOptions, input: PairInput): void {
+  const unused = SERVES_WITH.filter(
+    ([, option, inputs]) => isGiven(option, options[option]) && !inputs.includes(input),
+  );
+  if (unused.length > 0) {
+    const serving = [...new Set(unused.flatMap(([, , inputs]) => inputs))];
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `${unused.map(([flag]) => flag).join(", ")} has no effect with ${input}`,
+      {
+        hint: `${input} defines it already, or does not use it: leave the flag out, or give the pair with ${serving.join(" or ")}`,
+      },
+    );
+  }
+  if (input === "--layers" && options.mla && options.kvHeads !== undefined) {
+    throw new KvError("KV_CONFIG_INVALID", "--kv-heads has no effect with --mla", {
+      hint: "a latent vector has no heads: leave one of the two out",
+    });
+  }
+}
 
 /** A config.json has some kilobytes, and a described pair of hundreds of regions less than a megabyte. */
 const MAX_FILE_BYTES = 16 * 2 ** 20;
@@ -71,7 +126,7 @@ function modelsOf(
 }
 
 /** The name of a model: that of the folder for a file named config.json. */
-export function nameOf(file: string): string {
+function nameOf(file: string): string {
   const name = basename(file);
   return name === "config.json" ? basename(dirname(file)) || name : name.replace(/\.json$/, "");
 }
@@ -100,7 +155,7 @@ function refuseUnusedStateDtype({ ssmDtype }: CliOptions, models: readonly Model
 }
 
 /** Errors: `KV_CONFIG_INVALID`. */
-export async function readJson(file: string): Promise<unknown> {
+async function readJson(file: string): Promise<unknown> {
   let text: Buffer;
   try {
     text = await readFile(file);
@@ -118,4 +173,27 @@ export async function readJson(file: string): Promise<unknown> {
   } catch (error) {
     throw KvError.from(error, "KV_CONFIG_INVALID", `${file} is not JSON`);
   }
+}
+
+/** The KV cache groups of a model, in vLLM's order. */
+export interface ConfiguredGroups {
+  /** The file that says so. */
+  readonly from: string;
+  /** Kind of each group. */
+  readonly kinds: readonly KvCacheKind[];
+  /** Names of each group's layers. */
+  readonly layers: readonly (readonly string[])[];
+}
+
+/**
+ * The groups that vLLM 0.33 makes of the layers of a model with this `config.json`, on one rank. Errors: `KV_CONFIG_INVALID` for a file that cannot be read or has a wrong
+ * field; `KV_PLAN_UNSUPPORTED` for an architecture that the rules do not know.
+ */
+export async function groupsOfConfig(file: string): Promise<ConfiguredGroups> {
+  const { groups } = modelCaches(nameOf(file), await readJson(file), { tpSize: 1 });
+  return {
+    from: file,
+    kinds: groups.map(kindOf),
+    layers: groups.map(({ layers }) => layers.map(({ name }) => name)),
+  };
 }

@@ -3,6 +3,7 @@ import { type ConfigFields, isRecord, OTHER_WAYS } from "./config-fields.js";
 import { type DenseRules, dense, everyNthFull, multiQueryHeads } from "./families/attention.js";
 import { compressedLatents } from "./families/compressed-latents.js";
 import { latents, sparseLatents } from "./families/latents.js";
+import { falconH1, graniteHybrid, nemotronH, zamba2 } from "./families/mamba2-hybrids.js";
 import {
   deltaNets,
   jamba,
@@ -11,8 +12,7 @@ import {
   mamba2State,
   mambaOnly,
   shortConvolutions,
-} from "./families/linear-hybrids.js";
-import { falconH1, graniteHybrid, nemotronH, zamba2 } from "./families/mamba2-hybrids.js";
+} from "./families/state-hybrids.js";
 import { gemma4, llama4, mimoV2, minimaxM3, nemotronNas, whisper } from "./families/uneven-attention.js";
 import type { Family } from "./model-draft.js";
 
@@ -34,23 +34,14 @@ export const FAMILIES: Readonly<Record<string, Family>> = {
   // Every layer is attention, with one window or none.
   ...named(
     llama,
-    "LlamaForCausalLM LLaMAForCausalLM InternLM3ForCausalLM Ministral3ForCausalLM MistralForCausalLM MixtralForCausalLM",
-  ),
-  ...named(
-    llama,
-    "CohereForCausalLM DeepseekForCausalLM Ernie4_5ForCausalLM Ernie4_5_MoeForCausalLM GemmaForCausalLM Glm4ForCausalLM GlmForCausalLM Glm4MoeForCausalLM",
-  ),
-  ...named(
-    llama,
-    "GraniteForCausalLM GraniteMoeForCausalLM GraniteMoeSharedForCausalLM HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM MiniCPMForCausalLM NemotronForCausalLM",
-  ),
-  ...named(
-    llama,
-    "OlmoForCausalLM Olmo2ForCausalLM OlmoeForCausalLM OrionForCausalLM Phi3ForCausalLM PhiForCausalLM PhiMoEForCausalLM SeedOssForCausalLM SolarForCausalLM",
-  ),
-  ...named(
-    llama,
-    "StableLmForCausalLM Starcoder2ForCausalLM ArceeForCausalLM HyperCLOVAXForCausalLM TeleChat2ForCausalLM TeleChat3ForCausalLM",
+    `LlamaForCausalLM LLaMAForCausalLM InternLM3ForCausalLM Ministral3ForCausalLM MistralForCausalLM
+    MixtralForCausalLM CohereForCausalLM DeepseekForCausalLM Ernie4_5ForCausalLM Ernie4_5_MoeForCausalLM
+    GemmaForCausalLM Glm4ForCausalLM GlmForCausalLM Glm4MoeForCausalLM GraniteForCausalLM
+    GraniteMoeForCausalLM GraniteMoeSharedForCausalLM HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM
+    MiniCPMForCausalLM NemotronForCausalLM OlmoForCausalLM Olmo2ForCausalLM OlmoeForCausalLM
+    OrionForCausalLM Phi3ForCausalLM PhiForCausalLM PhiMoEForCausalLM SeedOssForCausalLM SolarForCausalLM
+    StableLmForCausalLM Starcoder2ForCausalLM ArceeForCausalLM HyperCLOVAXForCausalLM TeleChat2ForCausalLM
+    TeleChat3ForCausalLM`,
   ),
   ...named(plain({ ignore: ["attn_type_list"] }), "MiniMaxM2ForCausalLM"),
   ...named(
@@ -174,23 +165,22 @@ export const FAMILIES: Readonly<Record<string, Family>> = {
 
 /** The last vLLM that served an architecture which 0.33 does not serve (`_PREVIOUSLY_SUPPORTED_MODELS`). */
 export const SERVED_UNTIL: Readonly<Record<string, string>> = {
-  ...until(
+  ...named(
     "0.23.0",
-    "BambaForCausalLM MiniMaxForCausalLM MiniMaxText01ForCausalLM MiniMaxM1ForCausalLM MiniMaxVL01ForConditionalGeneration Dots1ForCausalLM QWenLMHeadModel",
+    `BambaForCausalLM MiniMaxForCausalLM MiniMaxText01ForCausalLM MiniMaxM1ForCausalLM
+    MiniMaxVL01ForConditionalGeneration Dots1ForCausalLM QWenLMHeadModel InternLMForCausalLM
+    InternLM2VEForCausalLM XverseForCausalLM BaiChuanForCausalLM BaichuanForCausalLM
+    QwenVLForConditionalGeneration ErnieModel`,
   ),
-  ...until(
-    "0.23.0",
-    "InternLMForCausalLM InternLM2VEForCausalLM XverseForCausalLM BaiChuanForCausalLM BaichuanForCausalLM QwenVLForConditionalGeneration ErnieModel",
-  ),
-  ...until(
+  ...named(
     "0.24.0",
     "AquilaModel AquilaForCausalLM Grok1ModelForCausalLM Grok1ForCausalLM AyaVisionForConditionalGeneration",
   ),
-  ...until(
+  ...named(
     "0.28.0",
     "ArcticForCausalLM ChameleonForConditionalGeneration MPTForCausalLM MptForCausalLM RWForCausalLM StableLMEpochForCausalLM GritLM",
   ),
-  ...until(
+  ...named(
     "0.10.2",
     "MotifForCausalLM Phi4FlashForCausalLM MllamaForConditionalGeneration DonutForConditionalGeneration",
   ),
@@ -210,12 +200,9 @@ const WITHOUT_CACHE =
 /** The place of the language model's fields in a config that has others beside it. */
 const TEXT_FIELDS = ["text_config", "llm_config", "language_config"] as const;
 
-function named(family: Family, architectures: string): Record<string, Family> {
-  return Object.fromEntries(architectures.split(" ").map((name) => [name, family]));
-}
-
-function until(version: string, architectures: string): Record<string, string> {
-  return Object.fromEntries(architectures.split(" ").map((name) => [name, version]));
+/** One value for each of these architectures. */
+function named<T>(value: T, architectures: string): Record<string, T> {
+  return Object.fromEntries(architectures.split(/\s+/).map((name) => [name, value]));
 }
 
 /** The family of a config's architecture. Errors: `KV_PLAN_UNSUPPORTED` where it names none, or with what it is and what would help. */

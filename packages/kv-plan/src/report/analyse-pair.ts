@@ -11,11 +11,16 @@ import { hashPlan } from "../data/plan-hash.js";
 import type { Pair } from "../input/pair.js";
 import { byStage, placeOf } from "../input/pipeline-stages.js";
 import type { ModelCaches } from "../model/model-caches.js";
-import { blockReports } from "./block-reports.js";
-import { cacheReports } from "./cache-reports.js";
-import { kindReports } from "./kind-reports.js";
 import { type AnalyseOptions, plansOf } from "./plans-of-pair.js";
 import { postingReport } from "./posting.js";
+import {
+  blockReports,
+  cacheReports,
+  kindReports,
+  prefillRank,
+  refusedByVllm,
+  stageReports,
+} from "./rank-reports.js";
 import {
   type DescriptorCount,
   type EngineReport,
@@ -26,7 +31,6 @@ import {
   refusalReport,
 } from "./report.js";
 import { sampleRequest } from "./sample-request.js";
-import { prefillRank, refusedByVllm, stageReports } from "./stage-reports.js";
 import { suggestChanges } from "./suggestions.js";
 
 /** A sample request with more descriptors is planned, and smaller samples are proven in its place. */

@@ -82,49 +82,35 @@ export function addDecode(program: Command): void {
 
 async function run(options: Options): Promise<void> {
   const server = new EngineServer(options.prefill);
-  const transport = nixlTransport();
-  const sideChannel = openSideChannel(options);
+  await using transport = nixlTransport();
+  await using sideChannel = openSideChannel(options);
   // Ctrl-C ends the load, and still prints the report where the server answers.
   const stop = new AbortController();
   onInterrupt(() => stop.abort());
-  try {
-    await server.health();
-    const result = await load({
-      server,
-      transport,
-      sideChannel,
-      promptTokens: options.promptTokens,
-      concurrency: options.concurrency,
-      ratePerSecond: options.rate,
-      durationMs: options.duration,
-      requests: options.requests,
-      leaseMs: options.lease,
-      abortShare: options.abort,
-      noNotifyShare: noNotifyShare(options),
-      signal: stop.signal,
-      sideChannelHost: options.sideChannelHost,
-      sideChannelPort: options.sideChannelPort,
-    });
-    const vllmVersion = await server.version().catch(() => undefined);
-    const report = loadReport(
-      result,
-      { url: server.url, vllmVersion },
-      {
-        maxFailed: options.maxFailed,
-        maxLeakedBlocks: options.maxLeakedBlocks,
-        maxPullP99Ms: options.maxP99,
-        allowUnknownLeaks: options.allowUnknownLeaks,
-      },
-    );
-    if (options.plot !== undefined)
-      await writeFile(options.plot, loadPlot(result, `kv-peer decode, ${server.url}`));
-    if (options.json) printJson(report);
-    else print(loadText(report));
-    if (report.verdict === "fail") process.exitCode = 1;
-  } finally {
-    await sideChannel.close();
-    await transport.close();
-  }
+  await server.health();
+  const result = await load({
+    ...options,
+    server,
+    transport,
+    sideChannel,
+    ratePerSecond: options.rate,
+    durationMs: options.duration,
+    leaseMs: options.lease,
+    abortShare: options.abort,
+    noNotifyShare: noNotifyShare(options),
+    signal: stop.signal,
+  });
+  const vllmVersion = await server.version().catch(() => undefined);
+  const report = loadReport(
+    result,
+    { url: server.url, vllmVersion },
+    { ...options, maxPullP99Ms: options.maxP99 },
+  );
+  if (options.plot !== undefined)
+    await writeFile(options.plot, loadPlot(result, `kv-peer decode, ${server.url}`));
+  if (options.json) printJson(report);
+  else print(loadText(report));
+  if (report.verdict === "fail") process.exitCode = 1;
 }
 
 /** Commander reads "--no-x" as the negation of "--x" and stores the value there. */

@@ -4,6 +4,7 @@ import { type Command, Option } from "commander";
 import { pairDoctor } from "../doctor/pair-doctor.js";
 import { type PairReport, reportText } from "../doctor/pair-report.js";
 import { readTarget } from "../doctor/target.js";
+import { parseJson } from "../http/http-request.js";
 import type { SideChannelAddress } from "../protocol/handshake.js";
 import { addGroupsOptions, type GroupsOptions, givenGroups } from "./groups-option.js";
 import { handshakeKeyOption, openSideChannel, type SideChannelOptions } from "./side-channel-option.js";
@@ -99,37 +100,28 @@ export function addDoctor(program: Command): void {
 
 async function runDoctor(options: Options): Promise<PairReport> {
   const groups = await givenGroups(options);
-  const sideChannel = openSideChannel(options);
-  try {
-    return await pairDoctor({
-      prefill: readTarget(options.prefill),
-      decode: options.decode === undefined ? undefined : readTarget(options.decode),
-      sideChannel,
-      prefillTp: options.prefillTp ?? options.tp,
-      decodeTp: options.decodeTp ?? options.tp,
-      sideChannels: { prefill: options.prefillSideChannel, decode: options.decodeSideChannel },
-      ask: options.ask,
-      groups,
-      factors: factorsOf(options),
-      leaseMs: options.lease,
-      timeoutMs: options.timeout,
-      bytes: options.bytes
-        ? { limitBytes: options.limitMib * 2 ** 20, write: options.write === true, backends: options.backend }
-        : undefined,
-    });
-  } finally {
-    await sideChannel.close();
-  }
+  await using sideChannel = openSideChannel(options);
+  return await pairDoctor({
+    prefill: readTarget(options.prefill),
+    decode: options.decode === undefined ? undefined : readTarget(options.decode),
+    sideChannel,
+    prefillTp: options.prefillTp ?? options.tp,
+    decodeTp: options.decodeTp ?? options.tp,
+    sideChannels: { prefill: options.prefillSideChannel, decode: options.decodeSideChannel },
+    ask: options.ask,
+    groups,
+    factors: factorsOf(options),
+    leaseMs: options.lease,
+    timeoutMs: options.timeout,
+    bytes: options.bytes
+      ? { limitBytes: options.limitMib * 2 ** 20, write: options.write === true, backends: options.backend }
+      : undefined,
+  });
 }
 
 /** Errors: those of a flag that is no JSON object. */
 function speculativeConfig(text: string): Readonly<Record<string, unknown>> {
-  let value: unknown;
-  try {
-    value = JSON.parse(text);
-  } catch {
-    value = undefined;
-  }
+  const value = parseJson(text);
   if (typeof value === "object" && value !== null && !Array.isArray(value) && "method" in value)
     return value as Readonly<Record<string, unknown>>;
   return refuseValue(

@@ -45,31 +45,24 @@ export function addRecord(program: Command): void {
 }
 
 async function runRecord(flags: RecordFlags): Promise<void> {
-  const { prefill, decode, to, promptTokens, outputTokens } = flags;
+  const { prefill, decode, to, promptTokens } = flags;
   const groups = await givenGroups(flags);
-  const transport = nixlTransport();
-  const sideChannel = openSideChannel(flags);
-  try {
-    const manifest = await record({
-      folder: to,
-      prefill: new EngineServer(prefill),
-      decode: decode === undefined ? undefined : new EngineServer(decode),
-      transport,
-      sideChannel,
-      groups,
-      sideChannelHost: flags.sideChannelHost,
-      sideChannelPort: flags.sideChannelPort,
-      prompts: promptTokens.map(fixedPrompt),
-      outputTokens,
-    });
-    const bytes = manifest.prompts.reduce((sum, { kv }) => sum + kv.lengthBytes, 0);
-    print(
-      `${to}: ${manifest.prompts.length} prompts, ${(bytes / 2 ** 20).toFixed(1)} MiB of KV, TP ${manifest.tpSize}\n`,
-    );
-  } finally {
-    await sideChannel.close();
-    await transport.close();
-  }
+  await using transport = nixlTransport();
+  await using sideChannel = openSideChannel(flags);
+  const manifest = await record({
+    ...flags,
+    folder: to,
+    prefill: new EngineServer(prefill),
+    decode: decode === undefined ? undefined : new EngineServer(decode),
+    transport,
+    sideChannel,
+    groups,
+    prompts: promptTokens.map(fixedPrompt),
+  });
+  const bytes = manifest.prompts.reduce((sum, { kv }) => sum + kv.lengthBytes, 0);
+  print(
+    `${to}: ${manifest.prompts.length} prompts, ${(bytes / 2 ** 20).toFixed(1)} MiB of KV, TP ${manifest.tpSize}\n`,
+  );
 }
 
 /** A prompt that depends only on its length and its index, so that recordings can be compared. */

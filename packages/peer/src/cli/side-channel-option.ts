@@ -17,12 +17,13 @@ export function handshakeKeyOption(): Option {
 }
 
 /** The side channel of a command. Its warnings go to stderr. Errors: `KV_CONFIG_INVALID` for a key file that cannot be used. */
-export function openSideChannel({ handshakeKeyFile }: SideChannelOptions): SideChannel {
-  return zmqSideChannel({
+export function openSideChannel({ handshakeKeyFile }: SideChannelOptions): SideChannel & AsyncDisposable {
+  const sideChannel = zmqSideChannel({
     log: {
       ...silentLog,
       warn: (event, fields) => printError(`kv-peer: ${event} ${JSON.stringify(fields)}\n`),
     },
     handshakeKeys: readHandshakeKeys("--handshake-key-file", handshakeKeyFile),
   });
+  return { ...sideChannel, [Symbol.asyncDispose]: sideChannel.close };
 }

@@ -65,27 +65,21 @@ async function run(url: string, options: Options): Promise<void> {
   const [prefill, decode] = [serversOf(options.prefill), serversOf(options.decode)];
   const [p, d] = [prefill[0], decode[0]];
   if (p === undefined || d === undefined) throw new KvError("KV_CONFIG_INVALID", "no servers were given");
-  const sideChannel = options.bytes ? openSideChannel(options) : undefined;
-  try {
-    const lane = await laneEvidence({
-      servers: { prefill: p, decode: d },
-      logs: { prefill: options.prefillLog, decode: options.decodeLog },
-      hosts: { prefill: options.prefillHost, decode: options.decodeHost },
-      sideChannel,
-    });
-    const report = await verify({
-      front: new EngineServer(url),
-      prefill,
-      decode,
-      reference: options.reference === undefined ? undefined : new EngineServer(options.reference),
-      requests: options.requests,
-      promptTokens: options.promptTokens,
-      outputTokens: options.outputTokens,
-      freeWithinMs: options.freeWithin,
-      lane,
-    });
-    printDoctorReport(report, { json: options.json, text: verifyText });
-  } finally {
-    await sideChannel?.close();
-  }
+  await using sideChannel = options.bytes ? openSideChannel(options) : undefined;
+  const lane = await laneEvidence({
+    servers: { prefill: p, decode: d },
+    logs: { prefill: options.prefillLog, decode: options.decodeLog },
+    hosts: { prefill: options.prefillHost, decode: options.decodeHost },
+    sideChannel,
+  });
+  const report = await verify({
+    ...options,
+    front: new EngineServer(url),
+    prefill,
+    decode,
+    reference: options.reference === undefined ? undefined : new EngineServer(options.reference),
+    freeWithinMs: options.freeWithin,
+    lane,
+  });
+  printDoctorReport(report, { json: options.json, text: verifyText });
 }

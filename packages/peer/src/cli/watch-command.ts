@@ -1,3 +1,4 @@
+import { setTimeout } from "node:timers/promises";
 import { connectionLimits, HttpServer, send } from "@kv/http";
 import { KvError, systemClock, systemRandom } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
@@ -95,8 +96,8 @@ export function addWatch(program: Command): void {
 async function watch(flags: WatchFlags): Promise<void> {
   const pairs = flags.pair.map(readPair);
   const { prompt, reference, groups } = await readReference(flags);
-  const transport = nixlTransport();
-  const sideChannel = openSideChannel(flags);
+  await using transport = nixlTransport();
+  await using sideChannel = openSideChannel(flags);
   const watching = new Watch({
     pairs,
     reference,
@@ -126,12 +127,12 @@ async function watch(flags: WatchFlags): Promise<void> {
         if (round.findings.length > 0) process.exitCode = 1;
         return;
       }
-      await pause(Math.max(0, flags.interval - (performance.now() - startedMs)), stop.signal);
+      const pauseMs = Math.max(0, flags.interval - (performance.now() - startedMs));
+      // It ends early with the signal.
+      await setTimeout(pauseMs, undefined, { signal: stop.signal }).catch(() => {});
     }
   } finally {
     await closeMetrics();
-    await sideChannel.close();
-    await transport.close();
   }
 }
 
@@ -229,16 +230,4 @@ async function serveMetrics(
   const bound = await server.listen(metricsHost, metricsPort);
   printError(`kv-peer: metrics at http://${metricsHost}:${bound}/metrics\n`);
   return () => server.close();
-}
-
-function pause(ms: number, signal: AbortSignal): Promise<void> {
-  return new Promise((resolve) => {
-    if (signal.aborted) return resolve();
-    const end = () => {
-      clearTimeout(timer);
-      resolve();
-    };
-    const timer = setTimeout(end, ms);
-    signal.addEventListener("abort", end, { once: true });
-  });
 }

@@ -153,10 +153,8 @@ function checkAnnouncedHost({ address, serverHost, peerIsElsewhere }: SideChanne
       fix: fixHost(isRemote ? serverHost : undefined),
     };
   }
-  if (isLoopback(host)) {
-    return { title, status: "ok", found: `the server announces ${host}, which works for a pair on one host` };
-  }
-  return { title, status: "ok", found: `the server announces ${host}` };
+  const works = isLoopback(host) ? ", which works for a pair on one host" : "";
+  return { title, status: "ok", found: `the server announces ${host}${works}` };
 }
 
 function checkEngineId(found: string, expected: string): ServerCheck {

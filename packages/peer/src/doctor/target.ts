@@ -1,3 +1,4 @@
+import { networkInterfaces } from "node:os";
 import { KvError } from "@kv/interface";
 
 /** How a server of the pair was given: by the URL of its HTTP port, or by its side channel alone. */
@@ -36,6 +37,12 @@ export function readTarget(text: string): Target {
 /** True for an address that only the host itself can reach. */
 export function isLoopback(host: string): boolean {
   return /^(localhost|127\.\d+\.\d+\.\d+|::1)$/i.test(host);
+}
+
+/** True for an address of this host. */
+export function isThisHost(host: string): boolean {
+  const addresses = Object.values(networkInterfaces()).flatMap((entries) => entries ?? []);
+  return isLoopback(host) || addresses.some(({ address }) => address === host);
 }
 
 /** True for an address to listen on that cannot be connected to. */

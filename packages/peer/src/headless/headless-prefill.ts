@@ -45,29 +45,22 @@ export interface HeadlessPrefillOptions extends AmbientOptions {
   readonly connector?: ConnectorModule | undefined;
 }
 
+interface Parts {
+  readonly engine: HeadlessEngine;
+  readonly options: HeadlessPrefillOptions;
+  readonly settings: MatchingSettings;
+  readonly handshakes: readonly RecordedHandshake[];
+  readonly pool: BlockPool;
+  /** Blocks by request id, until D has read them or the lease ends. */
+  readonly kept: Map<string, readonly number[]>;
+}
+
 /** A prefill engine without a model: it serves the recorded KV of recorded prompts. */
 export class HeadlessPrefill {
-  readonly #engine: HeadlessEngine;
-  readonly #options: HeadlessPrefillOptions;
-  readonly #settings: MatchingSettings;
-  readonly #handshakes: readonly RecordedHandshake[];
-  readonly #pool: BlockPool;
-  /** Blocks by request id, until D has read them or the lease ends. */
-  readonly #kept: Map<string, readonly number[]>;
+  readonly #parts: Parts;
 
-  constructor(
-    engine: HeadlessEngine,
-    options: HeadlessPrefillOptions,
-    settings: MatchingSettings,
-    handshakes: readonly RecordedHandshake[],
-    blocks: { pool: BlockPool; kept: Map<string, readonly number[]> },
-  ) {
-    this.#engine = engine;
-    this.#options = options;
-    this.#settings = settings;
-    this.#handshakes = handshakes;
-    this.#pool = blocks.pool;
-    this.#kept = blocks.kept;
+  constructor(parts: Parts) {
+    this.#parts = parts;
   }
 
   /**
@@ -80,31 +73,31 @@ export class HeadlessPrefill {
     const blocks = Math.ceil(tokens.length / this.blockSize);
     const lengths = recordedIds.map((ids) => Math.min(ids.length, blocks));
     const taken = await this.#takeBlocks(lengths.reduce((sum, length) => sum + length, 0));
-    this.#kept.set(requestId, taken);
+    this.#parts.kept.set(requestId, taken);
     const blockIds = splitByGroup(taken, lengths);
-    this.#copyIn(await this.#options.recording.kv(prompt), blockIds, recordedIds);
+    this.#copyIn(await this.#parts.options.recording.kv(prompt), blockIds, recordedIds);
     return this.#keepForDecode(requestId, tokens, blockIds);
   }
 
   /** Tokens in a logical block. */
   get blockSize(): number {
-    return this.#settings.cache.blockSize;
+    return this.#parts.settings.cache.blockSize;
   }
 
   /** Logical blocks: `total` with the null block, `used` by requests. */
   get blocks(): { readonly total: number; readonly used: number } {
-    const { numBlocks } = this.#options;
-    return { total: numBlocks, used: numBlocks - 1 - this.#pool.free };
+    const { numBlocks } = this.#parts.options;
+    return { total: numBlocks, used: numBlocks - 1 - this.#parts.pool.free };
   }
 
   /** What the scheduler connector still holds, by name, and `held`: requests whose blocks are kept. */
   outstanding(): Readonly<Record<string, number>> {
-    return { ...this.#engine.scheduler.outstanding(), held: this.#kept.size };
+    return { ...this.#parts.engine.scheduler.outstanding(), held: this.#parts.kept.size };
   }
 
   /** Closes the connectors and frees the cache. The transport and the side channel stay open. */
   close(): Promise<void> {
-    return this.#engine.close();
+    return this.#parts.engine.close();
   }
 
   /** As `close`. */
@@ -113,12 +106,12 @@ export class HeadlessPrefill {
   }
 
   #findPrompt(tokens: readonly number[]): RecordedPrompt {
-    const { prompts } = this.#options.recording.manifest;
+    const { prompts } = this.#parts.options.recording.manifest;
     const same = prompts.find((prompt) => sameTokens(prompt.tokens, tokens));
     const [longer] = prompts
       .filter((prompt) => prompt.tokens.length >= tokens.length)
       .sort((a, b) => a.tokens.length - b.tokens.length);
-    const found = same ?? (this.#options.anyPrompt === true ? longer : undefined);
+    const found = same ?? (this.#parts.options.anyPrompt === true ? longer : undefined);
     if (found !== undefined) return found;
     const lengths = prompts.map((prompt) => prompt.tokens.length).join(", ");
     throw new KvError(
@@ -129,10 +122,10 @@ export class HeadlessPrefill {
   }
 
   async #takeBlocks(count: number): Promise<readonly number[]> {
-    if (this.#pool.free >= count) return await this.#pool.take(count);
+    if (this.#parts.pool.free >= count) return await this.#parts.pool.take(count);
     throw new KvError(
       "KV_OUT_OF_BLOCKS",
-      `the prompt needs ${count} blocks, and ${this.#pool.free} of ${this.#options.numBlocks - 1} are free`,
+      `the prompt needs ${count} blocks, and ${this.#parts.pool.free} of ${this.#parts.options.numBlocks - 1} are free`,
       { hint: "wait until decode workers have read their blocks, or raise --blocks" },
     );
   }
@@ -140,14 +133,14 @@ export class HeadlessPrefill {
   /** Copies the recorded bytes, which lie rank after rank and region after region, into the request's blocks. */
   #copyIn(bytes: Uint8Array, blockIds: BlockIds, recordedIds: BlockIds): void {
     let offset = 0;
-    for (const [tpRank, { metadata }] of this.#handshakes.entries()) {
-      for (const [region, { blockLengthBytes }] of this.#settings.regions.entries()) {
+    for (const [tpRank, { metadata }] of this.#parts.handshakes.entries()) {
+      for (const [region, { blockLengthBytes }] of this.#parts.settings.regions.entries()) {
         const targets = kernelBlocksOfRegion(metadata, region, blockIds);
         for (const index of kernelBlocksOfRegion(metadata, region, recordedIds).keys()) {
           const target = targets[index];
           if (target !== undefined) {
             const source = bytes.subarray(offset, offset + blockLengthBytes);
-            this.#engine.block(tpRank, region, target).set(source);
+            this.#parts.engine.block(tpRank, region, target).set(source);
           }
           offset += blockLengthBytes;
         }
@@ -157,7 +150,7 @@ export class HeadlessPrefill {
 
   /** Takes the connector through the steps of a request that ends after its prefill. */
   #keepForDecode(requestId: string, tokens: readonly number[], blockIds: BlockIds): KvTransferParams {
-    const { scheduler } = this.#engine;
+    const { scheduler } = this.#parts.engine;
     const request = {
       requestId,
       numPromptTokens: tokens.length,
@@ -166,9 +159,9 @@ export class HeadlessPrefill {
     };
     scheduler.matchedTokens(request, 0);
     scheduler.afterAllocation(request, blockIds, 0);
-    this.#engine.step();
+    this.#parts.engine.step();
     const { kvTransferParams } = scheduler.requestFinished(request, blockIds, "length");
-    this.#engine.step();
+    this.#parts.engine.step();
     if (kvTransferParams !== undefined) return kvTransferParams;
     throw new KvError("KV_INTERNAL", "the connector did not keep the blocks of a prefill request");
   }
@@ -262,5 +255,5 @@ export async function openHeadlessPrefill(options: HeadlessPrefillOptions): Prom
     fill: 0,
     onOutput: (output) => freeSent(output, pool, kept),
   });
-  return new HeadlessPrefill(engine, options, settings, handshakes, { pool, kept });
+  return new HeadlessPrefill({ engine, options, settings, handshakes, pool, kept });
 }

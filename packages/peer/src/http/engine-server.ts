@@ -1,6 +1,6 @@
 import { KvError, type KvTransferParams } from "@kv/interface";
 import { z } from "zod";
-import { requestJson, sendRequest } from "./http-request.js";
+import { parseJson, requestJson, sendRequest } from "./http-request.js";
 import { type MetricSamples, parsePrometheusText } from "./prometheus-text.js";
 
 /** A prompt as text or as token ids. */
@@ -191,14 +191,6 @@ export class EngineServer {
     );
     if (!answer.success) throw unexpectedBody(url, "a completion");
     return answer.data;
-  }
-}
-
-function parseJson(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return undefined;
   }
 }
 

@@ -67,6 +67,15 @@ export async function requestJson(url: string, request: HttpRequest): Promise<un
   }
 }
 
+/** A text as JSON; undefined when it is none. */
+export function parseJson(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
+}
+
 /** Prompts and parameters go to the server that the user named, and to no other. */
 function redirected(url: string, response: Response): KvError {
   void response.body?.cancel();

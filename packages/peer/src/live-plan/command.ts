@@ -60,22 +60,18 @@ async function run(options: Options): Promise<void> {
       { hint: "give --kv-heads, or --groups mla" },
     );
   }
-  const sideChannel = openSideChannel(options);
-  try {
-    const pair = await livePair({
-      sideChannel,
-      prefill: { ...prefill, tpSize: prefillTp },
-      decode: { ...decode, tpSize: decodeTp },
-      numKvHeads: options.kvHeads ?? 1,
-      groups,
-      cacheDtype: options.kvCacheDtype,
-      timeoutMs: options.timeout,
-    });
-    const plannedFrom = "the engines' handshakes";
-    process.exitCode = await printReport({ ...pair, plannedFrom }, options, { stdout: print });
-  } finally {
-    await sideChannel.close();
-  }
+  await using sideChannel = openSideChannel(options);
+  const pair = await livePair({
+    sideChannel,
+    prefill: { ...prefill, tpSize: prefillTp },
+    decode: { ...decode, tpSize: decodeTp },
+    numKvHeads: options.kvHeads ?? 1,
+    groups,
+    cacheDtype: options.kvCacheDtype,
+    timeoutMs: options.timeout,
+  });
+  const plannedFrom = "the engines' handshakes";
+  process.exitCode = await printReport({ ...pair, plannedFrom }, options, { stdout: print });
 }
 
 function collectSizes(text: string, before: readonly number[] = []): readonly number[] {

@@ -1,13 +1,10 @@
-import {
-  type BlockIds,
-  KvError,
-  type KvTransferParams,
-  type Random,
-  type SideChannel,
-  type Transport,
-} from "@kv/interface";
+import { type BlockIds, KvError, type KvTransferParams, type Random } from "@kv/interface";
 import type { RemotePrefillParams } from "@kv/protocol";
-import { type MatchingDecode, openMatchingDecode } from "../headless/matching-decode.js";
+import {
+  type MatchingDecode,
+  type MatchingDecodeOptions,
+  openMatchingDecode,
+} from "../headless/matching-decode.js";
 import { kernelBlocksOfRegion } from "../protocol/region-blocks.js";
 import { decodeRequestId } from "../protocol/remote-prefill.js";
 
@@ -19,13 +16,7 @@ export interface PrefilledPrompt {
 }
 
 /** How this side reaches P. The caller closes transport and side channel. */
-export interface ReceivePlace {
-  readonly transport: Transport;
-  readonly sideChannel: SideChannel;
-  /** Where a P that pushes reaches this side. Default: 127.0.0.1. */
-  readonly sideChannelHost?: string | undefined;
-  /** Default: 0, a free port. */
-  readonly sideChannelPort?: number | undefined;
+export interface ReceivePlace extends Omit<MatchingDecodeOptions, "concurrency"> {
   readonly random: Random;
 }
 

@@ -85,7 +85,8 @@ class Recorder {
     this.#tpSize = remote.tpSize;
     if (this.#prefillSide === undefined) await this.#checkGroups(remote);
     this.#prefillSide ??= await this.#recordSide("p", prefill, remote);
-    const kv = await this.#receiveKv(tokens, params, remote);
+    const place = { ...this.#options, transport: this.#filter.transport, random: this.#random };
+    const kv = await receiveKv({ tokens, params, remote }, place);
     this.#prompts.push({
       tokens: [...tokens],
       params: { ...params },
@@ -124,18 +125,6 @@ class Recorder {
     };
     await this.#writer.finish(manifest);
     return manifest;
-  }
-
-  #receiveKv(
-    tokens: readonly number[],
-    params: KvTransferParams,
-    remote: RemotePrefillParams,
-  ): Promise<Uint8Array> {
-    const { sideChannel, sideChannelHost, sideChannelPort } = this.#options;
-    const { transport } = this.#filter;
-    const random = this.#random;
-    const place = { transport, sideChannel, sideChannelHost, sideChannelPort, random };
-    return receiveKv({ tokens, params, remote }, place);
   }
 
   /** The tokens that the decode server generates from this KV; undefined without a decode server. */

@@ -20,8 +20,6 @@ const SAMPLES = {
   externalTokens: bySource("external_kv_transfer"),
 } as const satisfies Readonly<Record<string, readonly [string, Readonly<Record<string, string>>?]>>;
 
-const NAMES = Object.keys(SAMPLES) as (keyof typeof SAMPLES)[];
-
 /** What engines have counted. Times are in seconds. What a page does not have is 0. */
 export type EngineCounters = Readonly<Record<keyof typeof SAMPLES, number>>;
 
@@ -35,28 +33,21 @@ export function hasNixlConnector(samples: MetricSamples): boolean {
   return samples.sum(`${METRICS.failedTransfers}_total`) !== undefined;
 }
 
-function countersOf(samples: MetricSamples): EngineCounters {
-  const read = (name: keyof typeof SAMPLES): number => {
-    const [sample, labels] = SAMPLES[name];
-    return samples.sum(sample, labels) ?? 0;
-  };
-  return Object.fromEntries(NAMES.map((name) => [name, read(name)])) as EngineCounters;
-}
-
 /** What servers of one role have counted together. Errors: `KV_PROXY_UPSTREAM_FAILED` when one has no /metrics. */
 export async function readCounters(servers: readonly EngineServer[]): Promise<EngineCounters> {
-  const all = await Promise.all(servers.map(async (server) => countersOf(await server.metrics())));
-  return combined(NAMES, (name) => all.reduce((sum, counters) => sum + counters[name], 0));
+  const all = await Promise.all(servers.map((server) => server.metrics()));
+  return counters((name) => {
+    const [sample, labels] = SAMPLES[name];
+    return all.reduce((sum, samples) => sum + (samples.sum(sample, labels) ?? 0), 0);
+  });
 }
 
 /** What was counted between two readings. */
 export function growth(before: EngineCounters, after: EngineCounters): EngineCounters {
-  return combined(NAMES, (name) => after[name] - before[name]);
+  return counters((name) => after[name] - before[name]);
 }
 
-function combined(
-  names: readonly (keyof EngineCounters)[],
-  of: (name: keyof EngineCounters) => number,
-): EngineCounters {
+function counters(of: (name: keyof EngineCounters) => number): EngineCounters {
+  const names = Object.keys(SAMPLES) as (keyof EngineCounters)[];
   return Object.fromEntries(names.map((name) => [name, of(name)])) as EngineCounters;
 }

@@ -1,5 +1,7 @@
 import type { RdmaDevice, UcxProtocol } from "@kv/nixl";
 import {
+  active,
+  gigabytes,
   LANE_CLASSES,
   type Lane,
   laneNamed,
@@ -51,19 +53,21 @@ export function laneChecks(
   const best = bestLane(evidence);
   const speed = speedOf(moved, evidence);
   const about = { area: "lane", title: "lane", details: { lane, best, ...speed } } as const;
+  const notRdma = (found: string): VerifyCheck => ({
+    ...{ ...about, id: "lane.tcp-instead-of-rdma", title: "TCP instead of RDMA", status: "fail" },
+    found: `${found} (vllm-project/vllm#52607)`,
+    fix: FIXES.rdma,
+  });
   const checks: VerifyCheck[] = [];
   if (lane === undefined) {
     const isSlow =
       best?.rank === RDMA && speed.isTimed && speed.share !== undefined && speed.share < LEAST_SHARE;
     if (isSlow)
-      checks.push({
-        ...about,
-        id: "lane.tcp-instead-of-rdma",
-        title: "TCP instead of RDMA",
-        status: "fail",
-        found: `no log names the lane, and ${rate(speed.bytesPerMs)} is ${percent(speed.share ?? 0)} of what ${best.how} gives (vllm-project/vllm#52607)`,
-        fix: FIXES.rdma,
-      });
+      checks.push(
+        notRdma(
+          `no log names the lane, and ${gigabytes(speed.bytesPerMs)} is ${percent(speed.share ?? 0)} of what ${best.how} gives`,
+        ),
+      );
     else
       checks.push({
         ...about,
@@ -76,15 +80,7 @@ export function laneChecks(
     const found = `${lane.how} (${lane.source}); best that both hosts have: ${best?.how ?? "not known: give --prefill-host and --decode-host"}`;
     if (best === undefined || lane.rank < 0 || lane.rank >= best.rank)
       checks.push({ ...about, id: "lane.best", status: "ok", found });
-    else if (best.rank === RDMA)
-      checks.push({
-        ...about,
-        id: "lane.tcp-instead-of-rdma",
-        title: "TCP instead of RDMA",
-        status: "fail",
-        found: `${found} (vllm-project/vllm#52607)`,
-        fix: FIXES.rdma,
-      });
+    else if (best.rank === RDMA) checks.push(notRdma(found));
     else
       checks.push({
         ...about,
@@ -141,8 +137,6 @@ function bestLane({ here, devices }: LaneEvidence): Lane | undefined {
   return { how: `RDMA (${named(one)} at P, ${named(other)} at D)`, rank: RDMA };
 }
 
-const active = (devices: readonly RdmaDevice[]) =>
-  devices.filter(({ ports }) => ports.some((port) => port.includes("ACTIVE")));
 const named = ({ name, gigabitsPerSecond }: RdmaDevice) =>
   gigabitsPerSecond === undefined ? name : `${name}, ${gigabitsPerSecond} Gb/s`;
 
@@ -192,9 +186,10 @@ function speedOf(
 function speedChecks(moved: EngineCounters, lane: Lane | undefined, speed: Speed): VerifyCheck[] {
   const area = "lane";
   const { bytesPerMs, expectedBytesPerMs, expectation, share, meanMs, postShare, isTimed } = speed;
-  const expected = expectedBytesPerMs === undefined ? "" : `, ${expectation} ${rate(expectedBytesPerMs)}`;
+  const expected =
+    expectedBytesPerMs === undefined ? "" : `, ${expectation} ${gigabytes(expectedBytesPerMs)}`;
   const short = isTimed ? "" : "; too short to be timed well: longer prompts (--prompt-tokens) say more";
-  const found = `at least ${rate(bytesPerMs)}${expected}: ${meanMs.toFixed(1)} ms for each transfer${short}`;
+  const found = `at least ${gigabytes(bytesPerMs)}${expected}: ${meanMs.toFixed(1)} ms for each transfer${short}`;
   const isSlow = isTimed && share !== undefined && share < LEAST_SHARE;
   const checks: VerifyCheck[] = [
     isSlow
@@ -224,10 +219,6 @@ function speedChecks(moved: EngineCounters, lane: Lane | undefined, speed: Speed
       : undefined,
   });
   return checks;
-}
-
-function rate(bytesPerMs: number): string {
-  return `${(bytesPerMs / 1e6).toFixed(2)} GB/s`;
 }
 
 function percent(share: number): string {

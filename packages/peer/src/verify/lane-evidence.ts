@@ -3,13 +3,14 @@ import { KvError, type SideChannel } from "@kv/interface";
 import { doctorReportSchema, type RdmaDevice, rdmaDevices, readUcxProtocols, realHost } from "@kv/nixl";
 import type { RemotePrefillParams } from "@kv/protocol";
 import { z } from "zod";
-import { isThisHost, probeRequest, readsOf } from "../doctor/memory/memory-checks.js";
+import { measured, probeRequest } from "../doctor/memory/memory-checks.js";
 import { probeInChildProcess } from "../doctor/memory/probe-process.js";
 import { type MeasuredTransport, WITHOUT_LIMITS } from "../doctor/memory/transport-check.js";
 import { readAllRanks } from "../doctor/pair-doctor.js";
 import type { Role } from "../doctor/pair-report.js";
-import { readTarget } from "../doctor/target.js";
+import { isThisHost, readTarget } from "../doctor/target.js";
 import type { EngineServer } from "../http/engine-server.js";
+import { parseJson } from "../http/http-request.js";
 import { readRankMetadata } from "../protocol/handshake.js";
 import { readRemotePrefill } from "../protocol/remote-prefill.js";
 import type { LaneEvidence, LoggedLanes } from "./lane-checks.js";
@@ -117,10 +118,7 @@ async function reach(
   const facts = { role, remotePrefill, metadata, address };
   const ranks = await readAllRanks(facts, { sideChannel });
   const request = probeRequest(facts, metadata, ranks, { limitBytes: PROBE_LIMIT_BYTES });
-  const outcome = await probeInChildProcess(request, PROBE_TIMEOUT_MS, WITHOUT_LIMITS);
-  if (outcome.kind !== "answered") return undefined;
-  const { bulk } = outcome.value;
-  return { lanes: readsOf(outcome.output), bytesPerMs: bulk.lengthBytes / bulk.bestMs };
+  return measured(await probeInChildProcess(request, PROBE_TIMEOUT_MS, WITHOUT_LIMITS));
 }
 
 /** The beginning of a file as text. */
@@ -135,13 +133,5 @@ async function readStart(path: string): Promise<string> {
     throw new KvError("KV_CONFIG_INVALID", `${path} cannot be read: ${(error as Error).message}`, {
       cause: error,
     });
-  }
-}
-
-function parseJson(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return undefined;
   }
 }

@@ -1,11 +1,11 @@
-import { KvError, type Random, type SideChannel, type Transport } from "@kv/interface";
+import { KvError } from "@kv/interface";
 import type { AgentMetadata } from "@kv/protocol";
 import { filterNotifications } from "../headless/notification-filter.js";
 import type { EngineServer } from "../http/engine-server.js";
 import { readRankMetadata } from "../protocol/handshake.js";
 import { readRemotePrefill } from "../protocol/remote-prefill.js";
 import { compareKv, type DiffOptions, filledParts } from "../recording/diff.js";
-import { receiveKv } from "../recording/receive-kv.js";
+import { type ReceivePlace, receiveKv } from "../recording/receive-kv.js";
 import type { Finding } from "./findings.js";
 
 /** A pair of servers that serves requests, or a P alone. */
@@ -24,16 +24,11 @@ export interface CanaryReference {
 }
 
 /** Options of `runCanary`. */
-export interface CanaryOptions extends DiffOptions {
+export interface CanaryOptions extends DiffOptions, ReceivePlace {
   /** The prompt, as token ids. */
   readonly prompt: readonly number[];
   /** Tokens that D generates. */
   readonly outputTokens: number;
-  readonly transport: Transport;
-  readonly sideChannel: SideChannel;
-  readonly random: Random;
-  readonly sideChannelHost?: string | undefined;
-  readonly sideChannelPort?: number | undefined;
 }
 
 /** One canary prompt at one pair. */

@@ -1,8 +1,8 @@
 import { readFile } from "node:fs/promises";
-import { networkInterfaces } from "node:os";
 import { METRICS } from "@kv/connector";
 import type { AgentMetadata } from "@kv/protocol";
 import { z } from "zod";
+import { isThisHost } from "../doctor/target.js";
 import type { EngineServer } from "../http/engine-server.js";
 import { requestJson } from "../http/http-request.js";
 import type { MetricSamples } from "../http/prometheus-text.js";
@@ -101,11 +101,6 @@ export async function wideAddresses(
   else if (isThisHost(host) && (await listensWide(port)))
     findings.push(finding(`the side channel listens on every address at port ${port}`));
   return findings;
-}
-
-function isThisHost(host: string): boolean {
-  if (host === "localhost" || host.startsWith("127.") || host === "::1") return true;
-  return Object.values(networkInterfaces()).some((list) => list?.some(({ address }) => address === host));
 }
 
 /** Whether a socket of this host listens on 0.0.0.0 or :: at the port; false where the kernel has no /proc/net. */

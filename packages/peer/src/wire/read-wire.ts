@@ -3,6 +3,7 @@ import { dirname, join } from "node:path";
 import { KvError } from "@kv/interface";
 import { runCommand } from "@kv/program";
 import { z } from "zod";
+import { parseJson } from "../http/http-request.js";
 
 const wireSchema = z.object({
   vllm: z.string().max(200).nullable(),
@@ -54,12 +55,4 @@ export async function readWire(wheelOrTree: string): Promise<WireReading> {
   throw new KvError("KV_CONFIG_INVALID", `${wheelOrTree} could not be read: ${why}`, {
     hint: "is it a wheel or a source tree of vLLM? A newer python3 on PATH may be needed",
   });
-}
-
-function parseJson(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return undefined;
-  }
 }

@@ -4,7 +4,6 @@ import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { memoryMetrics } from "@kv/connector";
 import {
   type KvCacheKind,
   type KvTransferParams,
@@ -23,13 +22,12 @@ import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
 import { memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { startInstance } from "../../../../apps/demo/src/instance/instance.js";
 import { readInstanceConfig } from "../../../../apps/demo/src/instance/instance-config.js";
-import { openHeadlessPrefill } from "../../src/headless/headless-prefill.js";
-import { PrefillServer } from "../../src/headless/prefill-server.js";
 import { EngineServer } from "../../src/http/engine-server.js";
 import { kernelBlocksOfRegion } from "../../src/protocol/region-blocks.js";
 import { readRemotePrefill } from "../../src/protocol/remote-prefill.js";
 import { receiveKv } from "../../src/recording/receive-kv.js";
-import { createRecording, openRecording } from "../../src/recording/recording.js";
+import { createRecording } from "../../src/recording/recording.js";
+import { servePrefill } from "../served.js";
 
 /** A pair that serves requests, with real HTTP and ZMQ, and what kv-peer needs to reach it. */
 export interface Pair {
@@ -152,29 +150,11 @@ export async function recordedPair(
   ];
   const [ofPrefill, ofDecode, transport] = transports;
   const sideChannel = zmqSideChannel();
-  const metrics = memoryMetrics();
-  const recording = await openRecording(await writeRecording(folder, { ranks, mode, length, ...engine }));
-  const prefill = await openHeadlessPrefill({
-    recording: {
-      ...recording,
-      async kv(prompt) {
-        const kv = await recording.kv(prompt);
-        damage?.(kv);
-        return kv;
-      },
-    },
-    groups: engine.groups,
-    metrics,
-    transport: ofPrefill,
-    sideChannel,
-    sideChannelHost: "127.0.0.1",
-    sideChannelPort: 0,
-    leaseMs,
-    numBlocks: 64,
-    anyPrompt: true,
+  await writeRecording(folder, { ranks, mode, length, ...engine });
+  const { url, close } = await servePrefill(folder, {
+    ...{ sideChannel, leaseMs, groups: engine.groups, model: "m", vllmVersion: version, numBlocks: 64 },
+    ...{ change: damage, transport: ofPrefill, sideChannelHost: "127.0.0.1" },
   });
-  const app = new PrefillServer({ prefill, model: "m", vllmVersion: version, metrics: metrics.render });
-  const url = await app.listen({ host: "127.0.0.1", port: 0 });
   const decode = createServer((request, response) => {
     const answer = (body: unknown) => response.end(JSON.stringify(body));
     if (request.url === "/v1/models") return answer({ data: [{ id: "m" }] });
@@ -209,8 +189,7 @@ export async function recordedPair(
     async close() {
       decode.closeAllConnections();
       decode.close();
-      await app.close();
-      await prefill.close();
+      await close();
       await sideChannel.close();
       await Promise.all(transports.map((each) => each.close()));
       rmSync(folder, { recursive: true, force: true });
@@ -237,7 +216,7 @@ async function writeRecording(
     change?: Partial<AgentMetadata>;
     blocks?: readonly number[] | undefined;
   },
-): Promise<string> {
+): Promise<void> {
   const writer = createRecording(folder);
   const read = (name: string) => new Uint8Array(readFileSync(new URL(name, fixtures)));
   const engines = ranks.map((rank) => {
@@ -287,5 +266,4 @@ async function writeRecording(
       },
     ],
   });
-  return folder;
 }

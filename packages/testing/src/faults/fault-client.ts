@@ -39,13 +39,21 @@ export interface FaultClientOptions {
   violation(what: string): void;
 }
 
-/** A client of a fault run. It sends requests, aborts them at any moment, retries them, and sends some of them twice. */
-export interface FaultClient {
-  /** Runs request `n`. Resolves to "ok", or to the code of the typed error. */
-  one(n: number, random: SeededRandom): Promise<string>;
+/** The end of a request id as vLLM makes it: eight hexadecimal digits. */
+export function idSuffix(random: SeededRandom): string {
+  return random
+    .integer(2 ** 32)
+    .toString(16)
+    .padStart(8, "0");
 }
 
-export function createFaultClient(options: FaultClientOptions): FaultClient {
+/**
+ * A client of a fault run. It sends requests, aborts them at any moment, retries them, and sends some of them twice. Returns what runs request `n`, and
+ * resolves to "ok", or to the code of the typed error.
+ */
+export function createFaultClient(
+  options: FaultClientOptions,
+): (n: number, random: SeededRandom) => Promise<string> {
   const { clock, times, prefills, decodes, atOnce, plainProducers, violation } = options;
   const { longMs, deadlineMs } = times;
   const sleep = (ms: number) => new Promise<void>((resolve) => void clock.setTimer(resolve, ms));
@@ -86,13 +94,8 @@ export function createFaultClient(options: FaultClientOptions): FaultClient {
     request: SimRequest,
     random: SeededRandom,
   ): Promise<string> {
-    const suffix = () =>
-      random
-        .integer(2 ** 32)
-        .toString(16)
-        .padStart(8, "0");
-    const prefillId = `cmpl-r${n}-0-${suffix()}`;
-    const decodeId = `cmpl-r${n}-0-${suffix()}`;
+    const prefillId = `cmpl-r${n}-0-${idSuffix(random)}`;
+    const decodeId = `cmpl-r${n}-0-${idSuffix(random)}`;
     const abortMs = random.next() < 0.05 ? random.next() ** 2 * 4000 : 60_000;
     const leadMs = random.next() < 0.3 ? random.next() * 50 : 0;
     const prefillFirst = random.next() < 0.5;
@@ -146,5 +149,5 @@ export function createFaultClient(options: FaultClientOptions): FaultClient {
     }
   }
 
-  return { one };
+  return one;
 }

@@ -151,7 +151,7 @@ export async function faultRunOn(
       }
     },
   });
-  const { one } = createFaultClient({
+  const one = createFaultClient({
     ...{ clock, times, atOnce, plainProducers, violation },
     prefills: among(prefills),
     decodes: among(decodes),

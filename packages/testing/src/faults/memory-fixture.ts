@@ -5,7 +5,7 @@ import type { SimDevice, SimDeviceAround } from "../simulator/sim-options.js";
 import type { FaultFixture } from "./fault-fixture.js";
 import type { Sabotage } from "./sabotage.js";
 
-export interface MemoryFixtureOptions {
+interface MemoryFixtureOptions {
   readonly random: SeededRandom;
   readonly rules: readonly FaultRule[];
   /** See `FaultRunOptions`. */
@@ -36,8 +36,7 @@ export function memoryFixture(options: MemoryFixtureOptions): FaultFixture {
         ...order,
         reportsLayers: layerwise,
         plain: plainProducers,
-        ...(sabotage === undefined ? {} : { sabotage }),
-        ...(wrapTransport === undefined ? {} : { wrapTransport }),
+        ...{ sabotage, wrapTransport },
         ...(device === undefined ? {} : { device: (around) => device(around, random.fork("device")) }),
       }),
     settle: (work) => clock.settle(work, { limitMs: 48 * 3_600_000 }),

@@ -1,6 +1,7 @@
 import { type ConnectorModule, KvError, type KvTransferParams } from "@kv/interface";
 import { type SeededRandom, seededRandom } from "@kv/transport-memory";
 import { coordinatesOf } from "../simulator/sim-engine.js";
+import { idSuffix } from "./fault-client.js";
 import type { FaultEngine, FaultFixture } from "./fault-fixture.js";
 import { closeAll, type Seat } from "./fault-run.js";
 import { memoryFixture } from "./memory-fixture.js";
@@ -111,18 +112,13 @@ export async function restartRunOn(fixture: FaultFixture, load: RestartLoad): Pr
     random: SeededRandom,
   ): Promise<unknown> {
     const { requestId } = prompt;
-    const suffix = () =>
-      random
-        .integer(2 ** 32)
-        .toString(16)
-        .padStart(8, "0");
     const decode = (params: KvTransferParams, decodeId: string) =>
       alive(d).decode({ ...prompt, requestId: decodeId, params });
     if (random.next() >= atOnce) return decode(await alive(p).prefill(prompt), `d${requestId}`);
     const engine = alive(p);
     const [, decoded] = await Promise.allSettled([
-      engine.prefill({ ...prompt, requestId: `cmpl-${requestId}-0-${suffix()}` }),
-      decode(coordinatesOf(engine, requestId), `cmpl-${requestId}-0-${suffix()}`),
+      engine.prefill({ ...prompt, requestId: `cmpl-${requestId}-0-${idSuffix(random)}` }),
+      decode(coordinatesOf(engine, requestId), `cmpl-${requestId}-0-${idSuffix(random)}`),
     ]);
     if (decoded.status === "rejected") throw decoded.reason;
     return decoded.value;

@@ -8,41 +8,29 @@ import { decodeHandshakeReply, decodeLeaseReply, encodeHandshakeReply, encodeLea
  */
 export type Sabotage = "release-early" | "trust-stale" | "wrong-clock";
 
+const ignore = () => {};
+
 export function sabotagedTransport(transport: Transport, sabotage: Sabotage | undefined): Transport {
   if (sabotage !== "release-early") return transport;
-  return {
-    ...transport,
-    async createAgent(options) {
-      const agent = await transport.createAgent(options);
-      const careless: Agent = {
-        ...agent,
-        transfer(request) {
-          const { done } = agent.transfer(request);
-          return {
-            done,
-            released: done.then(
-              () => {},
-              () => {},
-            ),
-          };
-        },
-      };
-      return careless;
-    },
-  };
+  return releasing(transport, (done) => done.then(ignore, ignore));
 }
 
 /** A transport that never reports that a transfer's memory is released. The `close` of its agents still ends the transfers. */
 export function neverReleasing(transport: Transport): Transport {
+  return releasing(transport, () => new Promise(() => {}));
+}
+
+/** A transport whose transfers tell the release of their memory by their end. */
+function releasing(transport: Transport, releasedOf: (done: Promise<unknown>) => Promise<void>): Transport {
   return {
     ...transport,
     async createAgent(options) {
       const agent = await transport.createAgent(options);
-      const holding: Agent = {
-        ...agent,
-        transfer: (request) => ({ done: agent.transfer(request).done, released: new Promise(() => {}) }),
+      const transfer: Agent["transfer"] = (request) => {
+        const { done } = agent.transfer(request);
+        return { done, released: releasedOf(done) };
       };
-      return holding;
+      return { ...agent, transfer };
     },
   };
 }

@@ -16,8 +16,10 @@ import {
 } from "@kv/transport-memory";
 import { engineIdentity } from "../engine-identity.js";
 import { createBlockPool } from "../simulator/block-pool.js";
+import { createGroupMemory } from "../simulator/sim-ranks.js";
+import { registerCaches } from "../simulator/sim-sides.js";
+import { overTheWire } from "../simulator/sim-steps.js";
 import { copyPlatform } from "./copy-platform.js";
-import { createGroupMemory } from "./group-memory.js";
 
 export interface GroupEngineOptions {
   readonly network: MemoryNetwork;
@@ -113,13 +115,7 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
   const workers = await Promise.all(
     memory.caches.map((_, tpRank) => module.createWorker({ ...shared, tpRank, ppRank: 0 })),
   );
-  for (const [rank, worker] of workers.entries()) {
-    const caches = memory.caches[rank];
-    if (caches !== undefined) await worker.registerKvCaches(caches);
-  }
-  await scheduler.setHandshakeMetadata(
-    await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
-  );
+  await registerCaches({ scheduler, workers, ranks: memory });
   const aggregate = createWorkerOutputAggregator({ workers: workers.length });
   const groups = config.groups.map(
     ({ kind, blockSize = config.blockSize, slidingWindowTokens, enableKvTransfer }, group) => ({
@@ -313,9 +309,4 @@ export async function createGroupEngine(options: GroupEngineOptions): Promise<Gr
       await sideChannel.close();
     },
   };
-}
-
-/** The sides of a connector may run in different processes, so the values between them are converted to JSON and back. */
-function overTheWire<T>(value: T): T {
-  return JSON.parse(JSON.stringify(value)) as T;
 }

@@ -1,9 +1,10 @@
-import type { ConnectorModule, KvCacheConfig, KvCacheGroup, KvTransferParams } from "@kv/interface";
+import type { ConnectorModule, KvCacheConfig, KvCacheGroup } from "@kv/interface";
 import { memoryNetwork, seededRandom, virtualClock } from "@kv/transport-memory";
 import fc from "fast-check";
 import { simConfig } from "../simulator/sim-config.js";
+import { coordinatesOf } from "../simulator/sim-engine.js";
+import { stateSpaceOf } from "../simulator/sim-ranks.js";
 import { createGroupEngine, type GroupEngine } from "./group-engine.js";
-import { stateSpaceOf } from "./group-memory.js";
 
 /** A group of a scene. */
 interface SceneGroup {
@@ -174,7 +175,7 @@ export async function playGroupScene(
   };
   const running = [run(prefill), run(decode)];
   const work = scene.requests.map((request, index) =>
-    handOver(request, index, { prefill, decode, isPush, groups: scene.groups }),
+    handOver(request, index, scene, { prefill, decode, isPush }),
   );
   await clock.settle(Promise.all(work));
   await clock.advance(1000);
@@ -191,17 +192,8 @@ export async function playGroupScene(
 async function handOver(
   { numTokens, hitBlocks, prefillHitBlocks, isEarly, next }: SceneRequest,
   index: number,
-  {
-    prefill,
-    decode,
-    isPush,
-    groups,
-  }: {
-    readonly prefill: GroupEngine;
-    readonly decode: GroupEngine;
-    readonly isPush: boolean;
-    readonly groups: readonly SceneGroup[];
-  },
+  { groups }: GroupScene,
+  { prefill, decode, isPush }: { prefill: GroupEngine; decode: GroupEngine; isPush: boolean },
 ): Promise<void> {
   // A hit of a whole prompt is taken for one token less.
   const hit = (blocks: number) => Math.min(blocks, Math.floor((numTokens - 2) / BLOCK_TOKENS)) * BLOCK_TOKENS;
@@ -217,32 +209,15 @@ async function handOver(
   };
   if (!isPush || !isEarly) {
     const { outputTokens = 1, newTokens = 0 } = next ?? {};
-    const params = await decode.decode({
-      ...consumed,
-      outputTokens,
-      params: await prefill.prefill(produced),
-    });
+    const first = await prefill.prefill(produced);
+    const params = await decode.decode({ ...consumed, outputTokens, params: first });
     if (next === undefined) return;
-    const longer = numTokens + outputTokens + newTokens;
-    const again = {
-      requestId: id("cccc"),
-      prompt,
-      numTokens: longer,
-      cachedTokens: hit(next.hitBlocks),
-      params,
-    };
+    const longer = { prompt, numTokens: numTokens + outputTokens + newTokens };
+    const again = { ...longer, requestId: id("cccc"), cachedTokens: hit(next.hitBlocks), params };
     const last = await prefill.prefill(again);
-    await decode.decode({ requestId: id("dddd"), prompt, numTokens: longer, cachedTokens: 0, params: last });
+    await decode.decode({ ...longer, requestId: id("dddd"), cachedTokens: 0, params: last });
     return;
   }
-  const coordinates: KvTransferParams = {
-    ...{ do_remote_prefill: true, do_remote_decode: false, remote_engine_id: prefill.engineId },
-    ...{
-      remote_request_id: `r${index}`,
-      remote_host: prefill.address.host,
-      remote_port: prefill.address.port,
-    },
-    tp_size: prefill.tpSize,
-  };
-  await Promise.all([decode.decode({ ...consumed, params: coordinates }), prefill.prefill(produced)]);
+  const params = coordinatesOf(prefill, `r${index}`);
+  await Promise.all([decode.decode({ ...consumed, params }), prefill.prefill(produced)]);
 }

@@ -1,7 +1,7 @@
 import type { ConnectorModule, KvTransferParams } from "@kv/interface";
 import { decodeHandshakeReply, decodeNotification, encodeHandshakeRequest } from "@kv/protocol";
 import { memoryNetwork, memorySideChannel, seededRandom, virtualClock } from "@kv/transport-memory";
-import { coordinatesOf, createSimEngine, type SimEngine } from "../simulator/sim-engine.js";
+import { coordinatesOf, createSimEngine, outcomeOf, type SimEngine } from "../simulator/sim-engine.js";
 import type { SimEngineOptions } from "../simulator/sim-options.js";
 import {
   FORGED_FOR_DECODE,
@@ -233,13 +233,6 @@ async function learns(
   } catch {
     return false;
   }
-}
-
-function outcomeOf(work: Promise<unknown>): Promise<string> {
-  return work.then(
-    () => "ok",
-    (error: { code?: string }) => error.code ?? String(error),
-  );
 }
 
 /** Records what the registrations that D sends have in them. */

@@ -10,7 +10,7 @@ import {
   virtualClock,
 } from "@kv/transport-memory";
 import { expect } from "vitest";
-import { createSimEngine, type SimEngine } from "../simulator/sim-engine.js";
+import { createSimEngine, outcomeOf, type SimEngine } from "../simulator/sim-engine.js";
 import type { SimEngineOptions, SimRequest } from "../simulator/sim-options.js";
 
 /** A memory network in virtual time, and the engines on it. The scenario tests use it. */
@@ -34,13 +34,7 @@ export function createScenario({
   const engines: SimEngine[] = [];
 
   /** Outcome of a request: "ok", or the code of its error. */
-  const outcome = (work: Promise<unknown>): Promise<string> =>
-    clock.settle(
-      work.then(
-        () => "ok",
-        (error: { code?: string }) => error.code ?? String(error),
-      ),
-    );
+  const outcome = (work: Promise<unknown>): Promise<string> => clock.settle(outcomeOf(work));
 
   return {
     clock,

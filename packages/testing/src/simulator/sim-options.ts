@@ -10,7 +10,7 @@ import type {
   SideChannel,
   Transport,
 } from "@kv/interface";
-import type { MemoryNetwork } from "@kv/transport-memory";
+import type { MemoryHost, MemoryNetwork } from "@kv/transport-memory";
 import type { Sabotage } from "../faults/sabotage.js";
 import type { SimRanks } from "./sim-ranks.js";
 
@@ -77,11 +77,11 @@ export interface SimEngineOptions {
   readonly transport?: Transport;
   /** Behaves as a vLLM peer: its handshakes and parameters have none of our own fields, and it does not answer lease requests. */
   readonly plain?: boolean;
-  readonly sabotage?: Sabotage;
+  readonly sabotage?: Sabotage | undefined;
   /** Computes a prompt's first layer in the step before the last, and reports the layer to its workers. */
   readonly reportsLayers?: boolean;
   /** Wraps the transport. A connector's own tests use it to break a rule from outside. */
-  readonly wrapTransport?: (transport: Transport) => Transport;
+  readonly wrapTransport?: ((transport: Transport) => Transport) | undefined;
   /** Adds an accelerator around the connector. The model computes in its memory, and each step waits until its results are saved. */
   readonly device?: (around: SimDeviceAround) => SimDevice | undefined;
   /** The engine hands its connector equal tokens for all prompts. Prompts are then not distinguished. */
@@ -105,4 +105,39 @@ export interface SimDeviceAround {
 export interface SimDevice {
   readonly connector: ConnectorModule;
   readonly ranks: SimRanks;
+}
+
+/**
+ * An engine without a model: the connectors and the blocks are real, the KV is generated. It runs on one host of a memory network and
+ * uses that host's clock.
+ */
+export interface SimEngine {
+  readonly engineId: string;
+  readonly host: MemoryHost;
+  readonly tpSize: number;
+  readonly alive: boolean;
+  /** Address on which its side channel listens. */
+  readonly address: { readonly host: string; readonly port: number };
+  /** Computes a prompt, and resolves to the parameters for the engine that reads its KV. `params` of a D: reads the last turn back before. */
+  prefill(request: SimRequest & { readonly cachedTokens?: number }): Promise<KvTransferParams>;
+  /**
+   * Receives a prompt's KV, generates its output, and resolves when the request ends, to the parameters for the P of the next turn. A wrong byte is a
+   * violation.
+   */
+  decode(
+    request: SimRequest & { params: KvTransferParams; cachedTokens?: number },
+  ): Promise<KvTransferParams>;
+  abort(requestId: string): void;
+  /** Ends what it computes, and takes its caches back from the transport. */
+  sleep(): Promise<void>;
+  /** Registers its caches again. Their content is gone. */
+  wakeUp(): Promise<void>;
+  /** Counts of everything that the engine holds, by name, blocks included. All counts are zero when all requests are over. */
+  outstanding(): Readonly<Record<string, number>>;
+  /**
+   * Ends the engine as SIGKILL does. Resolves when its resources are released: at once, unless the options gave it a transport or a side
+   * channel.
+   */
+  kill(): Promise<void>;
+  close(): Promise<void>;
 }

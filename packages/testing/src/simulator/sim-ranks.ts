@@ -8,6 +8,61 @@ import {
   writeTokens,
 } from "./kv-pattern.js";
 
+/** Tokens of a prompt in the blocks of one group. */
+interface GroupTokens {
+  /** Number that identifies the prompt. */
+  readonly prompt: number;
+  readonly group: number;
+  /** The request's blocks of the group, by position in the prompt. */
+  readonly blockIds: readonly number[];
+  readonly from: number;
+  readonly until: number;
+  /** Only the layers before this one. Default: all. */
+  readonly beforeLayer?: number | undefined;
+}
+
+/** Bytes of a recurrent state of the whole model, by part: three projections of the convolution, and the recurrent state. */
+const STATE_PARTS = [64, 32, 32, 128];
+
+/** Sizes of a rank's states, for `KvCacheConfig.stateSpace`. */
+export function stateSpaceOf(tpSize: number): NonNullable<KvCacheConfig["stateSpace"]> {
+  const [recurrentBytes = 0, ...convProjectionBytes] = STATE_PARTS.map(
+    (bytes) => bytes / tpSize,
+  ).toReversed();
+  return { convProjectionBytes: convProjectionBytes.toReversed(), recurrentBytes };
+}
+
+/** The bytes of a rank's state after `tokens` tokens of a prompt: its even share of each part. */
+function stateBytes(at: {
+  readonly prompt: number;
+  readonly layer: number;
+  readonly tokens: number;
+  readonly tpRank: number;
+  readonly tpSize: number;
+}): number[] {
+  const { prompt, layer, tokens, tpRank, tpSize } = at;
+  return STATE_PARTS.flatMap((bytes, part) => {
+    const share = bytes / tpSize;
+    return Array.from({ length: share }, (_, i) => {
+      const word = Math.imul(((prompt * 31 + layer) * 31 + part) * 8191 + tokens, 2_654_435_761);
+      return ((word >>> 8) + (tpRank * share + i) * 7) & 0xff;
+    });
+  });
+}
+
+/** Memory of an engine's ranks, whose groups have blocks of their own sizes. */
+interface GroupMemory {
+  readonly caches: readonly KvCaches[];
+  /** Writes the KV of tokens on all ranks and layers of a group. */
+  compute(tokens: GroupTokens): void;
+  /** Describes the first wrong token. Undefined when all are right. `tailZeroed`: those behind `until` in the last block must be zero, as by default. */
+  firstWrong(tokens: GroupTokens, tailZeroed?: boolean): string | undefined;
+  /** Fills a block with bytes that no prompt's KV has. */
+  poison(group: number, blockId: number): void;
+  poisoned(group: number, blockId: number): boolean;
+  close(): void;
+}
+
 /** Memory of a simulated engine's ranks. Writes KV, checks the KV that the model would read, and fills unused blocks with poison. */
 export interface SimRanks {
   readonly caches: readonly KvCaches[];
@@ -33,88 +88,109 @@ export interface SimRanks {
   close(): void;
 }
 
-const POISON = 0xdb;
-const POISONED_WORD = 0xdbdbdbdb;
-
 /** Bytes of a memory. Also works for simulated device memory, whose bytes the code under test cannot access. */
 function bytesOf(memory: Memory): Uint8Array {
   return memory.memoryType === "DRAM" ? memory.bytes : (memory as Memory & { data: Uint8Array }).data;
 }
 
-export function createSimRanks(options: {
-  transport: Transport;
-  config: KvCacheConfig;
-  tpSize: number;
-  ppSize?: number;
-  dcpSize?: number | undefined;
-  numBlocks: number;
-}): SimRanks {
+const POISON = 0xdb;
+const POISONED_WORD = 0xdbdbdbdb;
+
+interface MemoryOptions {
+  readonly transport: Transport;
+  readonly config: KvCacheConfig;
+  readonly tpSize: number;
+  readonly ppSize?: number;
+  readonly dcpSize?: number | undefined;
+  readonly numBlocks: number;
+}
+
+export function createGroupMemory(options: MemoryOptions): GroupMemory {
   const { transport, config, tpSize, ppSize = 1, dcpSize = 1, numBlocks } = options;
-  const layerNames = config.groups.flatMap(({ layerNames: names }) => names);
-  const layersPerStage = Math.ceil(layerNames.length / ppSize);
+  const layers = config.groups
+    .flatMap(({ layerNames, kind, numKvHeads, blockSize = config.blockSize }, group) =>
+      layerNames.map((name) => ({ name, group, numKvHeads, blockSize, isState: kind === "mamba" })),
+    )
+    .map((each, layer) => ({ ...each, layer }));
+  const layersPerStage = Math.ceil(layers.length / ppSize);
   const ranks = Array.from({ length: ppSize * tpSize }, (_, rank) => {
-    const share = rankShare(config, rank % tpSize, tpSize, dcpSize);
-    const firstLayer = Math.floor(rank / tpSize) * layersPerStage;
-    const layers = [...layerNames.keys()].slice(firstLayer, firstLayer + layersPerStage);
-    const memories = layers.map((layer) => ({
-      layer,
-      memory: transport.allocate(blockBytes(share) * numBlocks),
-    }));
-    for (const { memory } of memories) bytesOf(memory).fill(POISON);
-    return { share, memories };
+    const [tpRank, firstLayer] = [rank % tpSize, Math.floor(rank / tpSize) * layersPerStage];
+    return layers.slice(firstLayer, firstLayer + layersPerStage).map((each) => {
+      const ofLayer = { ...config, numKvHeads: each.numKvHeads ?? config.numKvHeads };
+      const share: RankShare = {
+        ...rankShare(ofLayer, tpRank, tpSize, dcpSize),
+        blockSize: each.blockSize,
+      };
+      const ofState = STATE_PARTS.reduce((sum, bytes) => sum + bytes / tpSize, 0);
+      const length = each.isState ? ofState : blockBytes(share);
+      const memory = transport.allocate(length * numBlocks);
+      const bytes = bytesOf(memory).fill(POISON);
+      return { ...each, rank, tpRank, share, length, memory, bytes };
+    });
   });
-
-  function each(visit: (bytes: Uint8Array, share: RankShare, layer: number, rank: number) => void): void {
-    for (const [rank, { share, memories }] of ranks.entries()) {
-      for (const { layer, memory } of memories) visit(bytesOf(memory), share, layer, rank);
-    }
-  }
-
-  function block(bytes: Uint8Array, share: RankShare, blockId: number): Uint8Array {
-    const length = blockBytes(share);
-    return bytes.subarray(blockId * length, (blockId + 1) * length);
-  }
+  const all = ranks.flat();
+  const byGroup = config.groups.map((_, group) => all.filter((each) => each.group === group));
+  const ofGroup = (group: number) => byGroup[group] ?? [];
+  const blocks = (group: number, blockId: number) =>
+    ofGroup(group).map(({ bytes, length }) => bytes.subarray(blockId * length, (blockId + 1) * length));
 
   return {
-    caches: ranks.map(({ share, memories }) => ({
+    caches: ranks.map((rank) => ({
       config,
-      regions: memories.map(({ layer, memory }) => ({
-        name: layerNames[layer] ?? "",
-        memory,
-        offsetBytes: 0,
-        numBlocks,
-        blockLengthBytes: blockBytes(share),
-        blockStrideBytes: blockBytes(share),
-        groupId: 0,
-        memoryType: memory.memoryType,
+      regions: rank.map(({ name, group, length, memory }) => ({
+        ...{ name, memory, offsetBytes: 0, numBlocks, groupId: group, memoryType: memory.memoryType },
+        ...{ blockLengthBytes: length, blockStrideBytes: length },
       })),
     })),
-    compute(prompt, blockIds, from, until, beforeLayer = Number.POSITIVE_INFINITY) {
-      each((bytes, share, layer) => {
-        if (layer < beforeLayer) writeTokens(bytes, share, { layer, prompt, blockIds, from, until });
-      });
+    compute({ group, beforeLayer = Number.POSITIVE_INFINITY, ...tokens }) {
+      for (const { bytes, share, layer, isState, length, tpRank } of ofGroup(group)) {
+        if (layer >= beforeLayer) continue;
+        if (!isState) writeTokens(bytes, share, { layer, ...tokens });
+        else if (tokens.until > 0)
+          bytes.set(
+            stateBytes({ ...tokens, layer, tokens: tokens.until, tpRank, tpSize }),
+            (tokens.blockIds.at(-1) ?? 0) * length,
+          );
+      }
     },
-    firstWrong(prompt, blockIds, numTokens, received) {
-      let wrong: string | undefined;
-      each((bytes, share, layer, rank) => {
-        const at = { layer, prompt, blockIds, from: 0, until: numTokens };
-        const token = firstWrongToken(bytes, share, at, received);
-        if (token !== undefined) wrong ??= `rank ${rank}, layer ${layer}, token ${token} of ${numTokens}`;
-      });
-      return wrong;
+    firstWrong({ group, ...tokens }, tailZeroed = true) {
+      for (const { bytes, share, layer, rank, tpRank, isState, length } of ofGroup(group)) {
+        const place = `${config.groups.length > 1 ? `group ${group}, ` : ""}rank ${rank}, layer ${layer}`;
+        if (isState) {
+          const at = (tokens.blockIds.at(-1) ?? 0) * length;
+          const expected = stateBytes({ ...tokens, layer, tokens: tokens.until, tpRank, tpSize });
+          if (expected.some((byte, i) => bytes[at + i] !== byte))
+            return `${place}: not the state after ${tokens.until} tokens`;
+          continue;
+        }
+        const token = firstWrongToken(bytes, share, { layer, ...tokens }, tailZeroed);
+        if (token !== undefined) return `${place}, token ${token} of ${tokens.until}`;
+      }
+      return undefined;
     },
-    poison(blockId) {
-      each((bytes, share) => block(bytes, share, blockId).fill(POISON));
+    poison(group, blockId) {
+      for (const block of blocks(group, blockId)) block.fill(POISON);
     },
-    poisoned(blockId) {
-      let intact = true;
-      each((bytes, share) => {
-        for (const word of wordsOf(block(bytes, share, blockId))) if (word !== POISONED_WORD) intact = false;
-      });
-      return intact;
-    },
+    poisoned: (group, blockId) =>
+      blocks(group, blockId).every((block) => wordsOf(block).every((word) => word === POISONED_WORD)),
     close() {
-      for (const { memories } of ranks) for (const { memory } of memories) memory.close();
+      for (const { memory } of all) memory.close();
     },
+  };
+}
+
+/** The memory of an engine whose layers are one group. */
+export function createSimRanks(options: MemoryOptions): SimRanks {
+  const { caches, compute, firstWrong, poison, poisoned, close } = createGroupMemory(options);
+  const group = 0;
+  return {
+    caches,
+    compute: (prompt, blockIds, from, until, beforeLayer) =>
+      compute({ prompt, group, blockIds, from, until, beforeLayer }),
+    firstWrong: (prompt, blockIds, until, received) =>
+      firstWrong({ prompt, group, blockIds, from: 0, until }, received),
+    poison: (blockId) => poison(group, blockId),
+    poisoned: (blockId) => poisoned(group, blockId),
+    close,
   };
 }

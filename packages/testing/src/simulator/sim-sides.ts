@@ -30,7 +30,11 @@ export interface SimSides {
   close(): Promise<void>;
 }
 
-export async function createSimSides(options: SimEngineOptions, host: MemoryHost): Promise<SimSides> {
+/** Creates the sides. The caller registers the caches. */
+export async function createSimSides(
+  options: Omit<SimEngineOptions, "violation">,
+  host: MemoryHost,
+): Promise<SimSides> {
   const { network, hostName, engineId, tpSize, ppSize = 1, numBlocks, memoryType = "DRAM" } = options;
   const { dcpSize = 1 } = options;
   const { clock } = host;
@@ -93,14 +97,6 @@ export async function createSimSides(options: SimEngineOptions, host: MemoryHost
       }),
     ),
   );
-  for (const [rank, worker] of workers.entries()) {
-    const caches = ranks.caches[rank];
-    if (caches !== undefined) await worker.registerKvCaches(caches);
-  }
-  await scheduler.setHandshakeMetadata(
-    await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
-  );
-
   return {
     scheduler,
     workers,
@@ -121,6 +117,21 @@ export async function createSimSides(options: SimEngineOptions, host: MemoryHost
       await sideChannel.close();
     },
   };
+}
+
+/** Registers the caches of each rank, and publishes what handshakes tell. */
+export async function registerCaches({
+  scheduler,
+  workers,
+  ranks,
+}: Pick<SimSides, "scheduler" | "workers"> & { readonly ranks: Pick<SimRanks, "caches"> }): Promise<void> {
+  for (const [rank, worker] of workers.entries()) {
+    const caches = ranks.caches[rank];
+    if (caches !== undefined) await worker.registerKvCaches(caches);
+  }
+  await scheduler.setHandshakeMetadata(
+    await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
+  );
 }
 
 /** Wraps a side channel and records the port on which it listens. */

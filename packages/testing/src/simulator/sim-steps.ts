@@ -3,22 +3,12 @@ import { KvError, type KvTransferParams, type WorkerOutput } from "@kv/interface
 import type { MemoryHost } from "@kv/transport-memory";
 import { createBlockPool } from "./block-pool.js";
 import { createSimCompute, PREFILL_STEPS, type Running, tokensHeld } from "./sim-compute.js";
-import type { SimEngineOptions, SimRequest } from "./sim-options.js";
-import type { SimSides } from "./sim-sides.js";
+import type { SimEngine, SimEngineOptions, SimRequest } from "./sim-options.js";
+import { registerCaches, type SimSides } from "./sim-sides.js";
 
 /** Runs the steps of a simulated engine and the requests in them. `docs/architecture.md` defines a step. */
-export interface SimSteps {
-  readonly alive: boolean;
-  prefill(request: SimRequest & { readonly cachedTokens?: number }): Promise<KvTransferParams>;
-  decode(
-    request: SimRequest & { params: KvTransferParams; cachedTokens?: number },
-  ): Promise<KvTransferParams>;
-  abort(requestId: string): void;
-  outstanding(): Readonly<Record<string, number>>;
-  /** Ends what it computes, and takes its caches back from the transport. */
-  sleep(): Promise<void>;
-  /** Registers its caches again. Their content is gone. */
-  wakeUp(): Promise<void>;
+export interface SimSteps
+  extends Pick<SimEngine, "alive" | "prefill" | "decode" | "abort" | "sleep" | "wakeUp" | "outstanding"> {
   /** No new step starts after this call. */
   stop(): void;
 }
@@ -123,13 +113,7 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
 
   async function wakeUp(): Promise<void> {
     for (let block = 0; block < options.numBlocks; block++) ranks.poison(block);
-    for (const [index, worker] of workers.entries()) {
-      const caches = ranks.caches[index];
-      if (caches !== undefined) await worker.registerKvCaches(caches);
-    }
-    await scheduler.setHandshakeMetadata(
-      await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
-    );
+    await registerCaches(sides);
     asleep = false;
     wake();
   }
@@ -336,6 +320,6 @@ function contentOf({ prompt, numTokens, sameTokensAs = prompt, changedToken }: S
 }
 
 /** The scheduler and workers of a connector may run in different processes, so the values between them are converted to JSON and back. */
-function overTheWire<T>(value: T): T {
+export function overTheWire<T>(value: T): T {
   return JSON.parse(JSON.stringify(value)) as T;
 }

@@ -1,5 +1,5 @@
 import type { Family, ModelContext } from "../model-draft.js";
-import { hybrid, kindOfType, mamba2, recurrentDtype, type State } from "./state-shapes.js";
+import { hybrid, kindOfType, mamba2, recurrentDtype, type State } from "./state-hybrids.js";
 
 /** Nemotron-H: a letter for each layer, M of Mamba 2, * of attention, others without a cache. */
 export const nemotronH: Family = {

@@ -1,4 +1,3 @@
-import { networkInterfaces } from "node:os";
 import { rankGeometry } from "@kv/fleet";
 import { KvError, systemClock, type Transport } from "@kv/interface";
 import { rdmaDevices, readUcxProtocols, realHost, type UcxProtocol } from "@kv/nixl";
@@ -7,10 +6,11 @@ import type { AgentMetadata } from "@kv/protocol";
 import { readDoneText } from "../../protocol/remote-prefill.js";
 import type { Check } from "../pair-report.js";
 import type { ServerFacts } from "../server-facts.js";
-import { isLoopback } from "../target.js";
+import { isThisHost } from "../target.js";
 import { type ProbeRequest, type ProbeResult, probeMemory } from "./memory-probe.js";
 import { probeInChildProcess } from "./probe-process.js";
 import {
+  gigabytes,
   type HostFacts,
   type MeasuredTransport,
   transportCheck,
@@ -86,6 +86,13 @@ export function readsOf(output: string): readonly UcxProtocol[] {
   return readUcxProtocols(output).filter(({ operation }) => operation === "READ");
 }
 
+/** How fast the memory was read, and how; undefined when it was not. */
+export function measured(outcome: ChildOutcome<ProbeResult>): MeasuredTransport | undefined {
+  if (outcome.kind !== "answered") return undefined;
+  const { lengthBytes, bestMs } = outcome.value.bulk;
+  return { lanes: readsOf(outcome.output), bytesPerMs: lengthBytes / bestMs };
+}
+
 /** Reads the memory once more, with every transport that UCX has on this host. Undefined when that fails. */
 async function measureUnlimited(
   request: ProbeRequest,
@@ -96,14 +103,7 @@ async function measureUnlimited(
     timeoutMs,
     WITHOUT_LIMITS,
   );
-  if (outcome.kind !== "answered") return undefined;
-  const { bulk } = outcome.value;
-  return { lanes: readsOf(outcome.output), bytesPerMs: bulk.lengthBytes / bulk.bestMs };
-}
-
-export function isThisHost(host: string): boolean {
-  const addresses = Object.values(networkInterfaces()).flatMap((entries) => entries ?? []);
-  return isLoopback(host) || addresses.some(({ address }) => address === host);
+  return measured(outcome);
 }
 
 export function probeRequest(
@@ -247,5 +247,5 @@ function size(bytes: number): string {
 }
 
 function rate(bytes: number, ms: number): string {
-  return `${(bytes / 1e6 / Math.max(ms, 0.001)).toFixed(2)} GB/s`;
+  return gigabytes(bytes / Math.max(ms, 0.001));
 }

@@ -84,45 +84,45 @@ export function transportCheck(facts: NetworkFacts): ServerCheck {
     return { title, status: "note", found: `${backends.join(", ")}; it does not report its network` };
   const found = `${backends.join(", ")} over ${how}`;
   const details = { lanes: used.lanes };
+  const warning = (why: string, fix: string): ServerCheck => ({
+    ...{ title, status: "warn", found: `${found}${why}`, fix, details },
+  });
   if (hosts === undefined) return { title, status: "ok", found, details };
   const { unlimited, limits, sameHost, devices } = hosts;
   if (unlimited !== undefined) {
     const best = laneOf(unlimited.lanes);
     const isFaster = unlimited.bytesPerMs > WORTH * used.bytesPerMs;
     if (best.rank > rank || (best.how !== how && isFaster)) {
-      const rates = `${gigabytes(unlimited)} instead of ${gigabytes(used)}`;
-      return {
-        title,
-        status: "warn",
-        found: `${found}; without ${limits.join(" and ")} on this host it is ${best.how} (${rates})`,
-        fix: `unset ${limits.map((limit) => limit.split("=")[0]).join(" and ")} on the decode server, or permit that transport`,
-        details,
-      };
+      const rates = `${gigabytes(unlimited.bytesPerMs)} instead of ${gigabytes(used.bytesPerMs)}`;
+      return warning(
+        `; without ${limits.join(" and ")} on this host it is ${best.how} (${rates})`,
+        `unset ${limits.map((limit) => limit.split("=")[0]).join(" and ")} on the decode server, or permit that transport`,
+      );
     }
   }
   if (LANE_CLASSES[rank]?.name !== "tcp") return { title, status: "ok", found, details };
-  const active = devices.filter(({ ports }) => ports.some((port) => port.includes("ACTIVE")));
+  const usable = active(devices);
   if (sameHost) {
     const fix =
       "set UCX_TLS=all on the server, or add sysv,posix,cma; in containers share /dev/shm and the IPC namespace, and permit CMA (npx kv-nixl doctor)";
-    return { title, status: "warn", found: `${found}, although the server is on this host`, fix, details };
+    return warning(", although the server is on this host", fix);
   }
-  if (active.length > 0) {
-    const names = active.map(({ name }) => name).join(", ");
-    const fix = active.some(({ efa }) => efa)
+  if (usable.length > 0) {
+    const names = usable.map(({ name }) => name).join(", ");
+    const fix = usable.some(({ efa }) => efa)
       ? "UCX does not use EFA: set the backend LIBFABRIC on both servers"
       : "look for an RDMA device on the server's host (npx kv-nixl doctor there), and permit it in its UCX_TLS and UCX_NET_DEVICES; in a container, pass /dev/infiniband on";
-    return {
-      title,
-      status: "warn",
-      found: `${found}, although this host has ${names}: the server has no RDMA device or excludes it`,
-      fix,
-      details,
-    };
+    return warning(`, although this host has ${names}: the server has no RDMA device or excludes it`, fix);
   }
   return { title, status: "ok", found: `${found}; this host has no RDMA device`, details };
 }
 
-function gigabytes({ bytesPerMs }: MeasuredTransport): string {
+/** Such as "12.34 GB/s". */
+export function gigabytes(bytesPerMs: number): string {
   return `${(bytesPerMs / 1e6).toFixed(2)} GB/s`;
+}
+
+/** The devices with a port that is up. */
+export function active(devices: readonly RdmaDevice[]): readonly RdmaDevice[] {
+  return devices.filter(({ ports }) => ports.some((port) => port.includes("ACTIVE")));
 }

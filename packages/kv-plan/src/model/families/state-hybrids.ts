@@ -1,0 +1,309 @@
+import { KvError } from "@kv/interface";
+import { cellBytes, dtypeBytes, type MambaSpec } from "../cache-spec.js";
+import {
+  divided,
+  type Family,
+  FLASH_ATTN,
+  headsOfRank,
+  layersOf,
+  type ModelContext,
+  type ModelDraft,
+} from "../model-draft.js";
+import { attentionSpec, headShapeOf } from "./attention.js";
+import { denseLatentSpec, denseMlaBackend, latentSize } from "./latents.js";
+
+export type State = Omit<MambaSpec, "blockSize" | "pageSizePadded">;
+
+/** Blocks of gated delta nets begin at multiples of these tokens with prefix caching: FlashInfer's prefill of an H100 exports states there. */
+const GDN_CHECKPOINT_TOKENS = 64;
+/** Of states beside latents vLLM makes blocks of a multiple of these tokens. */
+const LATENT_HYBRID_TOKENS = 128;
+
+/** The type of the recurrent state: what is asked for, what the config says, or the model's. Errors: `KV_CONFIG_INVALID`. */
+export function recurrentDtype(context: ModelContext, field: string | undefined, otherwise: string): string {
+  const configured = field === undefined ? undefined : context.fields.text(field);
+  const said = context.stateDtype === "auto" ? configured : context.stateDtype;
+  const dtype = said === undefined || said === "auto" ? otherwise : said;
+  if (dtypeBytes(dtype) > 1) return dtype;
+  throw new KvError(
+    "KV_CONFIG_INVALID",
+    `${context.name}: a state of type "${dtype}"; bfloat16, float16 and float32 are known`,
+    { hint: "give it with --ssm-dtype" },
+  );
+}
+
+/** Mamba 2: projections x, B and C of the convolution, and the recurrent state of each head. */
+export function mamba2(
+  context: ModelContext,
+  sizes: {
+    readonly heads: number;
+    readonly headSize: number;
+    readonly stateSize: number;
+    readonly groups: number;
+    readonly kernel: number;
+    readonly inner?: number;
+    /** Type of the recurrent state. */
+    readonly dtype: string;
+  },
+): State {
+  const { heads, headSize, stateSize, groups, kernel, inner = heads * headSize, dtype } = sizes;
+  const { tpSize } = context;
+  // Groups that ranks cannot share out are held by each of them.
+  const held = groups % tpSize === 0 ? groups : Math.max(groups, tpSize);
+  if (groups % tpSize !== 0 && groups > tpSize) divided(context, groups, "groups of a state's projections");
+  return {
+    class: "MambaSpec",
+    mambaType: "MAMBA2",
+    shapes: [
+      [kernel - 1, divided(context, inner + 2 * held * stateSize, "channels of a convolution")],
+      [divided(context, heads, "heads of a state"), headSize, stateSize],
+    ],
+    dtypes: [context.modelDtype, dtype],
+  };
+}
+
+function mamba1(
+  context: ModelContext,
+  inner: number,
+  stateSize: number,
+  kernel: number,
+  recurrent: string,
+): State {
+  const channels = divided(context, inner, "channels of a state");
+  return {
+    class: "MambaSpec",
+    mambaType: "MAMBA1",
+    shapes: [
+      [kernel - 1, channels],
+      [channels, stateSize],
+    ],
+    dtypes: [context.modelDtype, recurrent],
+  };
+}
+
+/** A gated delta net: projections Q, K and V of the convolution, and a matrix for each value head. */
+function gatedDeltaNet(context: ModelContext, recurrent: string): State {
+  const { fields } = context;
+  const [keyHeads, valueHeads] = [
+    fields.count("linear_num_key_heads"),
+    fields.count("linear_num_value_heads"),
+  ];
+  const [keySize, valueSize] = [fields.count("linear_key_head_dim"), fields.count("linear_value_head_dim")];
+  divided(context, keyHeads, "key heads of a delta net");
+  return {
+    class: "MambaSpec",
+    mambaType: "GDN_ATTN",
+    shapes: [
+      [
+        fields.count("linear_conv_kernel_dim") - 1,
+        divided(context, 2 * keyHeads * keySize + valueHeads * valueSize, "channels of a convolution"),
+      ],
+      [divided(context, valueHeads, "value heads of a delta net"), valueSize, keySize],
+    ],
+    dtypes: [context.modelDtype, recurrent],
+  };
+}
+
+/** A hybrid: attention in some layers, states in others. */
+export function hybrid(
+  context: ModelContext,
+  layers: number,
+  cachesOf: (layer: number) => readonly ("attention" | "state")[],
+  given: {
+    readonly state: State;
+    readonly attentionName: string;
+    readonly stateName: string;
+    readonly stateAlignment?: number;
+    readonly headSize?: number;
+  },
+): ModelDraft {
+  const shape = headShapeOf(context);
+  const spec = attentionSpec(context, { ...shape, headSize: given.headSize ?? shape.headSize });
+  return {
+    numLayers: layers,
+    numKvHeads: shape.kvHeads,
+    backends: [FLASH_ATTN],
+    tokenBytes: headsOfRank(context, shape.kvHeads) * cellBytes({ ...spec, blockSize: 1 }),
+    ...(given.stateAlignment === undefined ? {} : { stateAlignment: given.stateAlignment }),
+    layers: layersOf(layers, (layer) => {
+      const kinds = cachesOf(layer);
+      return {
+        ...(kinds.includes("attention") && { [given.attentionName]: spec }),
+        ...(kinds.includes("state") && { [given.stateName]: given.state }),
+      };
+    }),
+  };
+}
+
+const STATE_TYPES = new Set(["linear_attention", "mamba", "mamba2", "conv", "short_conv"]);
+const ATTENTION_TYPES = new Set(["full_attention", "attention"]);
+
+export function kindOfType(
+  { fields }: ModelContext,
+  field: string,
+  type: string | undefined,
+): "attention" | "state" {
+  if (type !== undefined && STATE_TYPES.has(type)) return "state";
+  if (type !== undefined && ATTENTION_TYPES.has(type)) return "attention";
+  throw fields.unknownValue(field, [type], `${[...ATTENTION_TYPES, ...STATE_TYPES].join(", ")} are known`);
+}
+
+/** Gated delta nets with a full layer among several (Qwen3-Next, Qwen3.5). */
+export const deltaNets = (prefix: string): Family => ({
+  name: "Qwen3-Next, Qwen3.5",
+  read(context) {
+    const { fields } = context;
+    const layers = fields.layers("num_hidden_layers");
+    const every = fields.count("full_attention_interval", 4);
+    const types =
+      fields.perLayer<string>("layer_types", "string", layers) ??
+      Array.from({ length: layers }, (_, layer) =>
+        (layer + 1) % every === 0 ? "full_attention" : "linear_attention",
+      );
+    return hybrid(context, layers, (layer) => [kindOfType(context, "layer_types", types[layer])], {
+      state: gatedDeltaNet(context, recurrentDtype(context, "mamba_ssm_dtype", context.modelDtype)),
+      attentionName: `${prefix}model.layers.*.self_attn.attn`,
+      stateName: `${prefix}model.layers.*.linear_attn`,
+      stateAlignment: GDN_CHECKPOINT_TOKENS,
+    });
+  },
+});
+
+/** Kimi delta attention, with latents in some layers (Kimi K3, Kimi Linear). */
+export const kimiDeltas = (prefix: string): Family => ({
+  name: "Kimi K3, Kimi Linear",
+  read(context): ModelDraft {
+    const { fields } = context;
+    const layers = fields.layers("num_hidden_layers");
+    divided(context, fields.count("num_attention_heads"), "attention heads");
+    const linear = fields.object("linear_attn_config");
+    if (linear === undefined) throw fields.unknownValue("linear_attn_config", null, "its sizes are needed");
+    const deltas = linear.value("kda_layers");
+    if (!Array.isArray(deltas)) throw linear.unknownValue("kda_layers", deltas, "a list of layers is needed");
+    linear.ignore("full_attn_layers", "gate_lower_bound", "use_full_rank_gate");
+    fields.ignore("mla_use_nope", "mla_use_output_gate");
+    const size = latentSize(fields);
+    const latent = denseLatentSpec(context, size);
+    // Projections of the convolution, and a matrix for each head.
+    const [heads, headSize] = [linear.count("num_heads"), linear.count("head_dim")];
+    const kernel = linear.count("short_conv_kernel_size");
+    const dtype = recurrentDtype(context, undefined, "float32");
+    const state: State = {
+      class: "MambaSpec",
+      mambaType: "GDN_ATTN",
+      shapes: [
+        [kernel - 1, divided(context, 3 * heads * headSize, "channels of a convolution")],
+        [divided(context, heads, "heads of a delta net"), headSize, headSize],
+      ],
+      dtypes: [context.modelDtype, dtype],
+    };
+    linear.refuseUnread(context.architecture);
+    return {
+      numLayers: layers,
+      numKvHeads: 1,
+      backends: [denseMlaBackend(context)],
+      layout: "LBNHC",
+      tokenBytes: cellBytes({ ...latent, blockSize: 1 }),
+      leastBlockTokens: LATENT_HYBRID_TOKENS,
+      layers: layersOf(layers, (layer) => ({
+        // The number of a layer in this list is one more.
+        [`${prefix}model.layers.*.self_attn`]: deltas.includes(layer + 1) ? state : latent,
+      })),
+    };
+  },
+});
+
+/** Jamba: Mamba 1, with attention in one layer of a period. */
+export const jamba: Family = {
+  name: "Jamba",
+  read(context) {
+    const { fields } = context;
+    const layers = fields.layers("num_hidden_layers");
+    const [period, offset] = [
+      fields.count("attn_layer_period", 8),
+      fields.optionalCount("attn_layer_offset") ?? 4,
+    ];
+    fields.ignore("layers_block_type", "layer_types");
+    const state = mamba1(
+      context,
+      fields.count("mamba_expand", 2) * fields.count("hidden_size"),
+      fields.count("mamba_d_state", 16),
+      fields.count("mamba_d_conv", 4),
+      recurrentDtype(context, undefined, context.modelDtype),
+    );
+    return hybrid(context, layers, (layer) => [layer % period === offset ? "attention" : "state"], {
+      state,
+      attentionName: "model.layers.*.attn",
+      stateName: "model.layers.*.mixer",
+    });
+  },
+};
+
+/** LFM2: short convolutions, with attention in some layers. */
+export const shortConvolutions = (prefix: string): Family => ({
+  name: "LFM2",
+  read(context) {
+    const { fields } = context;
+    const layers = fields.layers("num_hidden_layers");
+    const types = fields.perLayer<string>("layer_types", "string", layers);
+    const full = fields.value("full_attn_idxs");
+    const isFull = (layer: number) =>
+      types === undefined
+        ? !Array.isArray(full) || full.includes(layer)
+        : kindOfType(context, "layer_types", types[layer]) === "attention";
+    fields.ignore("conv_dim_out", "block_dim", "num_heads");
+    const channels = fields.optionalCount("conv_dim") ?? fields.count("hidden_size");
+    return hybrid(context, layers, (layer) => [isFull(layer) ? "attention" : "state"], {
+      // It has no recurrent state.
+      state: {
+        ...{ class: "MambaSpec", mambaType: "SHORT_CONV", dtypes: [context.modelDtype] },
+        shapes: [
+          [fields.count("conv_L_cache", 3) - 1, divided(context, channels, "channels of a convolution")],
+        ],
+      },
+      attentionName: `${prefix}layers.*.self_attn.attn`,
+      stateName: `${prefix}layers.*.short_conv`,
+    });
+  },
+});
+
+/** States in every layer, and no attention (Mamba, Falcon Mamba): no block size has to fit one. */
+export const mambaOnly = (family: string, stateOf: (context: ModelContext) => State): Family => ({
+  name: family,
+  read(context): ModelDraft {
+    const layers = context.fields.layers(["num_hidden_layers", "n_layer"]);
+    const state = stateOf(context);
+    return {
+      ...{ numLayers: layers, numKvHeads: 1, backends: [], tokenBytes: 0 },
+      layers: layersOf(layers, () => ({ "backbone.layers.*.mixer": state })),
+    };
+  },
+});
+
+/** The state of Mamba 1, with the names of its own config. */
+export function mamba1State(context: ModelContext): State {
+  const { fields } = context;
+  fields.ignore("expand", "time_step_rank", "use_conv_bias", "layer_types", "d_inner", "conv_bias");
+  return mamba1(
+    context,
+    fields.count("intermediate_size", fields.count("expand", 2) * fields.count(["hidden_size", "d_model"])),
+    fields.count("state_size", 16),
+    fields.count("conv_kernel", 4),
+    recurrentDtype(context, undefined, context.modelDtype),
+  );
+}
+
+/** The state of Mamba 2, with the names of its own config. */
+export function mamba2State(context: ModelContext): State {
+  const { fields } = context;
+  fields.ignore("time_step_rank", "use_conv_bias", "layer_types", "intermediate_size");
+  return mamba2(context, {
+    heads: fields.count("num_heads"),
+    headSize: fields.count("head_dim"),
+    inner: fields.count("expand", 2) * fields.count("hidden_size"),
+    stateSize: fields.count("state_size"),
+    groups: fields.count("n_groups"),
+    kernel: fields.count("conv_kernel", 4),
+    dtype: recurrentDtype(context, undefined, context.modelDtype),
+  });
+}
