@@ -24,6 +24,20 @@ export const LENGTH_BYTES = 512 * 2 ** 20;
 /** Rounds for each figure. A median of fewer means little on a machine that runs other work. */
 export const ROUNDS = Math.max(7, Number(process.env["KV_BENCH_ROUNDS"] ?? 9));
 
+/** Measures in rounds, and once before them. Returns the series of each figure. */
+export async function series<Figure extends string>(
+  measure: (round: number) => Promise<Readonly<Record<Figure, number>>>,
+  rounds = ROUNDS,
+): Promise<Record<Figure, number[]>> {
+  await measure(-1);
+  const all: Partial<Record<Figure, number[]>> = {};
+  for (let round = 0; round < rounds; round += 1) {
+    const figures = Object.entries(await measure(round)) as [Figure, number][];
+    for (const [name, figure] of figures) all[name] = [...(all[name] ?? []), figure];
+  }
+  return all as Record<Figure, number[]>;
+}
+
 /** Host memory, or memory of the first GPU, at all three processes. `numThreads` is UCX's parameter `num_threads` of both agents. */
 export interface FixtureOptions {
   readonly memoryType?: "DRAM" | "VRAM";
