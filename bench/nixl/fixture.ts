@@ -1,4 +1,4 @@
-import type { Agent, Memory, Transport } from "@kv/interface";
+import type { Agent, Memory } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import type { LinePeer } from "../../tools/clients/python.js";
 import { nodeTarget, pythonNixl } from "../python-peer.js";
@@ -12,7 +12,6 @@ export interface Place {
 /** What the parts of the benchmark share: our agent, Python's agent, and the target process of both. */
 export interface BenchFixture {
   readonly backend: string;
-  readonly transport: Transport;
   readonly agent: Agent;
   readonly memory: Memory;
   readonly target: LinePeer & Place & { readonly pid: number; readonly metadata: string };
@@ -44,40 +43,43 @@ export interface FixtureOptions {
   readonly numThreads?: number;
 }
 
-export async function openFixture(
+/** An agent of ours with its memory, and the target process, which it knows. */
+export async function openPair(
+  lengthBytes: number,
   backend = "UCX",
   { memoryType = "DRAM", numThreads = 0 }: FixtureOptions = {},
-): Promise<BenchFixture> {
+) {
   const far = nodeTarget(backend);
-  const python = await pythonNixl(backend, numThreads);
+  const request = { do: "open", lengthBytes, memoryType };
+  const opened = await far.ask<Place & { metadata: string; pid: number }>(request);
   const parameters = numThreads > 0 ? { num_threads: String(numThreads) } : {};
   const transport = nixlTransport({ backends: [{ name: backend, parameters }] });
-  const lengthBytes = LENGTH_BYTES;
-  const opened = await far.ask<Place & { metadata: string; pid: number }>({
-    do: "open",
-    lengthBytes,
-    memoryType,
-  });
-  const { metadata: targetMetadata, address } = opened;
-  await python.ask({ do: "open", metadata: targetMetadata, address, length: lengthBytes, memoryType });
   const agent = await transport.createAgent();
   const memory = transport.allocate(lengthBytes, { memoryType });
   await agent.register(memory);
   await agent.addRemote(Buffer.from(opened.metadata, "hex"));
-  const metadata = Buffer.from(await agent.localMetadata()).toString("hex");
-  await far.ask({ do: "know", metadata, address: memory.address });
+  const close = async () => {
+    await transport.close();
+    memory.close();
+    await far.close();
+  };
+  return { agent, memory, target: { ...far, ...opened }, close };
+}
+
+export async function openFixture(backend = "UCX", options: FixtureOptions = {}): Promise<BenchFixture> {
+  const { close, ...pair } = await openPair(LENGTH_BYTES, backend, options);
+  const { agent, memory, target } = pair;
+  const python = await pythonNixl(backend, options.numThreads);
+  const { memoryType = "DRAM" } = options;
+  const { metadata, address } = target;
+  await python.ask({ do: "open", metadata, address, length: LENGTH_BYTES, memoryType });
+  const own = Buffer.from(await agent.localMetadata()).toString("hex");
+  await target.ask({ do: "know", metadata: own, address: memory.address });
   return {
-    backend,
-    transport,
-    agent,
-    memory,
-    target: { ...far, ...opened },
-    python,
+    ...{ ...pair, backend, python },
     async close() {
-      await transport.close();
-      memory.close();
+      await close();
       await python.close();
-      await far.close();
     },
   };
 }
