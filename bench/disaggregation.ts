@@ -4,7 +4,7 @@ import { startCluster } from "../apps/demo/src/cluster/cluster.js";
 import { planProxy } from "../apps/demo/src/cluster/cluster-plan.js";
 import { jsonLog } from "../apps/demo/src/processes/json-log.js";
 import { type CompletionOutcome, complete } from "../apps/demo/src/run/completion-client.js";
-import { compare, median, percentile, type Row } from "./report.js";
+import { compare, inTurn, median, percentile, type Row } from "./report.js";
 
 /** A forward pass of 512 tokens takes this long, in P and in D, as on an accelerator of the middle class with a model of 8 billion parameters. */
 const FORWARD_MS_PER_512 = 40;
@@ -51,7 +51,7 @@ export async function disaggregation(): Promise<readonly Row[]> {
   const runs: Run[][] = [[], []];
   // The first round warms up.
   for (let round = 0; round <= ROUNDS; round += 1)
-    for (const at of round % 2 === 0 ? [0, 1] : [1, 0]) {
+    for (const at of inTurn(round)) {
       const proxy = createProxy({ ...ways[at], log });
       const { url } = await proxy.listen({ port: 0 });
       const run = await converse(url, 10 * round + at, () => sentTo(proxy.status().prefillers));

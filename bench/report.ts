@@ -45,6 +45,9 @@ export function pairRatio(ours: readonly number[], theirs: readonly number[]): n
   return median(ours.map((value, i) => value / (theirs[i] ?? Number.NaN)));
 }
 
+/** The order of two sides in a round: each goes first in every other one. */
+export const inTurn = (round: number) => (round % 2 === 0 ? ([0, 1] as const) : ([1, 0] as const));
+
 /** A row of two series that were measured in turn. `bound`: of the ratio of their pairs; without it the row is only reported. */
 export function compare(
   what: string,
