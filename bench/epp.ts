@@ -6,7 +6,7 @@ import { type EnvoyOptions, envoyConfig } from "../apps/demo/src/envoy/envoy-con
 import { installEnvoy } from "../apps/demo/src/envoy/install-envoy.js";
 import { cpuMs, firstLine, freePort, residentBytes } from "./child-processes.js";
 import { besideRouter, type LoadGenerator, OTHER_CORE, ROUTER_CORE } from "./proxy-load.js";
-import { alone, median, type Row, spread } from "./report.js";
+import { alone, median, type Row, rowOf, spread } from "./report.js";
 
 const ROUNDS = 15;
 const ALONE_MS = 600;
@@ -128,12 +128,6 @@ async function memory(generator: LoadGenerator, url: string, pid: number): Promi
       .map(({ mebibytes }) => mebibytes);
   const [early, late] = [within(0.2, 0.4), within(0.8, 1.1)];
   const ratio = median(late) / median(early);
-  return {
-    what: `${REQUESTS} requests: resident memory of the picker in the last fifth / in the second one`,
-    ours: spread(late, "MiB"),
-    theirs: spread(early, "MiB"),
-    ratio,
-    wanted: "<= 1.1",
-    met: ratio <= 1.1,
-  };
+  const what = `${REQUESTS} requests: resident memory of the picker in the last fifth / in the second one`;
+  return rowOf(what, [spread(late, "MiB"), spread(early, "MiB")], ratio, "<=", 1.1);
 }

@@ -2,7 +2,7 @@ import { performance } from "node:perf_hooks";
 import { Worker } from "node:worker_threads";
 import type { Agent } from "@kv/interface";
 import { pythonNixl } from "../python-peer.js";
-import { compare, median, percentile, type Row, spread } from "../report.js";
+import { compare, median, percentile, type Row, rowOf, spread } from "../report.js";
 import { type BenchFixture, lists, ROUNDS, series } from "./fixture.js";
 
 const PER_ROUND = 120;
@@ -160,15 +160,10 @@ export async function notifications(fixture: BenchFixture): Promise<Row[]> {
       const best = Math.min(of(heard.pythonBusy[i] ?? []), of(heard.pythonSleep[i] ?? []));
       return value / best;
     });
-    const ratio = median(ratios);
+    const theirs = `busy ${spread(heard.pythonBusy.map(of), "ms")}; 1 ms ${spread(heard.pythonSleep.map(of), "ms")}`;
     return {
-      what,
-      ours: spread(mine, "ms"),
-      theirs: `busy ${spread(heard.pythonBusy.map(of), "ms")}; 1 ms ${spread(heard.pythonSleep.map(of), "ms")}`,
-      ratio,
+      ...rowOf(what, [spread(mine, "ms"), theirs], median(ratios), "<=", wanted),
       best: Math.min(...mine) / Math.min(...heard.pythonBusy.map(of), ...heard.pythonSleep.map(of)),
-      wanted: wanted === undefined ? "reported" : `<= ${wanted}`,
-      met: wanted === undefined ? undefined : ratio <= wanted,
       rounds: ROUNDS,
     };
   };
