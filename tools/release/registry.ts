@@ -2,9 +2,9 @@ import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { existsSync } from "node:fs";
 import { mkdir, rename, rm, writeFile } from "node:fs/promises";
+import { createServer } from "node:net";
 import { homedir } from "node:os";
 import { join } from "node:path";
-import { freePort } from "../../bench/child-processes.js";
 import { run } from "./tree.js";
 
 const VERDACCIO = {
@@ -98,4 +98,14 @@ async function untilAnswers(url: string, exitCode: () => number | null): Promise
     if (Date.now() > deadline) throw new Error(`the registry did not answer within ${DEADLINE_MS} ms`);
     await new Promise((resolve) => setTimeout(resolve, 100));
   }
+}
+
+async function freePort(): Promise<number> {
+  const server = createServer().listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const address = server.address();
+  server.close();
+  await once(server, "close");
+  if (address === null || typeof address === "string") throw new Error("no free port on the loopback");
+  return address.port;
 }
