@@ -1,5 +1,5 @@
 import { type ChildProcess, spawn } from "node:child_process";
-import { readFileSync } from "node:fs";
+import { readdirSync, readFileSync } from "node:fs";
 import { type AddressInfo, createServer } from "node:net";
 
 /** Starts a program on one core, with pipes for stdin and stdout. `taskset` replaces itself by the program, so its process id is the program's. */
@@ -12,10 +12,14 @@ export function startOnCore(
   return spawn("taskset", ["-c", core, command, ...args], { stdio: ["pipe", "pipe", "inherit"], env });
 }
 
-/** User and system time of a process and its threads, in ms. */
+/** User and system time of a process, its threads and its children, in ms. */
 export function cpuMs(pid: number): number {
   const fields = readFileSync(`/proc/${pid}/stat`, "utf8").split(") ")[1]?.split(" ") ?? [];
-  return (Number(fields[11]) + Number(fields[12])) * 10;
+  const own = (Number(fields[11]) + Number(fields[12])) * 10;
+  const children = readdirSync(`/proc/${pid}/task`).flatMap((task) =>
+    readFileSync(`/proc/${pid}/task/${task}/children`, "utf8").trim().split(/\s+/).filter(Boolean),
+  );
+  return children.reduce((sum, child) => sum + cpuMs(Number(child)), own);
 }
 
 /** Resident memory of a process, in bytes. */

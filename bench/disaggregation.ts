@@ -4,7 +4,8 @@ import { startCluster } from "../apps/demo/src/cluster/cluster.js";
 import { planProxy } from "../apps/demo/src/cluster/cluster-plan.js";
 import { jsonLog } from "../apps/demo/src/processes/json-log.js";
 import { type CompletionOutcome, complete } from "../apps/demo/src/run/completion-client.js";
-import { compare, median, percentile, type Row } from "./report.js";
+import { tokens } from "./multi-turn/traffic.js";
+import { compare, inTurn, median, percentile, type Row } from "./report.js";
 
 /** A forward pass of 512 tokens takes this long, in P and in D, as on an accelerator of the middle class with a model of 8 billion parameters. */
 const FORWARD_MS_PER_512 = 40;
@@ -22,6 +23,7 @@ const PAUSE_MS = 40;
 /** Longer uncached prompts have two legs. */
 const ABOVE_TOKENS = 128;
 const VOCABULARY = 1000;
+const tokensOf = (count: number, seed: number, part: number) => tokens(count, seed, part, VOCABULARY);
 
 /** The disaggregation rule on chats of several turns, against two legs for each request: the same engines, in turn. */
 export async function disaggregation(): Promise<readonly Row[]> {
@@ -51,7 +53,7 @@ export async function disaggregation(): Promise<readonly Row[]> {
   const runs: Run[][] = [[], []];
   // The first round warms up.
   for (let round = 0; round <= ROUNDS; round += 1)
-    for (const at of round % 2 === 0 ? [0, 1] : [1, 0]) {
+    for (const at of inTurn(round)) {
       const proxy = createProxy({ ...ways[at], log });
       const { url } = await proxy.listen({ port: 0 });
       const run = await converse(url, 10 * round + at, () => sentTo(proxy.status().prefillers));
@@ -79,16 +81,20 @@ interface Run {
 async function converse(url: string, seed: number, prefillLegs: () => number): Promise<Run> {
   const before = prefillLegs();
   const outcomes: CompletionOutcome[] = [];
-  const system = tokens(SYSTEM_TOKENS, seed, 0);
+  const system = tokensOf(SYSTEM_TOKENS, seed, 0);
   await Promise.all(
     Array.from({ length: CONVERSATIONS }, async (_, conversation) => {
       await sleep(conversation * (PAUSE_MS / 2));
-      let prompt = [...system, ...tokens(FIRST_TOKENS, seed, conversation + 1)];
+      let prompt = [...system, ...tokensOf(FIRST_TOKENS, seed, conversation + 1)];
       for (let turn = 0; turn < TURNS; turn += 1) {
         const requestId = `chat-${seed}-${conversation}-${turn}`;
         const outcome = await complete({ url, requestId, promptTokens: prompt, maxTokens: ANSWER_TOKENS });
         outcomes.push(outcome);
-        prompt = [...prompt, ...outcome.tokens, ...tokens(TURN_TOKENS, seed, 100 * turn + conversation + 17)];
+        prompt = [
+          ...prompt,
+          ...outcome.tokens,
+          ...tokensOf(TURN_TOKENS, seed, 100 * turn + conversation + 17),
+        ];
         await sleep(PAUSE_MS);
       }
     }),
@@ -101,13 +107,6 @@ async function converse(url: string, seed: number, prefillLegs: () => number): P
       0.99,
     ),
   };
-}
-
-function tokens(count: number, seed: number, part: number): number[] {
-  return Array.from(
-    { length: count },
-    (_, at) => 3 + ((seed * 7919 + part * 104_729 + at * 31 + ((part * at) % 13)) % VOCABULARY),
-  );
 }
 
 function sentTo(instances: readonly { readonly requests: number }[]): number {

@@ -13,7 +13,7 @@ import { syntheticPrompts } from "../apps/demo/src/run/prompts.js";
 import { startRelayed } from "../apps/demo/test/support/relayed-instance.js";
 import type { InstanceSpecInput } from "../packages/fleet/src/instances/instance-spec.js";
 import { freePort, watchMemory } from "./child-processes.js";
-import { allAvailable, change, inFlightAtEnd } from "./soak-admin.js";
+import { allAvailable, change, inFlightAtEnd, Reasons } from "./soak-admin.js";
 import { ask, askAlone, Cut, sameAnswer, soakRequests } from "./soak-requests.js";
 import { publishEvents } from "./upstream-answers.js";
 
@@ -79,8 +79,7 @@ export async function engineSoak(soak: EngineSoak): Promise<boolean> {
     ...{ equal: 0, different: 0, left: 0, late: 0, failed: 0, cut: 0, unsure: 0 },
     ...{ killed: 0, terminated: 0, rollouts: 0, slowest_ms: 0 },
   };
-  const why = new Map<string, number>();
-  const note = (reason: string) => why.set(reason, (why.get(reason) ?? 0) + 1);
+  const why = new Reasons();
   const endAtMs = Date.now() + durationMs;
   const running = new Set<Promise<void>>();
   let serial = 0;
@@ -103,7 +102,7 @@ export async function engineSoak(soak: EngineSoak): Promise<boolean> {
     const wrong = (what: "different" | "failed" | "late", reason: string) => {
       counts[what] += 1;
       const kind = `${request.path} of ${requests.length / PROMPTS}: ${at % (requests.length / PROMPTS)}`;
-      note(`${what} (${kind}, stream ${stream}): ${reason.replaceAll(/soak-\d+/g, "")}`);
+      why.add(`${what} (${kind}, stream ${stream}): ${reason.replaceAll(/soak-\d+/g, "")}`);
     };
     try {
       const told = await ask(proxy.url, asked ?? request, { signal, requestId, pauseMs });
@@ -166,7 +165,7 @@ export async function engineSoak(soak: EngineSoak): Promise<boolean> {
   console.log(
     JSON.stringify({ transport, connector, ...counts, in_flight: inFlight, held, ...sizes, ended }),
   );
-  for (const [reason, count] of why) console.log(`${count} ${reason}`);
+  why.print((reason, count) => `${count} ${reason}`);
   const { equal, different, failed } = counts;
   return (
     equal > 0 &&

@@ -1,14 +1,12 @@
-import { type ChildProcess, spawn } from "node:child_process";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 import { type EnvoyOptions, envoyConfig } from "../apps/demo/src/envoy/envoy-config.js";
 import { installEnvoy } from "../apps/demo/src/envoy/install-envoy.js";
-import { cpuMs, firstLine, freePort, residentBytes, startOnCore } from "./child-processes.js";
-import { LoadGenerator, type LoadResult } from "./proxy-load.js";
-import { alone, median, type Row, spread } from "./report.js";
+import { cpuMs, firstLine, freePort, residentBytes } from "./child-processes.js";
+import { besideRouter, type LoadGenerator, OTHER_CORE, ROUTER_CORE } from "./proxy-load.js";
+import { alone, median, type Row, rowOf, spread } from "./report.js";
 
 const ROUNDS = 15;
 const ALONE_MS = 600;
@@ -16,42 +14,17 @@ const BUSY_MS = 2_000;
 const CLIENTS = 32;
 const REQUESTS = 100_000;
 const WARM_UP = 5_000;
-const PICKER_CORE = "0";
-const OTHER_CORE = "1";
 
 type Way = "direct" | "static" | "picked";
 const WAYS: readonly Way[] = ["direct", "static", "picked"];
 
 /** Envoy with `kv-epp` against Envoy with a static cluster, and D without either. The picker has a core of its own; Envoy, P, D and clients share the other one. */
-export async function epp(only: readonly string[] = ["latency", "picks", "memory"]): Promise<readonly Row[]> {
-  const children: ChildProcess[] = [];
-  const start = (...args: Parameters<typeof startOnCore>) => {
-    const child = startOnCore(...args);
-    children.push(child);
-    return child;
-  };
-  const folder = mkdtempSync(join(tmpdir(), "kv-bench-epp-"));
-  spawn("taskset", ["-a", "-p", "-c", OTHER_CORE, String(process.pid)], { stdio: "ignore" });
-  const generator = await LoadGenerator.start(OTHER_CORE);
-  try {
-    const script = fileURLToPath(new URL("./fast-upstream.ts", import.meta.url));
-    const upstream = start(OTHER_CORE, process.execPath, ["--import", "tsx", script, OTHER_CORE]);
-    const ports = JSON.parse(await firstLine(upstream)) as Record<
-      "prefill" | "decode" | "sideChannel",
-      number
-    >;
-    const decode = `127.0.0.1:${ports.decode}`;
-    const side = String(ports.sideChannel);
+export const epp = (only: readonly string[] = ["latency", "picks", "memory"]): Promise<readonly Row[]> =>
+  besideRouter(async ({ generator, decode, flags, start }) => {
+    const folder = mkdtempSync(join(tmpdir(), "kv-bench-epp-"));
     const cli = fileURLToPath(new URL("../packages/epp/dist/cli.js", import.meta.url));
-    // Pairing, KV events, token ids and the disaggregation rule are on; the prompt is long enough for two legs.
-    const flags = [
-      ...["--prefill", `127.0.0.1:${ports.prefill}`, "--decode", decode],
-      ...["--prefill-side-channel-port", side, "--decode-side-channel-port", side],
-      ...["--prefill-routing", "prefix-aware", "--decode-routing", "prefix-aware"],
-      ...["--disaggregate-above", "0", "--port", "0", "--log-level", "error"],
-    ];
     const env = { ...process.env, NODE_ENV: "production" };
-    const picker = start(PICKER_CORE, process.execPath, [cli, ...flags], env);
+    const picker = start(ROUTER_CORE, process.execPath, [cli, ...flags], env);
     const pickerPort = Number(/ready 127\.0\.0\.1:(\d+)/.exec(await firstLine(picker))?.[1]);
 
     const envoy = async (way: Exclude<Way, "direct">) => {
@@ -63,24 +36,23 @@ export async function epp(only: readonly string[] = ["latency", "picks", "memory
       start(OTHER_CORE, await installEnvoy(), flags);
       return `http://127.0.0.1:${port}`;
     };
-    const urls: Record<Way, string> = {
-      direct: `http://${decode}`,
-      static: await envoy("static"),
-      picked: await envoy("picked"),
-    };
-    for (const way of WAYS) await warmedUp(generator, urls[way]);
-    const pid = picker.pid ?? 0;
-    return [
-      ...(only.includes("latency") ? await addedLatency(generator, urls) : []),
-      ...(only.includes("picks") ? [await picks(generator, urls.picked, pid)] : []),
-      ...(only.includes("memory") ? [await memory(generator, urls.picked, pid)] : []),
-    ];
-  } finally {
-    generator.stop();
-    for (const child of children) child.kill("SIGKILL");
-    rmSync(folder, { recursive: true });
-  }
-}
+    try {
+      const urls: Record<Way, string> = {
+        direct: `http://${decode}`,
+        static: await envoy("static"),
+        picked: await envoy("picked"),
+      };
+      for (const way of WAYS) await warmedUp(generator, urls[way]);
+      const pid = picker.pid ?? 0;
+      return [
+        ...(only.includes("latency") ? await addedLatency(generator, urls) : []),
+        ...(only.includes("picks") ? [await picks(generator, urls.picked, pid)] : []),
+        ...(only.includes("memory") ? [await memory(generator, urls.picked, pid)] : []),
+      ];
+    } finally {
+      rmSync(folder, { recursive: true });
+    }
+  });
 
 /**
  * The configuration for one way: without the picker's filter for `static`. Health checks of the picker, which ask five times a second and are for `FailOpen`, are
@@ -105,29 +77,16 @@ function configFor(way: Exclude<Way, "direct">, options: Omit<EnvoyOptions, "fai
 
 /** Waits until a request is answered, and then until the code is compiled. */
 async function warmedUp(generator: LoadGenerator, url: string): Promise<void> {
-  for (let attempt = 0; attempt < 100; attempt += 1) {
-    const { tookMs } = await generator.busy(url, 1, 1);
-    if (tookMs.length > 0) {
-      for (let count = 0; count < WARM_UP; )
-        count += complete(await generator.busy(url, CLIENTS, BUSY_MS / 4)).tookMs.length;
-      return;
-    }
-    await sleep(100);
-  }
-  throw new Error(`${url} does not answer`);
-}
-
-function complete(result: LoadResult): LoadResult {
-  if (result.failed > 0) throw new Error(`${result.failed} requests failed`);
-  return result;
+  await generator.answered(url);
+  for (let count = 0; count < WARM_UP; )
+    count += (await generator.busy(url, CLIENTS, BUSY_MS / 4)).tookMs.length;
 }
 
 async function addedLatency(generator: LoadGenerator, urls: Readonly<Record<Way, string>>): Promise<Row[]> {
   const p50: Record<Way, number[]> = { direct: [], static: [], picked: [] };
   for (let round = 0; round < ROUNDS; round += 1) {
     const order = round % 2 === 0 ? WAYS : [...WAYS].reverse();
-    for (const way of order)
-      p50[way].push(median(complete(await generator.busy(urls[way], 1, ALONE_MS)).tookMs));
+    for (const way of order) p50[way].push(median((await generator.busy(urls[way], 1, ALONE_MS)).tookMs));
   }
   const added = (way: Way, over: Way) =>
     p50[way].map((value, round) => value - (p50[over][round] ?? Number.NaN));
@@ -147,7 +106,7 @@ async function picks(generator: LoadGenerator, url: string, pid: number): Promis
   const rates: number[] = [];
   for (let round = 0; round < ROUNDS; round += 1) {
     const before = cpuMs(pid);
-    const { tookMs, perSecond: rate } = complete(await generator.busy(url, CLIENTS, BUSY_MS));
+    const { tookMs, perSecond: rate } = await generator.busy(url, CLIENTS, BUSY_MS);
     perSecond.push(1000 / ((cpuMs(pid) - before) / tookMs.length));
     rates.push(rate);
   }
@@ -160,7 +119,7 @@ async function picks(generator: LoadGenerator, url: string, pid: number): Promis
 async function memory(generator: LoadGenerator, url: string, pid: number): Promise<Row> {
   const samples: { readonly at: number; readonly mebibytes: number }[] = [];
   for (let at = 0; at < REQUESTS; ) {
-    at += complete(await generator.busy(url, CLIENTS, BUSY_MS / 4)).tookMs.length;
+    at += (await generator.busy(url, CLIENTS, BUSY_MS / 4)).tookMs.length;
     samples.push({ at, mebibytes: residentBytes(pid) / 2 ** 20 });
   }
   const within = (from: number, to: number) =>
@@ -169,12 +128,6 @@ async function memory(generator: LoadGenerator, url: string, pid: number): Promi
       .map(({ mebibytes }) => mebibytes);
   const [early, late] = [within(0.2, 0.4), within(0.8, 1.1)];
   const ratio = median(late) / median(early);
-  return {
-    what: `${REQUESTS} requests: resident memory of the picker in the last fifth / in the second one`,
-    ours: spread(late, "MiB"),
-    theirs: spread(early, "MiB"),
-    ratio,
-    wanted: "<= 1.1",
-    met: ratio <= 1.1,
-  };
+  const what = `${REQUESTS} requests: resident memory of the picker in the last fifth / in the second one`;
+  return rowOf(what, [spread(late, "MiB"), spread(early, "MiB")], ratio, "<=", 1.1);
 }

@@ -1,11 +1,10 @@
 // Whether one client, publisher or peer at full size delays others: `/health` and small requests beside each, against the idle process of the same run.
 import { type ChildProcess, spawn } from "node:child_process";
-import { once } from "node:events";
-import { type AddressInfo, createServer } from "node:net";
 import { setPriority } from "node:os";
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
+import { freePort } from "./child-processes.js";
 import { SMALL, send } from "./fairness-requests.js";
 import { alone, percentile, type Row } from "./report.js";
 
@@ -124,14 +123,6 @@ function readTurns(child: Child): number[] {
     for await (const line of child.lines) turns.push(Number(line.slice(TURN.length)));
   })().catch(() => {});
   return turns;
-}
-
-async function freePort(): Promise<number> {
-  const server = createServer().listen(0, "127.0.0.1");
-  await once(server, "listening");
-  const { port } = server.address() as AddressInfo;
-  await new Promise((resolve) => server.close(resolve));
-  return port;
 }
 
 interface Measured {

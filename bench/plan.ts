@@ -4,8 +4,8 @@ import { buildEngineTransferPlan, type EngineTransferPlan, planRequest } from "@
 import { type LinePeer, linePeer } from "../tools/clients/python.js";
 import { mapping } from "./mapping.js";
 import { vllmPython } from "./python-peer.js";
-import { BLOCK_SIZE, ranksOf } from "./ranks.js";
-import { pairRatio, type Row, spread } from "./report.js";
+import { BLOCK_SIZE, idsOf, ORDERS, ranksOf } from "./ranks.js";
+import { alone, pairRatio, type Row, rowOf, spread } from "./report.js";
 
 const REGIONS = 64;
 const KV_HEADS = 8;
@@ -13,7 +13,6 @@ const TOKENS = [2048, 8192, 32_768, 131_072];
 const ROUNDS = 31;
 /** Time of calls before the measurement, so that V8 has compiled the code. */
 const WARM_MS = 1_000;
-const ORDERS = ["one run", "scattered"] as const;
 
 function planOf(numBlocks: number): EngineTransferPlan {
   const [rank] = ranksOf({ numKvHeads: KV_HEADS, regions: REGIONS, numBlocks });
@@ -23,12 +22,6 @@ function planOf(numBlocks: number): EngineTransferPlan {
   // Tables are built at first use, which is in the handshake.
   for (const source of plan.sources) void (source.localTable.rows.length + source.remoteTable.rows.length);
   return plan;
-}
-
-/** Block ids in one run, or every second id alternately from both ends, so that no descriptors can be merged. */
-function idsOf(count: number, order: (typeof ORDERS)[number], from: number): number[] {
-  if (order === "one run") return Array.from({ length: count }, (_, i) => from + i);
-  return Array.from({ length: count }, (_, i) => from + 2 * (i % 2 === 0 ? i : count - i));
 }
 
 function timed(work: () => unknown): number {
@@ -52,16 +45,11 @@ async function against(
     const answer = await peer?.ask<{ ms: number[] }>({ ...command, times: 3 });
     if (answer !== undefined) theirs.push(Math.min(...answer.ms));
   }
-  const ratio = peer === undefined ? undefined : pairRatio(theirs, mine);
-  return {
-    what: `${what}: vLLM's time / ours`,
-    ours: spread(mine, "ms"),
-    theirs: peer === undefined ? "not set up: npm run test:vllm" : spread(theirs, "ms"),
-    ratio,
-    wanted: `>= ${wanted}`,
-    met: ratio === undefined ? undefined : ratio >= wanted,
-    rounds: ROUNDS,
-  };
+  const vllm = peer === undefined ? "not set up: npm run test:vllm" : spread(theirs, "ms");
+  const label = `${what}: vLLM's time / ours`;
+  if (peer === undefined) return alone(label, spread(mine, "ms"), `>= ${wanted}`, undefined, vllm, ROUNDS);
+  const row = rowOf(label, [spread(mine, "ms"), vllm], pairRatio(theirs, mine), ">=", wanted);
+  return { ...row, rounds: ROUNDS };
 }
 
 /** The time from a request to the descriptors for the transport, against vLLM. */

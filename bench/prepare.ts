@@ -1,8 +1,8 @@
 import { performance } from "node:perf_hooks";
-import { nixlTransport } from "@kv/nixl";
 import type { RankGeometry } from "@kv/plan";
 import { buildEngineTransferPlan, planRequest } from "@kv/plan";
-import { nodeTarget, pythonNixl, vllmNixl } from "./python-peer.js";
+import { openPair } from "./nixl/fixture.js";
+import { pythonNixl, vllmNixl } from "./python-peer.js";
 import { BLOCK_SIZE, ranksOf } from "./ranks.js";
 import { compare, type Row, spread } from "./report.js";
 
@@ -36,24 +36,16 @@ const idsOf = (count: number, order: "one run" | "scattered", from: number) =>
  * sides decode the ids from JSON just before.
  */
 export async function prepare(): Promise<readonly Row[]> {
-  const target = nodeTarget();
   const vllm = await vllmNixl();
   const python = vllm ?? (await pythonNixl());
   const reference = vllm === undefined ? "vLLM's arithmetic alone" : "vLLM's";
-  const transport = nixlTransport();
+  const most = 2 * (32_768 / BLOCK_SIZE) + 8;
+  const length = REGIONS * most * BLOCK_LENGTH_BYTES;
+  const { agent, memory, target, close } = await openPair(length);
   const rows: Row[] = [];
   try {
-    const most = 2 * (32_768 / BLOCK_SIZE) + 8;
-    const lengthBytes = REGIONS * most * BLOCK_LENGTH_BYTES;
-    const { metadata, address } = await target.ask<{ metadata: string; address: number }>({
-      do: "open",
-      lengthBytes,
-    });
-    await python.ask({ do: "open", metadata, address, length: lengthBytes });
-    const agent = await transport.createAgent();
-    const memory = transport.allocate(lengthBytes);
-    await agent.register(memory);
-    const remoteName = await agent.addRemote(Buffer.from(metadata, "hex"));
+    const { metadata, address } = target;
+    await python.ask({ do: "open", metadata, address, length });
     const plan = buildEngineTransferPlan({
       local: geometry(memory.address, most),
       remotes: [geometry(address, most)],
@@ -63,7 +55,7 @@ export async function prepare(): Promise<readonly Row[]> {
     const source = plan.sources[0];
     if (source === undefined) throw new Error("the plan has no source");
     const local = await agent.prepareLocal(source.localTable);
-    const remote = await agent.prepareRemote(remoteName, source.remoteTable);
+    const remote = await agent.prepareRemote(target.name, source.remoteTable);
     for (const tokens of [2048, 32_768]) {
       const count = tokens / BLOCK_SIZE;
       for (const order of ["one run", "scattered"] as const) {
@@ -114,15 +106,9 @@ export async function prepare(): Promise<readonly Row[]> {
           plans.push(mine.planMs);
           untilPost.push(mine.untilPostMs);
           merged = mine.merged;
-          const answer = await python.ask<{ ms: number[] }>({
-            do: "prepare",
-            regions: REGIONS,
-            blocks: most,
-            block: BLOCK_LENGTH_BYTES,
-            localIds,
-            remoteIds,
-            times: 1,
-          });
+          const shape = { regions: REGIONS, blocks: most, block: BLOCK_LENGTH_BYTES };
+          const request = { do: "prepare", ...shape, localIds, remoteIds, times: 1 };
+          const answer = await python.ask<{ ms: number[] }>(request);
           theirs.push(answer.ms[0] ?? Number.NaN);
         }
         const where = `${tokens} tokens x ${REGIONS} regions, ${order}`;
@@ -139,9 +125,8 @@ export async function prepare(): Promise<readonly Row[]> {
       }
     }
   } finally {
-    await transport.close();
     await python.close();
-    await target.close();
+    await close();
   }
   return rows;
 }

@@ -1,9 +1,11 @@
-import type { ChildProcess } from "node:child_process";
+import { type ChildProcess, spawn } from "node:child_process";
 import { rmSync, writeFileSync } from "node:fs";
 import { dirname } from "node:path";
 import { createInterface } from "node:readline";
+import { setTimeout as sleep } from "node:timers/promises";
+import { fileURLToPath } from "node:url";
 import { compileC } from "./c-program.js";
-import { startOnCore } from "./child-processes.js";
+import { firstLine, startOnCore } from "./child-processes.js";
 
 export interface LoadResult {
   readonly perSecond: number;
@@ -48,7 +50,7 @@ export class LoadGenerator {
 
   /** A closed loop: each client sends its next request when its last answer is complete. */
   busy(url: string, clients: number, durationMs: number): Promise<LoadResult> {
-    return this.run(url, clients, 0, durationMs);
+    return this.complete(url, clients, 0, durationMs);
   }
 
   /**
@@ -56,16 +58,26 @@ export class LoadGenerator {
    * by latency; a closed loop would measure their throughput again.
    */
   paced(url: string, clients: number, perSecond: number, durationMs: number): Promise<LoadResult> {
-    return this.run(url, clients, perSecond, durationMs);
+    return this.complete(url, clients, perSecond, durationMs);
   }
 
-  private async run(
-    url: string,
-    clients: number,
-    perSecond: number,
-    durationMs: number,
-  ): Promise<LoadResult> {
-    this.child.stdin?.write(`${new URL(url).port} ${clients} ${perSecond} ${durationMs}\n`);
+  /** Waits until a request is answered. */
+  async answered(url: string): Promise<void> {
+    for (let attempt = 0; attempt < 240; attempt += 1) {
+      if ((await this.run(url, 1, 0, 1)).tookMs.length > 0) return;
+      await sleep(250);
+    }
+    throw new Error(`${url} does not answer`);
+  }
+
+  private async complete(url: string, ...load: [number, number, number]): Promise<LoadResult> {
+    const result = await this.run(url, ...load);
+    if (result.failed > 0) throw new Error(`${result.failed} requests failed at ${url}`);
+    return result;
+  }
+
+  private async run(url: string, ...load: [number, number, number]): Promise<LoadResult> {
+    this.child.stdin?.write(`${[new URL(url).port, ...load].join(" ")}\n`);
     const { value, done } = await this.lines.next();
     if (done === true) throw new Error("the load generator ended");
     const [elapsedUs = 0, failed = 0, lateUs = 0, ...tookUs] = value.split(" ").map(Number);
@@ -80,5 +92,53 @@ export class LoadGenerator {
   stop(): void {
     this.child.kill("SIGKILL");
     rmSync(dirname(this.program), { recursive: true });
+  }
+}
+
+/** The router's core, and that of all others. */
+export const [ROUTER_CORE, OTHER_CORE] = ["0", "1"];
+
+/** What shares a core beside a router under load. */
+export interface Bench {
+  readonly generator: LoadGenerator;
+  /** The program of fast-upstream.ts: P at `prefill` and D at `decode`, as `127.0.0.1:PORT`. */
+  readonly upstream: ChildProcess;
+  readonly prefill: string;
+  readonly decode: string;
+  /** Flags of kv-proxy and kv-epp: pairing, KV events, token ids and the disaggregation rule are on; the prompt is long enough for two legs. */
+  readonly flags: readonly string[];
+  /** Starts a process that is ended after the benchmark. */
+  readonly start: typeof startOnCore;
+}
+
+/** Runs a benchmark with the load generator and the upstreams on one core. */
+export async function besideRouter<T>(run: (bench: Bench) => Promise<T>): Promise<T> {
+  const children: ChildProcess[] = [];
+  const start: typeof startOnCore = (...args) => {
+    const child = startOnCore(...args);
+    children.push(child);
+    return child;
+  };
+  spawn("taskset", ["-a", "-p", "-c", OTHER_CORE, String(process.pid)], { stdio: "ignore" });
+  const generator = await LoadGenerator.start(OTHER_CORE);
+  try {
+    const script = fileURLToPath(new URL("./fast-upstream.ts", import.meta.url));
+    const upstream = start(OTHER_CORE, process.execPath, ["--import", "tsx", script, OTHER_CORE]);
+    const ports = JSON.parse(await firstLine(upstream)) as Record<
+      "prefill" | "decode" | "sideChannel",
+      number
+    >;
+    const [prefill, decode] = [`127.0.0.1:${ports.prefill}`, `127.0.0.1:${ports.decode}`];
+    const side = String(ports.sideChannel);
+    const flags = [
+      ...["--prefill", prefill, "--decode", decode, "--port", "0", "--log-level", "error"],
+      ...["--prefill-side-channel-port", side, "--decode-side-channel-port", side],
+      ...["--prefill-routing", "prefix-aware", "--decode-routing", "prefix-aware"],
+      ...["--disaggregate-above", "0"],
+    ];
+    return await run({ generator, upstream, prefill, decode, flags, start });
+  } finally {
+    generator.stop();
+    for (const child of children) child.kill("SIGKILL");
   }
 }

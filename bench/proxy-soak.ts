@@ -8,10 +8,10 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 import { parseArgs } from "node:util";
 import { Agent } from "undici";
-import { firstLine, watchMemory } from "./child-processes.js";
+import { firstLine } from "./child-processes.js";
 import { engineSoak } from "./engine-soak.js";
 import { soakReadback } from "./readback-soak.js";
-import { change, inFlightAtEnd } from "./soak-admin.js";
+import { change, inFlightAtEnd, Reasons, startProxy } from "./soak-admin.js";
 import { EVENTS } from "./upstream-answers.js";
 
 const { values } = parseArgs({
@@ -48,7 +48,6 @@ interface Pair {
 }
 
 const upstreamScript = fileURLToPath(new URL("./proxy-upstream.ts", import.meta.url));
-const cli = fileURLToPath(new URL("../packages/proxy/src/cli.ts", import.meta.url));
 
 const VERSIONS = ["0.32.0", "0.33.0"];
 
@@ -65,24 +64,18 @@ const pairs = await Promise.all(
 );
 const urls = (at: 0 | 1) => pairs.map(({ ports }) => `127.0.0.1:${ports[at]}`);
 const sideChannels = pairs.map(({ ports }) => String(ports[2]));
-const proxy = spawn(
-  process.execPath,
-  [
-    ...["--import", "tsx", cli, "--port", "0", "--prefill", ...urls(0), "--decode", ...urls(1)],
-    ...["--prefill-side-channel-port", ...sideChannels, "--decode-side-channel-port", ...sideChannels],
-    ...["--routing", "prefix-aware", "--disaggregate-above", "0", "--admin-port", "0"],
-    ...["--log-level", "error"],
-  ],
-  { stdio: ["ignore", "pipe", "inherit"] },
-);
-const [, url = "", adminUrl = ""] = /ready (\S+) .* admin (\S+)/.exec(await firstLine(proxy)) ?? [];
+const proxy = await startProxy([
+  ...["--prefill", ...urls(0), "--decode", ...urls(1)],
+  ...["--prefill-side-channel-port", ...sideChannels, "--decode-side-channel-port", ...sideChannels],
+  ...["--routing", "prefix-aware", "--disaggregate-above", "0", "--admin-port", "0"],
+]);
 
 const counts = { complete: 0, cut: 0, lost: 0, left: 0, wrong: 0, deaths: 0, rollouts: 0 };
 const agent = new Agent({ connections: Number(values.clients), pipelining: 1 });
 const endAtMs = Date.now() + durationMs;
 
-/** The error messages of lost requests, with their counts. */
-const why = new Map<string, number>();
+/** The error messages of lost requests. */
+const why = new Reasons();
 
 type End = "complete" | "cut" | "lost" | "left" | "wrong";
 
@@ -106,7 +99,7 @@ function ask(): Promise<End> {
   return new Promise((resolve) => {
     let [seen, status, words] = ["", 0, 0];
     const lost = (reason: string) => {
-      why.set(reason, (why.get(reason) ?? 0) + 1);
+      why.add(reason);
       resolve("lost");
     };
     const chance = Math.random();
@@ -118,7 +111,7 @@ function ask(): Promise<End> {
     ] as const;
     agent.dispatch(
       {
-        origin: url,
+        origin: proxy.url,
         path,
         method: "POST",
         headers: { "content-type": "application/json" },
@@ -166,8 +159,8 @@ async function client(): Promise<void> {
 /** Changes both instances of a pair at the admin routes. Resolves with the requests that they have. */
 async function changePair(what: "add" | "drain", { ports }: Pair): Promise<number> {
   const [prefill, decode] = ports.map((port) => `http://127.0.0.1:${port}`);
-  const ofPrefill = await change(adminUrl, what, "prefill", prefill ?? "");
-  return ofPrefill + (await change(adminUrl, what, "decode", decode ?? ""));
+  const ofPrefill = await change(proxy.adminUrl, what, "prefill", prefill ?? "");
+  return ofPrefill + (await change(proxy.adminUrl, what, "decode", decode ?? ""));
 }
 
 /** By turns a death and a rollout, of one pair after another. What drains is ended when it has no requests, so no stream may break off. */
@@ -190,20 +183,18 @@ async function chaos(): Promise<void> {
   }
 }
 
-const memory = watchMemory(proxy.pid ?? 0);
 await Promise.all([chaos(), ...Array.from({ length: Number(values.clients) }, client)]);
-const { early, late } = memory.ended();
+const { early, late } = proxy.memory.ended();
 await agent.close();
-const inFlight = await inFlightAtEnd(url);
-proxy.kill("SIGTERM");
-const [code] = (await once(proxy, "close")) as [number | null];
+const inFlight = await inFlightAtEnd(proxy.url);
+const code = await proxy.end();
 for (const { child } of pairs) child.kill("SIGKILL");
 
 const growth = late / early;
 console.log(
   JSON.stringify({ ...counts, early_mib: Math.round(early), late_mib: Math.round(late), exit_code: code }),
 );
-for (const [reason, count] of why) console.log(`lost ${count}: ${reason}`);
+why.print((reason, count) => `lost ${count}: ${reason}`);
 const good =
   counts.lost === 0 &&
   counts.wrong === 0 &&

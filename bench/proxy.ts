@@ -1,13 +1,12 @@
-import { type ChildProcess, spawn } from "node:child_process";
+import type { ChildProcess } from "node:child_process";
 import { readFileSync } from "node:fs";
 import { loadavg } from "node:os";
-import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
-import { cpuMs, firstLine, freePort, residentBytes, startOnCore } from "./child-processes.js";
-import { LoadGenerator, type LoadResult } from "./proxy-load.js";
+import { cpuMs, firstLine, freePort, residentBytes } from "./child-processes.js";
+import { besideRouter, type LoadGenerator, type LoadResult, ROUTER_CORE } from "./proxy-load.js";
 import { openStreams } from "./proxy-streams.js";
 import { routerCommand } from "./python-peer.js";
-import { alone, compare, median, percentile, type Row, spread } from "./report.js";
+import { alone, compare, inTurn, median, percentile, type Row, spread } from "./report.js";
 
 const ROUNDS = 5;
 const WINDOW_MS = 4_000;
@@ -22,63 +21,36 @@ const CONCURRENCY = 32;
 const STREAMS = 10_000;
 /** Files that the router needs besides the two sockets of each open stream. */
 const SPARE_FILES = 500;
-const PROXY_CORE = "0";
-const OTHER_CORE = "1";
 
 /** Compares kv-proxy with vllm-router. Both run on the same core and get load in turn; load generator and upstreams share the other core. */
-export async function proxy(): Promise<readonly Row[]> {
-  const children: ChildProcess[] = [];
-  const start = (core: string, command: string, args: readonly string[], env?: NodeJS.ProcessEnv) => {
-    const child = startOnCore(core, command, args, env);
-    children.push(child);
-    return child;
-  };
-  spawn("taskset", ["-a", "-p", "-c", OTHER_CORE, String(process.pid)], { stdio: "ignore" });
-  const generator = await LoadGenerator.start(OTHER_CORE);
-  try {
-    const upstreamScript = fileURLToPath(new URL("./fast-upstream.ts", import.meta.url));
-    const upstream = start(OTHER_CORE, process.execPath, ["--import", "tsx", upstreamScript, OTHER_CORE]);
-    const ports = JSON.parse(await firstLine(upstream)) as Record<
-      "prefill" | "decode" | "sideChannel",
-      number
-    >;
-    const [p, d] = [`http://127.0.0.1:${ports.prefill}`, `http://127.0.0.1:${ports.decode}`];
-
+export const proxy = (): Promise<readonly Row[]> =>
+  besideRouter(async (bench) => {
+    const { flags, generator, start, upstream } = bench;
     const cli = fileURLToPath(new URL("../packages/proxy/dist/cli.js", import.meta.url));
-    // Pairing, KV events, token ids and the disaggregation rule are on; the prompt is long enough for two legs.
-    const side = String(ports.sideChannel);
-    const flags = [
-      ...["--prefill", p, "--decode", d, "--port", "0", "--log-level", "error"],
-      ...["--prefill-side-channel-port", side, "--decode-side-channel-port", side],
-      ...["--prefill-routing", "prefix-aware", "--decode-routing", "prefix-aware"],
-      ...["--disaggregate-above", "0"],
-      // All streams come from one address.
-      ...["--max-connections-per-address", String(STREAMS), "--max-requests-per-client", String(STREAMS)],
-    ];
-    // As in its container: see the README of @kv/proxy, "Measured".
-    const own = start(PROXY_CORE, process.execPath, ["--no-memory-reducer", cli, ...flags], {
-      ...process.env,
-      NODE_ENV: "production",
-    });
+    // All streams come from one address.
+    const limits = ["--max-connections-per-address", "--max-requests-per-client"];
+    const own = start(
+      ROUTER_CORE,
+      process.execPath,
+      // As in its container: see the README of @kv/proxy, "Measured".
+      ["--no-memory-reducer", cli, ...flags, ...limits.flatMap((flag) => [flag, String(STREAMS)])],
+      { ...process.env, NODE_ENV: "production" },
+    );
     const ours = { url: /ready (\S+)/.exec(await firstLine(own))?.[1] ?? "", pid: own.pid ?? 0 };
 
-    const port = await freePort();
-    const metricsPort = await freePort();
-    const router = start(PROXY_CORE, await routerCommand(), [
+    const [p, d] = [`http://${bench.prefill}`, `http://${bench.decode}`];
+    const [port, metricsPort] = [await freePort(), await freePort()];
+    const router = start(ROUTER_CORE, await routerCommand(), [
       ...["--vllm-pd-disaggregation", "--prefill", p, "--decode", d, "--policy", "round_robin"],
       ...["--port", String(port), "--prometheus-port", String(metricsPort), "--log-level", "error"],
       ...["--worker-startup-check-interval", "1", "--kv-connector", "nixl"],
     ]);
     router.stdout?.resume();
     const theirs = { url: `http://127.0.0.1:${port}`, pid: router.pid ?? 0 };
-    await ready(generator, theirs.url);
+    await generator.answered(theirs.url);
 
     return [...(await sideBySide(generator, ours, theirs, [p, d])), await manyStreams(ours, upstream)];
-  } finally {
-    generator.stop();
-    for (const child of children) child.kill("SIGKILL");
-  }
-}
+  });
 
 interface Target {
   readonly url: string;
@@ -92,13 +64,9 @@ async function sideBySide(
   [p, d]: readonly [string, string],
 ): Promise<Row[]> {
   const targets = [ours, theirs] as const;
-  const complete = (url: string, result: LoadResult) => {
-    if (result.failed > 0) throw new Error(`${result.failed} requests failed at ${url}`);
-    return result;
-  };
-  const busy = async (url: string) => complete(url, await generator.busy(url, CONCURRENCY, WINDOW_MS));
+  const busy = (url: string) => generator.busy(url, CONCURRENCY, WINDOW_MS);
   const p50Of = async (url: string, durationMs: number) =>
-    median(complete(url, await generator.busy(url, 1, durationMs)).tookMs);
+    median((await generator.busy(url, 1, durationMs)).tookMs);
   for (const { url } of targets) await busy(url);
   const rates: [number[], number[]] = [[], []];
   const busyMs: RoundsOfBoth = [[], []];
@@ -118,8 +86,7 @@ async function sideBySide(
   }
   // The same rate for both: half of the slower router's throughput.
   const perSecond = Math.max(1, Math.floor(Math.min(median(rates[0]), median(rates[1])) / 2));
-  const paced = async (url: string) =>
-    complete(url, await generator.paced(url, PACED_CONNECTIONS, perSecond, PACED_WINDOW_MS));
+  const paced = (url: string) => generator.paced(url, PACED_CONNECTIONS, perSecond, PACED_WINDOW_MS);
   // Opens the connections.
   for (const { url } of targets) await paced(url);
   const pacedMs: RoundsOfBoth = [[], []];
@@ -136,7 +103,6 @@ async function sideBySide(
     .map((each) => each.toFixed(1))
     .join(" ");
   const added = (at: 0 | 1) => singleMs[at].map((value, round) => value - (direct[round] ?? Number.NaN));
-  const addedMs = [...added(0)].sort((a, b) => a - b)[ROUNDS >> 1] ?? Number.NaN;
   const what = `${CONCURRENCY} clients, streamed, one core for the router`;
   return [
     compare(`requests per second, ${what}: ours / vllm-router's`, rates, "/s", ">=", 1),
@@ -155,14 +121,12 @@ async function sideBySide(
       "added latency, one client, p50 (both legs directly is subtracted)",
       spread(added(0), "ms"),
       "<= 1 ms",
-      addedMs <= 1,
+      median(added(0)) <= 1,
       spread(added(1), "ms"),
       ROUNDS,
     ),
   ];
 }
-
-const inTurn = (round: number) => (round % 2 === 0 ? ([0, 1] as const) : ([1, 0] as const));
 
 /** The requests of each round, for both routers: how long they took, in ms. */
 type RoundsOfBoth = [(readonly number[])[], (readonly number[])[]];
@@ -203,13 +167,4 @@ async function manyStreams(ours: Target, upstream: ChildProcess): Promise<Row> {
   const what = `${count} open streams${limited}: resident memory (${complete} of them then ended complete)`;
   const isMet = allGibibytes <= 1 && complete === count;
   return alone(what, `${gibibytes.toFixed(3)} GiB`, "<= 1 GiB", isMet);
-}
-
-async function ready(generator: LoadGenerator, url: string): Promise<void> {
-  for (let attempt = 0; attempt < 240; attempt += 1) {
-    const { tookMs } = await generator.busy(url, 1, 1);
-    if (tookMs.length > 0) return;
-    await sleep(250);
-  }
-  throw new Error(`${url} did not become ready`);
 }

@@ -41,3 +41,12 @@ export function ranksOf({
     })),
   }));
 }
+
+/** How the block ids of a request lie. `scattered`: every second id alternately from both ends, so that no descriptors can be merged. */
+export const ORDERS = ["one run", "scattered"] as const;
+
+export function idsOf(count: number, order: (typeof ORDERS)[number], from: number): number[] {
+  return Array.from({ length: count }, (_, i) =>
+    order === "one run" ? from + i : from + 2 * (i % 2 === 0 ? i >> 1 : count - 1 - (i >> 1)),
+  );
+}

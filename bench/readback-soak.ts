@@ -1,10 +1,8 @@
-import { spawn } from "node:child_process";
-import { once } from "node:events";
-import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 import { idsOf, outputOf } from "../packages/proxy/test/readback/turn-servers.js";
-import { firstLine, watchMemory } from "./child-processes.js";
+import { linePeer } from "../tools/clients/python.js";
+import { inFlightAtEnd, Reasons, startProxy } from "./soak-admin.js";
 
 const GROWTH_LIMIT = 1.25;
 /** The proxy gives back after so long what a P may have been reading. */
@@ -15,6 +13,9 @@ const SYSTEM =
 const CHAT = "/v1/chat/completions";
 
 interface State {
+  /** Addresses of the servers. */
+  readonly prefills: readonly string[];
+  readonly decode: string;
   readonly wrong: readonly string[];
   readonly counts: Readonly<Record<string, number>>;
   /** Answers whose blocks D holds. */
@@ -23,40 +24,21 @@ interface State {
 
 type Body = Readonly<Record<string, unknown>>;
 
-const script = (path: string) => fileURLToPath(new URL(path, import.meta.url));
-
 /**
  * Conversations through `kv-proxy --readback`, while D is restarted and reads fail. Clients stream, ask for two choices, ask again, or edit what was said. Each complete answer must be that of one
  * engine; nothing that does not fit may be read; memory must not grow; at the end D holds nothing. Resolves to whether all of this held.
  */
 export async function soakReadback(durationMs: number, clients: number, everyMs: number): Promise<boolean> {
-  const upstream = spawn(process.execPath, ["--import", "tsx", script("./turn-upstream.ts")], {
-    stdio: ["pipe", "pipe", "inherit"],
-  });
-  const lines = createInterface({ input: upstream.stdout })[Symbol.asyncIterator]();
-  const nextLine = async () => String((await lines.next()).value);
-  const { prefills, decode } = JSON.parse(await nextLine()) as { prefills: number[]; decode: number };
-  let order = Promise.resolve<unknown>(undefined);
-  const tell = (command: string): Promise<State> => {
-    const told = order.then(async () => {
-      upstream.stdin.write(`${command}\n`);
-      return JSON.parse(await nextLine()) as State;
-    });
-    order = told;
-    return told;
-  };
-  const proxy = spawn(
-    process.execPath,
-    [
-      ...["--import", "tsx", script("../packages/proxy/src/cli.ts"), "--port", "0", "--pairing", "off"],
-      ...["--prefill", ...prefills.map((port) => `127.0.0.1:${port}`), "--decode", `127.0.0.1:${decode}`],
-      ...["--readback", "--readback-timeout-ms", "1000", "--log-level", "error"],
-    ],
-    { stdio: ["ignore", "pipe", "inherit"] },
-  );
-  const url = /ready (\S+)/.exec(await firstLine(proxy))?.[1] ?? "";
+  const script = fileURLToPath(new URL("./turn-upstream.ts", import.meta.url));
+  const upstream = linePeer(process.execPath, ["--import", "tsx", script]);
+  const tell = (command: string) => upstream.ask<State>({ do: command });
+  const { prefills, decode } = await tell("state");
+  const { url, memory, end } = await startProxy([
+    ...["--pairing", "off", "--prefill", ...prefills, "--decode", decode],
+    ...["--readback", "--readback-timeout-ms", "1000"],
+  ]);
   const counts = { complete: 0, lost: 0, wrong: 0, restarts: 0 };
-  const why = new Map<string, number>();
+  const why = new Reasons();
   const endAtMs = Date.now() + durationMs;
 
   /** Sends a turn. Returns the text of its answer, if it is complete and right. */
@@ -75,8 +57,7 @@ export async function soakReadback(durationMs: number, clients: number, everyMs:
       return isRight ? wanted : undefined;
     } catch (error) {
       counts.lost += 1;
-      const reason = String(error);
-      why.set(reason, (why.get(reason) ?? 0) + 1);
+      why.add(String(error));
       return undefined;
     }
   }
@@ -108,32 +89,30 @@ export async function soakReadback(durationMs: number, clients: number, everyMs:
     }
   }
 
-  const memory = watchMemory(proxy.pid ?? 0);
   await Promise.all([chaos(), ...Array.from({ length: clients }, (_, name) => client(name))]);
   const { early, late } = memory.ended();
   await sleep(SETTLE_MS);
-  const status = (await (await fetch(`${url}/status`)).json()) as { requests: { in_flight: number } };
+  const inFlight = await inFlightAtEnd(url);
   const before = await tell("state");
-  proxy.kill("SIGTERM");
-  const [code] = (await once(proxy, "close")) as [number | null];
+  const code = await end();
   const after = await tell("state");
-  upstream.stdin.end();
+  await upstream.close();
 
   const figures = {
     ...counts,
     ...{ early_mib: Math.round(early), late_mib: Math.round(late), exit_code: code },
-    ...{ in_flight: status.requests.in_flight, servers: after.counts, wrong_reads: after.wrong },
+    ...{ in_flight: inFlight, servers: after.counts, wrong_reads: after.wrong },
     ...{ pinned_before_close: before.pinned, pinned: after.pinned },
   };
   console.log(JSON.stringify(figures));
-  for (const [reason, count] of why) console.log(`lost ${count}: ${reason}`);
+  why.print((reason, count) => `lost ${count}: ${reason}`);
   return (
     counts.lost === 0 &&
     counts.wrong === 0 &&
     counts.complete > 0 &&
     after.wrong.length === 0 &&
     after.pinned === 0 &&
-    status.requests.in_flight === 0 &&
+    inFlight === 0 &&
     (after.counts["reads"] ?? 0) > counts.complete / 4 &&
     late / early <= GROWTH_LIMIT &&
     code === 0

@@ -45,7 +45,23 @@ export function pairRatio(ours: readonly number[], theirs: readonly number[]): n
   return median(ours.map((value, i) => value / (theirs[i] ?? Number.NaN)));
 }
 
-/** A row of two series that were measured in turn. `bound`: of the ratio of their pairs; without it the row is only reported. */
+/** The order of two sides in a round: each goes first in every other one. */
+export const inTurn = (round: number) => (round % 2 === 0 ? ([0, 1] as const) : ([1, 0] as const));
+
+/** A row of two figures with their ratio. `bound`: of the ratio; without it the row is only reported. */
+export function rowOf(
+  what: string,
+  [ours, theirs]: readonly [string, string],
+  ratio: number,
+  relation: "<=" | ">=" = "<=",
+  bound?: number,
+): Row {
+  const isMet = (most: number) => (relation === "<=" ? ratio <= most : ratio >= most);
+  const [wanted, met] = bound === undefined ? ["reported"] : [`${relation} ${bound}`, isMet(bound)];
+  return { what, ours, theirs, ratio, wanted, met };
+}
+
+/** A row of two series that were measured in turn. `bound`: of the ratio of their pairs. */
 export function compare(
   what: string,
   [ours, theirs]: readonly [readonly number[], readonly number[]],
@@ -53,12 +69,11 @@ export function compare(
   relation: "<=" | ">=",
   bound?: number,
 ): Row {
-  const ratio = pairRatio(ours, theirs);
+  const shown = [spread(ours, unit), spread(theirs, unit)] as const;
   return {
-    ...{ what, ours: spread(ours, unit), theirs: spread(theirs, unit), ratio, rounds: ours.length },
+    ...rowOf(what, shown, pairRatio(ours, theirs), relation, bound),
     best: bestRatio(ours, theirs, relation === "<=" ? "least" : "most"),
-    wanted: bound === undefined ? "reported" : `${relation} ${bound}`,
-    met: bound === undefined ? undefined : relation === "<=" ? ratio <= bound : ratio >= bound,
+    rounds: ours.length,
   };
 }
 

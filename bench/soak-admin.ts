@@ -1,5 +1,37 @@
+import { spawn } from "node:child_process";
+import { once } from "node:events";
 import { setTimeout as sleep } from "node:timers/promises";
+import { fileURLToPath } from "node:url";
 import type { InstanceSpecInput } from "../packages/fleet/src/instances/instance-spec.js";
+import { firstLine, watchMemory } from "./child-processes.js";
+
+/** A kv-proxy that runs from its sources. `adminUrl` is empty without `--admin-port`. `end` tells its exit code. */
+export async function startProxy(flags: readonly string[]) {
+  const cli = fileURLToPath(new URL("../packages/proxy/src/cli.ts", import.meta.url));
+  const args = ["--import", "tsx", cli, "--port", "0", "--log-level", "error", ...flags];
+  const child = spawn(process.execPath, args, { stdio: ["ignore", "pipe", "inherit"] });
+  const [, url = "", adminUrl = ""] = /ready (\S+)(?: .* admin (\S+))?/.exec(await firstLine(child)) ?? [];
+  const memory = watchMemory(child.pid ?? 0);
+  const end = async () => {
+    child.kill("SIGTERM");
+    const [code] = (await once(child, "close")) as [number | null];
+    return code;
+  };
+  return { url, adminUrl, memory, end };
+}
+
+/** Counts reasons, and prints each with its count. */
+export class Reasons {
+  readonly #counts = new Map<string, number>();
+
+  add(reason: string): void {
+    this.#counts.set(reason, (this.#counts.get(reason) ?? 0) + 1);
+  }
+
+  print(lineOf: (reason: string, count: number) => string): void {
+    for (const [reason, count] of this.#counts) console.log(lineOf(reason, count));
+  }
+}
 
 /** An instance at the admin routes and in the status of kv-proxy. */
 interface ListedInstance {

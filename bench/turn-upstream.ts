@@ -1,5 +1,5 @@
-// Two prefill servers and a decode server that answer as vLLM with bidirectional_kv_xfer does, as far as ended turns go. Prints {"prefills": [ports], "decode": port}. Each line of the
-// input is answered by one of JSON: `restart` gives the decode server a new engine, `fail` and `break` have a next read fail, `state` tells what is held and what went wrong.
+// Two prefill servers and a decode server that answer as vLLM with bidirectional_kv_xfer does, as far as ended turns go. Each line of the input, `{ "do": … }`, is answered by one of JSON:
+// `restart` gives the decode server a new engine, `fail` and `break` have a next read fail; all tell the addresses of the servers, what is held and what went wrong.
 import { createInterface } from "node:readline";
 import { type Answer, type Seen, startUpstream } from "@kv/testing/http/fake-upstream";
 import { TurnServers } from "../packages/proxy/test/readback/turn-servers.js";
@@ -16,13 +16,14 @@ const servers = await Promise.all([turns.prefill, turns.prefill, turns.decode].m
 setInterval(() => {
   for (const { seen } of servers) (seen as Seen[]).length = 0;
 }, 1000).unref();
-const [first, second, third] = servers.map(({ url }) => Number(new URL(url).port));
-process.stdout.write(`${JSON.stringify({ prefills: [first, second], decode: third })}\n`);
+const [first, second, decode] = servers.map(({ url }) => url);
 for await (const line of createInterface({ input: process.stdin })) {
-  if (line === "restart") turns.restartDecoder();
-  if (line === "fail") turns.failures.push("500");
-  if (line === "break") turns.failures.push("break");
+  const command = (JSON.parse(line) as { do: string }).do;
+  if (command === "restart") turns.restartDecoder();
+  if (command === "fail") turns.failures.push("500");
+  if (command === "break") turns.failures.push("break");
   const { wrong, counts, pinned } = turns;
-  process.stdout.write(`${JSON.stringify({ wrong: wrong.slice(0, 5), counts, pinned: pinned.size })}\n`);
+  const state = { prefills: [first, second], decode, wrong: wrong.slice(0, 5), counts, pinned: pinned.size };
+  process.stdout.write(`${JSON.stringify(state)}\n`);
 }
 process.exit(0);

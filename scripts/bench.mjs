@@ -1,8 +1,7 @@
 // npm run bench [-- NAME… [--only PART,…] [--json] [--record]]
-import { join } from "node:path";
 import { parseArgs } from "node:util";
 import { endWithNpm } from "./end-with-npm.mjs";
-import { root, runInTerminal, setup } from "./setup.mjs";
+import { runSource, setup } from "./setup.mjs";
 
 endWithNpm();
 
@@ -20,5 +19,4 @@ if (!nixl.ready && !simulated && !["proxy", "epp", "growth", "fairness"].include
   console.error(`the benchmarks compare with NIXL's Python API and need NIXL: ${nixl.why}`);
   process.exit(1);
 }
-const args = ["--import", "tsx", join(root, "bench/main.ts"), ...process.argv.slice(2)];
-process.exitCode = await runInTerminal(process.execPath, args);
+process.exitCode = await runSource("bench/main.ts", process.argv.slice(2));

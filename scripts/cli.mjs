@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { endWithNpm } from "./end-with-npm.mjs";
 import { selftest } from "./nixl-selftest.mjs";
-import { root, setup } from "./setup.mjs";
+import { root, setupOrEnd } from "./setup.mjs";
 
 /** The native code that each program needs. */
 const NATIVE = {
@@ -22,14 +22,9 @@ const [name] = process.argv.splice(2, 1);
 const asks = process.argv
   .slice(2)
   .some((arg) => ["--help", "-h", "--version", "help", "complete"].includes(arg));
-try {
-  // @kv/neuron's addon is built with what tests load.
-  const tests = name === "neuron" || process.argv[2] === "selftest";
-  await setup({ native: asks ? "none" : NATIVE[name], tests: tests && !asks });
-} catch (error) {
-  process.stderr.write(`set-up failed: ${error.message}\n`);
-  process.exit(2);
-}
+// @kv/neuron's addon is built with what tests load.
+const tests = name === "neuron" || process.argv[2] === "selftest";
+await setupOrEnd({ native: asks ? "none" : NATIVE[name], tests: tests && !asks });
 // A test of what is published, which only a checkout can pack.
 if (name === "nixl" && process.argv[2] === "selftest") {
   await selftest().catch((error) => {

@@ -1,7 +1,7 @@
 // npm run conformance: replays vectors of vLLM's functions, or recorded traffic of vLLM servers, with this repository's sources.
 import { existsSync } from "node:fs";
 import { isAbsolute, join, resolve } from "node:path";
-import { root, runInTerminal } from "./setup.mjs";
+import { root, runSource } from "./setup.mjs";
 
 const tsx = join(root, "node_modules", "tsx", "dist", "loader.mjs");
 if (!existsSync(tsx)) {
@@ -15,9 +15,4 @@ const args = process.argv.slice(2).map((arg, index, all) => {
   const isPath = all[index - 1] === "--wire" || (!arg.startsWith("-") && all[index - 1] !== "--only");
   return isPath && !isAbsolute(arg) ? resolve(from, arg) : arg;
 });
-process.exitCode = await runInTerminal(process.execPath, [
-  "--import",
-  "tsx",
-  join(root, "tools/conformance/main.ts"),
-  ...args,
-]);
+process.exitCode = await runSource("tools/conformance/main.ts", args);

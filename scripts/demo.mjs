@@ -3,7 +3,7 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { checkArguments, usesLibfabric } from "./demo-arguments.mjs";
 import { endWithNpm, runProgram } from "./end-with-npm.mjs";
-import { root, setup } from "./setup.mjs";
+import { root, setupOrEnd } from "./setup.mjs";
 
 endWithNpm();
 const args = process.argv.slice(2);
@@ -24,21 +24,16 @@ if (help !== undefined) {
 }
 // A server by hand runs over NIXL: without it, its own error says what to do.
 const isRole = ["prefill", "decode", "instance", "proxy"].includes(args[0]);
-try {
-  const { nixl } = await setup({
-    tests: false,
-    ...(usesLibfabric(args, process.env) ? { withLibfabric: true } : {}),
-  });
-  const isTransportGiven = args.some(
-    (argument) => argument.startsWith("--transport") || argument.startsWith("--backend"),
-  );
-  if (!nixl.ready && !isTransportGiven && !isRole) {
-    process.stderr.write("continuing with the embedded transport\n");
-    args.push("--transport", "memory");
-  }
-} catch (error) {
-  process.stderr.write(`set-up failed: ${error.message}\n`);
-  process.exit(2);
+const { nixl } = await setupOrEnd({
+  tests: false,
+  ...(usesLibfabric(args, process.env) ? { withLibfabric: true } : {}),
+});
+const isTransportGiven = args.some(
+  (argument) => argument.startsWith("--transport") || argument.startsWith("--backend"),
+);
+if (!nixl.ready && !isTransportGiven && !isRole) {
+  process.stderr.write("continuing with the embedded transport\n");
+  args.push("--transport", "memory");
 }
 runProgram(join(root, "apps/demo/dist/main.js"), args);
 

@@ -7,12 +7,6 @@ if (!(Number(values.factor) > 0)) {
   console.error(`--factor must be a number above 0, not ${JSON.stringify(values.factor)}`);
   process.exit(2);
 }
-const args = [
-  "run",
-  "--config",
-  "tools/long/vitest.config.ts",
-  "packages/plan",
-  "packages/kv-plan/src/data",
-  "packages/topology",
-];
+const files = ["packages/plan", "packages/kv-plan/src/data", "packages/topology"];
+const args = ["run", "--config", "tools/long/vitest.config.ts", ...files];
 process.exitCode = await runInTerminal(vitest, args, { ...process.env, KV_PROPERTY_FACTOR: values.factor });

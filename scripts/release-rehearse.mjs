@@ -1,6 +1,6 @@
 // npm run release:rehearse [-- --out FOLDER]: builds everything, the addons of all platforms too, and then runs tools/release/rehearse.ts.
 import { join } from "node:path";
-import { root, run, runInTerminal, setup } from "./setup.mjs";
+import { root, run, runSource, setup } from "./setup.mjs";
 
 const begun = Date.now();
 const { nixl } = await setup();
@@ -9,5 +9,4 @@ for (const script of ["build-platforms.mjs", "build-libs.mjs"]) {
   await run(process.execPath, [join(root, "native/scripts", script)], { show: true });
 }
 console.log(`ok    everything is built (${((Date.now() - begun) / 1000).toFixed(0)} s)`);
-const main = join(root, "tools/release/rehearse.ts");
-process.exitCode = await runInTerminal(process.execPath, ["--import", "tsx", main, ...process.argv.slice(2)]);
+process.exitCode = await runSource("tools/release/rehearse.ts", process.argv.slice(2));

@@ -148,6 +148,28 @@ export async function setup({
   return { nixl: await nixl(withLibfabric, native, tests) };
 }
 
+/** `setup` of a program that ends with 2 where it fails. */
+export async function setupOrEnd(options) {
+  try {
+    return await setup(options);
+  } catch (error) {
+    say(`set-up failed: ${error.message}`);
+    process.exit(2);
+  }
+}
+
+/** Ends with 1 where NIXL is not there, which `what` needs. */
+export async function setupWithNixl(what) {
+  const { nixl } = await setup();
+  if (nixl.ready) return;
+  say(`${what}: ${nixl.why}`);
+  process.exit(1);
+}
+
+/** Runs a TypeScript program of this repository on the terminal, as `runInTerminal`. */
+export const runSource = (file, args) =>
+  runInTerminal(process.execPath, ["--import", "tsx", join(root, file), ...args]);
+
 async function nixl(withLibfabric, native, tests) {
   const notRequested = { ready: false, why: "NIXL was not requested" };
   if (native === "none") return notRequested;

@@ -4,22 +4,18 @@
 //   npm run test:clients -- --record    # record vLLM's answers anew
 // All other arguments go to vitest.
 import { join } from "node:path";
-import { root, run, runInTerminal, setup, vitest } from "./setup.mjs";
+import { root, run, runInTerminal, setup, setupWithNixl, vitest } from "./setup.mjs";
 
 const args = process.argv.slice(2);
 const [isLive, isRecording] = ["--live", "--record"].map((flag) => {
   const at = args.indexOf(flag);
   return at >= 0 && args.splice(at, 1).length > 0;
 });
-const { nixl } = await setup();
 let suites = ["tools/clients"];
 if (isLive || isRecording) {
-  if (!nixl.ready) {
-    console.error(`live tests need NIXL: ${nixl.why}`);
-    process.exit(1);
-  }
+  await setupWithNixl("live tests need NIXL");
   await run("bash", [join(root, "tools/vllm/setup.sh")], { show: true });
   suites = ["--config", "vitest.vllm.config.ts", "tools/clients/clients.live.ts"];
-}
+} else await setup();
 const env = { ...process.env, KV_LONG: "1", ...(isRecording ? { KV_RECORD: "1" } : {}) };
 process.exitCode = await runInTerminal(vitest, ["run", ...suites, ...args], env);

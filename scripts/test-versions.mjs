@@ -3,7 +3,7 @@
 import { spawnSync } from "node:child_process";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
-import { root, setup, vitest } from "./setup.mjs";
+import { root, setupWithNixl, vitest } from "./setup.mjs";
 
 const VERSIONS = ["0.10.1", "1.0.1", "1.4.1", "1.5.0", "1.5.1"];
 const FILES = [
@@ -18,11 +18,7 @@ const FILES = [
 
 const requested = process.argv.slice(2);
 const versions = requested.length > 0 ? requested : VERSIONS;
-const { nixl } = await setup();
-if (!nixl.ready) {
-  console.error(nixl.why);
-  process.exit(1);
-}
+await setupWithNixl("the tests need NIXL");
 const { describePlugins, installNixl, lackedBy, libraryFeatures, summaryOf } = await import(
   pathToFileURL(join(root, "packages/nixl/dist/index.js")).href
 );

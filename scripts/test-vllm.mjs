@@ -5,7 +5,7 @@
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
-import { root, run, runInTerminal, setup, vitest } from "./setup.mjs";
+import { root, run, runInTerminal, setupWithNixl, vitest } from "./setup.mjs";
 
 const PARTS = [
   "pull-0.33",
@@ -50,11 +50,7 @@ async function recordParts(report) {
   await run("node", ["--import", "tsx", join(root, "tools/tested/record.ts")]);
 }
 
-const { nixl } = await setup();
-if (!nixl.ready) {
-  console.error(`live tests need NIXL: ${nixl.why}`);
-  process.exit(1);
-}
+await setupWithNixl("live tests need NIXL");
 await run("bash", [join(root, "tools/vllm/setup.sh")], { show: true });
 const folder = mkdtempSync(join(tmpdir(), "kv-vllm-"));
 const reportFile = join(folder, "report.json");

@@ -11,7 +11,7 @@ export function rows() {
     const [, id = "", cells = ""] = /^\| ([SB]\d+(?:\.\d+)?) \|(.*)$/.exec(line) ?? [];
     const commands = Array.from(
       cells.matchAll(/`(np[mx] [^`]+)`( \(\d+ (?:s|min)\))?(?: shows ((?:`[^`]+`(?: and )?)+))?/g),
-      ([, text, time, shown = ""]) => ({
+      ([, text = "", time, shown = ""]) => ({
         ...{ text, isLong: time !== undefined },
         shows: Array.from(shown.matchAll(/`([^`]+)`/g), ([, each]) => each),
       }),

@@ -1,7 +1,7 @@
 // Measures how costs grow with sizes: npm run bench -- growth [--only GROUP,…] [--short] [--json] [--record]
 import { spawn } from "node:child_process";
 import { fileURLToPath } from "node:url";
-import type { Row } from "../report.js";
+import { alone, type Row } from "../report.js";
 import { publish, showCost, showSize } from "./document.js";
 import { TOLERANCE } from "./exponent.js";
 import { GROUPS } from "./groups.js";
@@ -45,8 +45,7 @@ function measureGroup(name: string, short: boolean): Promise<MeasuredGroup> {
 }
 
 function rowsOf({ name, missing, quantities }: MeasuredGroup): Row[] {
-  if (missing !== undefined)
-    return [{ what: name, ours: missing, theirs: "-", ratio: undefined, wanted: "-", met: undefined }];
+  if (missing !== undefined) return [alone(name, missing, "-")];
   return quantities.map((quantity) => rowOf(name, quantity));
 }
 

@@ -27,25 +27,16 @@ export interface Group {
 }
 
 /** A measured quantity, as plain data. */
-export interface Measured {
-  readonly name: string;
-  readonly unit: string;
-  readonly sizeOf: string;
-  readonly sizes: readonly number[];
+export interface Measured extends Omit<Quantity, "measure"> {
   /** The median cost at each size. */
   readonly costs: readonly number[];
   /** The exponent of growth, see `growthExponent`. */
   readonly growth: number;
-  readonly exponent: number;
-  readonly most?: number;
   /** Whether both the growth and the costs are as wanted. */
   readonly met: boolean;
 }
 
 /** A measured group, as plain data. */
-export interface MeasuredGroup {
-  readonly name: string;
-  readonly title: string;
-  readonly missing?: string | undefined;
+export interface MeasuredGroup extends Omit<Group, "quantities"> {
   readonly quantities: readonly Measured[];
 }

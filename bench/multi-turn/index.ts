@@ -1,6 +1,6 @@
 // What a turn costs that is read back from D (kv-proxy --readback), against the same router without it. `links`: in virtual time, with the times of a model of 8 billion parameters;
 // `processes`: the demo's engines over NIXL, each in its own process (--short: fewer turns); `live`: vLLM 0.33 on the CPU. Each writes its section of docs/bench/multi-turn.md.
-import { median, type Row } from "../report.js";
+import { median, type Row, rowOf } from "../report.js";
 import { type Compared, writeSection } from "./document.js";
 import { type Held, LINKS_GBITS, onLink, REPLACED_EVERY, REPLACED_GBITS } from "./links.js";
 import { liveTurns } from "./live.js";
@@ -20,10 +20,8 @@ const ttftMs = (turns: readonly EndedTurn[]) =>
 
 function ttftRow(on: readonly EndedTurn[], off: readonly EndedTurn[]): Row {
   const [ours, theirs] = [ttftMs(on), ttftMs(off)];
-  return {
-    ...{ what: "TTFT of turns after the first", ours: `${ours.toFixed(1)} ms` },
-    ...{ theirs: `${theirs.toFixed(1)} ms`, ratio: ours / theirs, wanted: "reported", met: undefined },
-  };
+  const shown = [`${ours.toFixed(1)} ms`, `${theirs.toFixed(1)} ms`] as const;
+  return rowOf("TTFT of turns after the first", shown, ours / theirs);
 }
 
 const named = (name: string, rows: readonly Row[]): readonly Row[] =>
@@ -59,7 +57,7 @@ async function links(): Promise<readonly Row[]> {
   rows.push(
     ...named(name, [
       ttftRow(on.turns, off.turns),
-      newOnlyRow(on.read, true),
+      newOnlyRow(on.read, NEW_ONLY_SHARE),
       computedRow(on.computed, off.computed),
     ]),
   );
@@ -78,41 +76,24 @@ function trafficText({ conversations, turns, firstTokens, addedTokens, outputTok
   return `${conversations} conversations at once of ${turns} turns: ${firstTokens} tokens, ${Math.min(...addedTokens)} to ${Math.max(...addedTokens)} more in each turn, and ${outputTokens} of output.`;
 }
 
-function newOnlyRow({ further, newOnly }: ReturnType<typeof readTurns>, isWanted: boolean): Row {
-  const share = newOnly / further;
-  return {
-    ...{ what: "turns in which P computed the new tokens and less than a block" },
-    ...{ ours: `${newOnly} of ${further}`, theirs: "-", ratio: share },
-    ...(isWanted
-      ? { wanted: `>= ${NEW_ONLY_SHARE}`, met: share >= NEW_ONLY_SHARE }
-      : { wanted: "reported", met: undefined }),
-  };
+function newOnlyRow({ further, newOnly }: ReturnType<typeof readTurns>, wanted?: number): Row {
+  const what = "turns in which P computed the new tokens and less than a block";
+  return rowOf(what, [`${newOnly} of ${further}`, "-"], newOnly / further, ">=", wanted);
 }
 
-function computedRow(on: number, off: number): Row {
-  return {
-    ...{ what: "tokens that P computed", ours: `${on}` },
-    ...{ theirs: `${off}`, ratio: on / off, wanted: "reported", met: undefined },
-  };
-}
+const computedRow = (on: number, off: number): Row =>
+  rowOf("tokens that P computed", [`${on}`, `${off}`], on / off);
 
 function heldRows(on: Held, off: Held): readonly Row[] {
   const [ours, theirs] = [tokenMs(on.turns), tokenMs(off.turns)];
-  const [rate, rateOff] = [on, off].map(({ turns }) => tokensPerSecond(turns, AGENTS.outputTokens));
-  const throughput = (rate ?? 0) / (rateOff ?? 1);
+  const [rate = 0, rateOff = 1] = [on, off].map(({ turns }) => tokensPerSecond(turns, AGENTS.outputTokens));
+  const times = [`${ours.toFixed(2)} ms`, `${theirs.toFixed(2)} ms`] as const;
+  const rates = [rate.toFixed(0), rateOff.toFixed(0)] as const;
   return [
-    newOnlyRow(on.read, true),
+    newOnlyRow(on.read, NEW_ONLY_SHARE),
     computedRow(on.computed, off.computed),
-    {
-      ...{ what: "D's time for each further token", ours: `${ours.toFixed(2)} ms` },
-      ...{ theirs: `${theirs.toFixed(2)} ms`, ratio: ours / theirs },
-      ...{ wanted: `<= ${DECODE_RATIO}`, met: ours / theirs <= DECODE_RATIO },
-    },
-    {
-      ...{ what: "D's tokens a second", ours: `${rate?.toFixed(0)}` },
-      ...{ theirs: `${rateOff?.toFixed(0)}`, ratio: throughput },
-      ...{ wanted: `>= ${THROUGHPUT_RATIO}`, met: throughput >= THROUGHPUT_RATIO },
-    },
+    rowOf("D's time for each further token", times, ours / theirs, "<=", DECODE_RATIO),
+    rowOf("D's tokens a second", rates, rate / rateOff, ">=", THROUGHPUT_RATIO),
   ];
 }
 
@@ -123,7 +104,7 @@ function realRows(on: Turns, off: Turns, equal: number): readonly Row[] {
   const all = on.turns.length;
   return [
     ttftRow(on.turns, off.turns),
-    newOnlyRow(on.read, false),
+    newOnlyRow(on.read),
     computedRow(on.computed, off.computed),
     {
       ...{ what: "turns with the tokens of one engine", ours: `${equal} of ${all}` },

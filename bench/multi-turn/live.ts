@@ -1,10 +1,10 @@
-import { setTimeout as sleep } from "node:timers/promises";
 import { createProxy } from "@kv/proxy";
-import { complete } from "../../apps/demo/src/run/completion-client.js";
 import { startVllm, type VllmServer } from "../../tools/vllm/server.js";
 import { Replacements } from "./replacements.js";
 import {
   AGENTS,
+  type BothWays,
+  clientOf,
   converse,
   type EndedTurn,
   equalTurns,
@@ -40,16 +40,8 @@ interface Played {
   readonly failed: number;
 }
 
-export interface LiveTurns {
-  readonly traffic: Traffic;
-  readonly on: Played;
-  readonly off: Played;
-  /** Turns with readback whose tokens are those of P alone. */
-  readonly equal: number;
-}
-
 /** Conversations through a P (without a prefix cache) and a D of vLLM 0.33: with readback; and, without the setting at vLLM and at the router, through another pair. Then P answers them alone. */
-export async function liveTurns(): Promise<LiveTurns> {
+export async function liveTurns(): Promise<BothWays<Played>> {
   const traffic = process.argv.includes("--short") ? SHORT : AGENTS;
   const on = await withPair(EXTRA, (p, d) => play(traffic, p, d, true));
   return withPair({}, async (p, d) => {
@@ -75,15 +67,6 @@ async function withPair<T>(
     for (const one of await Promise.allSettled(starting))
       if (one.status === "fulfilled") await one.value.stop();
   }
-}
-
-function clientOf(url: string, name: string) {
-  let sent = 0;
-  const send = (promptTokens: readonly number[], maxTokens: number) => {
-    sent += 1;
-    return complete({ url, requestId: `${name}-${sent}`, promptTokens, maxTokens });
-  };
-  return { send, sleep, now: () => performance.now() };
 }
 
 async function play(traffic: Traffic, p: VllmServer, d: VllmServer, isOn: boolean): Promise<Played> {

@@ -12,11 +12,12 @@ import { KvPool } from "../../apps/demo/src/engine/cache/kv-pool.js";
 import { Engine } from "../../apps/demo/src/engine/engine.js";
 import { loadModel } from "../../apps/demo/src/model/model.js";
 import { writeTinyModel } from "../../apps/demo/src/model/tiny-model.js";
-import { complete } from "../../apps/demo/src/run/completion-client.js";
 import { READBACK } from "../../apps/demo/src/run/turns.js";
 import { Replacements } from "./replacements.js";
 import {
   AGENTS,
+  type BothWays,
+  clientOf,
   computedTokens,
   converse,
   type EndedTurn,
@@ -45,26 +46,17 @@ interface Played {
   readonly reasons: Readonly<Record<string, number>>;
 }
 
-export interface ThroughProcesses {
-  readonly traffic: Traffic;
-  readonly every: number;
-  readonly on: Played;
-  readonly off: Played;
-  /** Turns with readback whose tokens are those of one engine. */
-  readonly equal: number;
-}
-
 /**
  * The conversations through two P and two D of the demo over NIXL, each in its own process, which are replaced in turn; with and without readback, and with one engine. The model is the built-in
  * one, with room for 8,192 tokens.
  */
-export async function throughProcesses(): Promise<ThroughProcesses> {
+export async function throughProcesses(): Promise<BothWays<Played> & { readonly every: number }> {
   const isShort = process.argv.includes("--short");
   const [traffic, every] = isShort ? [SHORT, 8] : [AGENTS, 50];
   const model = await mkdtemp(join(tmpdir(), "multi-turn-"));
   try {
     await writeTinyModel(model, { maxModelLen: MAX_MODEL_LEN });
-    const reference = await withOneEngine(model, traffic, SEED, CHUNK_TOKENS);
+    const reference = await withOneEngine(model, traffic);
     const on = await play(model, traffic, every, true);
     const off = await play(model, traffic, every, false);
     return { traffic, every, on, off, equal: equalTurns(on.turns, reference) };
@@ -74,18 +66,13 @@ export async function throughProcesses(): Promise<ThroughProcesses> {
 }
 
 /** The same conversations with one engine in this process, one prompt after another. */
-async function withOneEngine(
-  directory: string,
-  traffic: Traffic,
-  seed: number,
-  maxNumBatchedTokens: number,
-): Promise<EndedTurn[]> {
+async function withOneEngine(directory: string, traffic: Traffic): Promise<EndedTurn[]> {
   const model = await loadModel({ directory });
   const transport = memoryTransport();
   const numBlocks = Math.ceil((traffic.conversations * model.config.maxModelLen) / BLOCK_TOKENS);
   const pool = new KvPool({ transport, geometry: model.config, numBlocks, blockSize: BLOCK_TOKENS, tp: 1 });
   const blocks = new BlockPool({ numBlocks });
-  const engine = new Engine({ model, pool, blocks, maxNumBatchedTokens });
+  const engine = new Engine({ model, pool, blocks, maxNumBatchedTokens: CHUNK_TOKENS });
   let sent = 0;
   let last: Promise<unknown> = Promise.resolve();
   const send = async (promptTokens: readonly number[], maxTokens: number) => {
@@ -97,7 +84,7 @@ async function withOneEngine(
     return { requestId, tokens: tokens.map(({ token }) => token), ttftMs: 0, totalMs: 0 };
   };
   try {
-    return await converse({ send, now: () => 0, sleep: async () => {} }, traffic, seed);
+    return await converse({ send, now: () => 0, sleep: async () => {} }, traffic, SEED);
   } finally {
     await engine.close();
     pool.close();
@@ -141,12 +128,7 @@ async function play(model: string, traffic: Traffic, every: number, isOn: boolea
     };
     return [{ url: member.url, replace }];
   });
-  let sent = 0;
-  const send = (promptTokens: readonly number[], maxTokens: number) => {
-    sent += 1;
-    return complete({ url, requestId: `turn-${sent}`, promptTokens, maxTokens });
-  };
-  const replacements = new Replacements(every, victims, { send, sleep, now: () => performance.now() });
+  const replacements = new Replacements(every, victims, clientOf(url, "turn"));
   const turns = await converse(replacements.client, traffic, SEED);
   await replacements.ended();
   const reasons: Record<string, number> = {};

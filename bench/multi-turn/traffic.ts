@@ -1,4 +1,6 @@
+import { setTimeout } from "node:timers/promises";
 import { type Log, type LogFields, silentLog } from "@kv/interface";
+import { complete } from "../../apps/demo/src/run/completion-client.js";
 import { median } from "../report.js";
 
 /** Conversations of an agent: each turn has the answer of a tool, of 50 to 500 tokens, and the model says a little. */
@@ -47,6 +49,26 @@ export interface Client {
   ): Promise<{ requestId: string; tokens: readonly number[]; ttftMs: number; totalMs: number }>;
   now(): number;
   sleep(ms: number): Promise<void>;
+}
+
+/** Clients of a server on the real clock. */
+export function clientOf(url: string, name: string): Client {
+  let sent = 0;
+  return {
+    send: (promptTokens, maxTokens) =>
+      complete({ url, requestId: `${name}-${++sent}`, promptTokens, maxTokens }),
+    now: () => performance.now(),
+    sleep: (ms) => setTimeout(ms),
+  };
+}
+
+/** The same conversations with readback and without. */
+export interface BothWays<Played> {
+  readonly traffic: Traffic;
+  readonly on: Played;
+  readonly off: Played;
+  /** Turns with readback whose tokens are those of one engine. */
+  readonly equal: number;
 }
 
 /** What the proxy's record says of a request. */
@@ -135,10 +157,11 @@ export async function converse(client: Client, traffic: Traffic, seed: number): 
   return ended;
 }
 
-function tokens(count: number, seed: number, part: number): number[] {
+/** Tokens that no other `part`, and none of another `seed`, begins with. */
+export function tokens(count: number, seed: number, part: number, vocabulary = 900): number[] {
   return Array.from(
     { length: count },
-    (_, at) => 3 + ((seed * 7919 + part * 104_729 + at * 31 + ((part * at) % 13)) % 900),
+    (_, at) => 3 + ((seed * 7919 + part * 104_729 + at * 31 + ((part * at) % 13)) % vocabulary),
   );
 }
 
@@ -149,16 +172,12 @@ const TURNS = [5, 10, 20];
 
 /** Median TTFT of turns after the first with readback, as a ratio to that without, by length and by turn. Groups without turns are left out. */
 export function ratios(on: readonly EndedTurn[], off: readonly EndedTurn[]) {
-  const further = (turns: readonly EndedTurn[]) => turns.filter(({ turn }) => turn > 1);
   const by = (ends: readonly number[], what: "promptTokens" | "turn") =>
     ends.flatMap((end, at) => {
-      const isIn = (one: EndedTurn) => one[what] > (ends[at - 1] ?? 0) && one[what] <= end;
-      const times = [on, off].map((turns) =>
-        further(turns)
-          .filter(isIn)
-          .map(({ ttftMs }) => ttftMs),
+      const isIn = (one: EndedTurn) => one.turn > 1 && one[what] > (ends[at - 1] ?? 0) && one[what] <= end;
+      const [ours = [], theirs = []] = [on, off].map((turns) =>
+        turns.filter(isIn).map(({ ttftMs }) => ttftMs),
       );
-      const [ours = [], theirs = []] = times;
       if (ours.length === 0 || theirs.length === 0) return [];
       return [{ end, onMs: median(ours), offMs: median(theirs), ratio: median(ours) / median(theirs) }];
     });

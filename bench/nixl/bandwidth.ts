@@ -12,7 +12,7 @@ import {
   lists,
   openFixture,
   type Place,
-  ROUNDS,
+  series,
   shuffled,
 } from "./fixture.js";
 
@@ -21,16 +21,6 @@ const BLOCKS = [4, 64, 1024].map((kib) => kib * 1024);
 const CASES = [64 * 2 ** 20, 512 * 2 ** 20].flatMap((size) => BLOCKS.map((block) => ({ size, block })));
 /** In a GPU the driver copies block by block: 131,072 blocks would take a second. */
 const GPU_CASES = CASES.filter(({ size, block }) => size / block <= 16_384);
-const GPU = "UCX, memory of a GPU";
-/**
- * The goal relative to Python, and the pauses between Python's polls of a transfer, in ms. Over UCX the post is the copy, so there is nothing to poll. Over
- * LIBFABRIC the target and NIXL's own thread need a core meanwhile, which busy polling takes from them: the better of Python's results counts.
- */
-const WANTED = {
-  UCX: { ofPython: 0.97, pausesMs: [0] },
-  [GPU]: { ofPython: 0.97, pausesMs: [0] },
-  LIBFABRIC: { ofPython: 0.95, pausesMs: [0, 1] },
-} as const;
 /** Goals relative to Python with pages of 4 KiB, by the size of a block. */
 const WANTED_OF_OWN_MEMORY: Readonly<Record<number, number>> = { 4096: 1.5, 65536: 1.25, 1048576: 1 };
 /** Goals relative to process_vm_readv, with which UCX copies on one host. */
@@ -40,6 +30,16 @@ const LIMITS = [
   { what: "scattered 4 KiB", block: 4096, order: "scattered", wanted: undefined },
 ] as const;
 
+/** What is compared with Python. */
+interface Comparison {
+  readonly where: string;
+  readonly cases?: typeof CASES;
+  /** The goal, by the size of a block. */
+  ofPython(block: number): number | undefined;
+  /** The pauses between Python's polls of a transfer, in ms: the better of its results counts. Over UCX the post is the copy, so there is nothing to poll. */
+  readonly pausesMs?: readonly number[];
+}
+
 /** A transfer that Python makes and polls, with a pause of `pauseMs` between two polls. */
 interface PythonMove {
   readonly operation: "READ" | "WRITE";
@@ -48,45 +48,38 @@ interface PythonMove {
   readonly pauseMs: number;
 }
 
+type Sides = Pick<BenchFixture, "agent" | "memory" | "target" | "python">;
+const OPERATIONS = ["READ", "WRITE"] as const;
 const show = (bytes: number) => (bytes >= 2 ** 20 ? `${bytes / 2 ** 20} MiB` : `${bytes / 1024} KiB`);
 
+const gigabytes = (bytes: number, ms: number) => bytes / ms / 1e6;
+
 /** READ and WRITE over UCX against Python NIXL, alternating, with the same target and ids. */
-export const bandwidth = (fixture: BenchFixture): Promise<Row[]> => againstPython(fixture, "UCX");
+export const bandwidth = (fixture: BenchFixture): Promise<Row[]> =>
+  againstPython(fixture, { where: "UCX", ofPython: () => 0.97 });
 
 /**
  * READ and WRITE over UCX with the memory that each side's users have: of `allocate` at both ends here, and pages of 4 KiB at both ends for Python, as PyTorch
  * gives them to vLLM for a cache in DRAM. Both targets run this package, so that neither takes a core.
  */
-export async function ownMemory({ agent, memory, target, python: idle }: BenchFixture): Promise<Row[]> {
-  idle.pause();
+export async function ownMemory(fixture: BenchFixture): Promise<Row[]> {
+  fixture.python.pause();
   const [python, pythonTarget] = [await pythonNixl(), nodeTarget("UCX")];
   const [lengthBytes, hugePages] = [LENGTH_BYTES, false];
   const far = await pythonTarget.ask<Place & { metadata: string }>({ do: "open", lengthBytes, hugePages });
   const { metadata, address } = far;
   await python.ask({ do: "open", length: lengthBytes, hugePages, metadata, address });
-  const rows: Row[] = [];
-  for (const block of BLOCKS) {
-    const count = lengthBytes / block;
-    const prepared = await lists({ agent, memory, target }, block, count);
-    const [localIds, remoteIds] = [shuffled(count, 1), shuffled(count, 2)];
-    for (const operation of ["READ", "WRITE"] as const) {
-      const ours: number[] = [];
-      const theirs: number[] = [];
-      for (let round = -1; round < ROUNDS; round += 1) {
-        const ms = await oursMs({ agent, python }, { operation, ...prepared, localIds, remoteIds });
-        const otherMs = await pythonMs({ python }, { operation, block, count, pauseMs: 0 });
-        if (round < 0) continue;
-        ours.push(lengthBytes / ms / 1e6);
-        theirs.push(lengthBytes / otherMs / 1e6);
-      }
-      const what = `${operation} ${show(lengthBytes)} in ${show(block)}, scattered, UCX, each with its own memory: bandwidth / Python's`;
-      rows.push(compare(what, [ours, theirs], "GB/s", ">=", WANTED_OF_OWN_MEMORY[block]));
-    }
-    await prepared.close();
-  }
+  const rows = await againstPython(
+    { ...fixture, python },
+    {
+      where: "UCX, each with its own memory",
+      cases: BLOCKS.map((block) => ({ size: lengthBytes, block })),
+      ofPython: (block) => WANTED_OF_OWN_MEMORY[block],
+    },
+  );
   await python.close();
   await pythonTarget.close();
-  idle.resume();
+  fixture.python.resume();
   return rows;
 }
 
@@ -97,10 +90,36 @@ export async function libfabric(ucx: BenchFixture): Promise<Row[]> {
     const theirs = plugin?.remedy ?? "NIXL has no such plugin";
     return [alone("LIBFABRIC", "-", ">= 0.95", undefined, theirs)];
   }
+  // The target and NIXL's own thread need a core meanwhile, which busy polling takes from them.
+  const comparison = { where: "LIBFABRIC", ofPython: () => 0.95, pausesMs: [0, 1] };
+  return beside(ucx, await openFixture("LIBFABRIC"), async (fixture) => [
+    ...(await againstPython(fixture, comparison)),
+    await writtenTo(fixture),
+  ]);
+}
+
+/** READ and WRITE between memory of the first GPU in two processes. */
+export async function gpu(ucx: BenchFixture): Promise<Row[]> {
+  if (!existsSync("/dev/nvidia0")) {
+    const what = "READ and WRITE, memory of a GPU";
+    const theirs = "no GPU here: there is no /dev/nvidia0";
+    return [alone(what, "-", ">= 0.97", undefined, theirs)];
+  }
+  const comparison = { where: "UCX, memory of a GPU", cases: GPU_CASES, ofPython: () => 0.97 };
+  return beside(ucx, await openFixture("UCX", { memoryType: "VRAM" }), (fixture) =>
+    againstPython(fixture, comparison),
+  );
+}
+
+/** Measures with another fixture, and closes it. Python's process of `ucx` is stopped meanwhile. */
+async function beside(
+  ucx: BenchFixture,
+  fixture: BenchFixture,
+  measure: (fixture: BenchFixture) => Promise<Row[]>,
+): Promise<Row[]> {
   ucx.python.pause();
-  const fixture = await openFixture("LIBFABRIC");
   try {
-    return [...(await againstPython(fixture, "LIBFABRIC")), await writtenTo(fixture)];
+    return await measure(fixture);
   } finally {
     await fixture.close();
     ucx.python.resume();
@@ -123,16 +142,16 @@ async function pythonMs({ python }: Pick<BenchFixture, "python">, move: PythonMo
   return ms;
 }
 
-async function againstPython(fixture: BenchFixture, where: keyof typeof WANTED): Promise<Row[]> {
-  const { ofPython, pausesMs } = WANTED[where];
+async function againstPython(
+  fixture: Sides,
+  { where, cases = CASES, ofPython, pausesMs = [0] }: Comparison,
+): Promise<Row[]> {
   const rows: Row[] = [];
-  for (const { size, block } of where === GPU ? GPU_CASES : CASES) {
+  for (const { size, block } of cases) {
     const count = size / block;
     const prepared = await lists(fixture, block, count);
     const [localIds, remoteIds] = [shuffled(count, 1), shuffled(count, 2)];
-    for (const operation of ["READ", "WRITE"] as const) {
-      const ours: number[] = [];
-      const theirs: number[] = [];
+    for (const operation of OPERATIONS) {
       const move = { operation, block, count } as const;
       const mine = () => oursMs(fixture, { operation, ...prepared, localIds, remoteIds });
       const python = async () => {
@@ -140,38 +159,18 @@ async function againstPython(fixture: BenchFixture, where: keyof typeof WANTED):
         for (const pauseMs of pausesMs) best = Math.min(best, await pythonMs(fixture, { ...move, pauseMs }));
         return best;
       };
-      for (let round = -1; round < ROUNDS; round += 1) {
+      const { ours, theirs } = await series(async (round) => {
         // The sides take turns at going first, because the second one finds warm caches.
-        const first = round % 2 === 0 ? await mine() : Number.NaN;
+        const first = round % 2 === 0 ? await mine() : undefined;
         const ms = await python();
-        const mineMs = Number.isNaN(first) ? await mine() : first;
-        if (round < 0) continue;
-        ours.push(size / mineMs / 1e6);
-        theirs.push(size / ms / 1e6);
-      }
+        return { ours: gigabytes(size, first ?? (await mine())), theirs: gigabytes(size, ms) };
+      });
       const what = `${operation} ${show(size)} in ${show(block)}, scattered, ${where}: bandwidth / Python's`;
-      rows.push(compare(what, [ours, theirs], "GB/s", ">=", ofPython));
+      rows.push(compare(what, [ours, theirs], "GB/s", ">=", ofPython(block)));
     }
     await prepared.close();
   }
   return rows;
-}
-
-/** READ and WRITE between memory of the first GPU in two processes. */
-export async function gpu(ucx: BenchFixture): Promise<Row[]> {
-  if (!existsSync("/dev/nvidia0")) {
-    const what = "READ and WRITE, memory of a GPU";
-    const theirs = "no GPU here: there is no /dev/nvidia0";
-    return [alone(what, "-", ">= 0.97", undefined, theirs)];
-  }
-  ucx.python.pause();
-  const fixture = await openFixture("UCX", { memoryType: "VRAM" });
-  try {
-    return await againstPython(fixture, GPU);
-  } finally {
-    await fixture.close();
-    ucx.python.resume();
-  }
 }
 
 /** What UCX's parameter `num_threads` gains: the bandwidth with 4 threads / with none, against the same of Python. */
@@ -183,38 +182,36 @@ export async function threads(none: BenchFixture): Promise<Row[]> {
   }
   const four = await openFixture("UCX", { numThreads: 4 });
   const rows: Row[] = [];
-  const [size, sides] = [LENGTH_BYTES, [none, four]];
+  const size = LENGTH_BYTES;
   for (const block of BLOCKS) {
     const count = size / block;
     const [localIds, remoteIds] = [shuffled(count, 1), shuffled(count, 2)];
-    const prepared = await Promise.all(sides.map((fixture) => lists(fixture, block, count)));
-    for (const operation of ["READ", "WRITE"] as const) {
-      const [ours, theirs]: [number[], number[]] = [[], []];
-      const withFour: number[][] = [[], []];
-      for (let round = -1; round < ROUNDS; round += 1) {
-        const [mine, python]: [number[], number[]] = [[], []];
-        for (const [index, fixture] of sides.entries()) {
-          const both = prepared[index];
-          if (both === undefined) throw new Error("no lists");
-          sides[1 - index]?.python.pause();
-          mine.push(await oursMs(fixture, { operation, ...both, localIds, remoteIds }));
-          python.push(await pythonMs(fixture, { operation, block, count, pauseMs: 0 }));
-          sides[1 - index]?.python.resume();
-        }
-        if (round < 0) continue;
-        ours.push((mine[0] ?? Number.NaN) / (mine[1] ?? Number.NaN));
-        theirs.push((python[0] ?? Number.NaN) / (python[1] ?? Number.NaN));
-        for (const [at, side] of [mine, python].entries())
-          withFour[at]?.push(size / (side[1] ?? Number.NaN) / 1e6);
-      }
+    const [listsOfNone, listsOfFour] = [await lists(none, block, count), await lists(four, block, count)];
+    for (const operation of OPERATIONS) {
+      const bothMs = async (fixture: BenchFixture, other: BenchFixture, prepared: typeof listsOfNone) => {
+        other.python.pause();
+        const ours = await oursMs(fixture, { operation, ...prepared, localIds, remoteIds });
+        const theirs = await pythonMs(fixture, { operation, block, count, pauseMs: 0 });
+        other.python.resume();
+        return { ours, theirs };
+      };
+      const { ours, theirs, oursWith4, theirsWith4 } = await series(async () => {
+        const [without, with4] = [
+          await bothMs(none, four, listsOfNone),
+          await bothMs(four, none, listsOfFour),
+        ];
+        return {
+          ...{ ours: without.ours / with4.ours, oursWith4: gigabytes(size, with4.ours) },
+          ...{ theirs: without.theirs / with4.theirs, theirsWith4: gigabytes(size, with4.theirs) },
+        };
+      });
       const what = `${operation} ${show(size)} in ${show(block)}, scattered: bandwidth with num_threads 4 / with 0, over Python's`;
       const row = compare(what, [ours, theirs], "times", ">=", 1);
-      const both = [row.ours, row.theirs].map(
-        (times, at) => `${times}, with 4: ${spread(withFour[at] ?? [], "GB/s")}`,
-      );
-      rows.push({ ...row, ours: both[0] ?? "", theirs: both[1] ?? "" });
+      const and4 = (times: string, bandwidths: readonly number[]) =>
+        `${times}, with 4: ${spread(bandwidths, "GB/s")}`;
+      rows.push({ ...row, ours: and4(row.ours, oursWith4), theirs: and4(row.theirs, theirsWith4) });
     }
-    for (const { close } of prepared) await close();
+    for (const { close } of [listsOfNone, listsOfFour]) await close();
   }
   await four.close();
   return rows;
@@ -231,19 +228,12 @@ async function writtenTo(fixture: BenchFixture): Promise<Row> {
     await lists({ ...fixture, target: python }, block, count),
   ];
   const [localIds, remoteIds] = [shuffled(count, 1), shuffled(count, 2)];
-  const write = (prepared: typeof toOurs) =>
-    timed(() => fixture.agent.transfer({ operation: "WRITE", ...prepared, localIds, remoteIds }).done);
-  const ours: number[] = [];
-  const theirs: number[] = [];
-  for (let round = -1; round < ROUNDS; round += 1) {
-    fixture.python.pause();
-    const ms = await write(toOurs);
-    fixture.python.resume();
-    const otherMs = await write(toPython);
-    if (round < 0) continue;
-    ours.push(size / ms / 1e6);
-    theirs.push(size / otherMs / 1e6);
-  }
+  const request = { operation: "WRITE", localIds, remoteIds } as const;
+  const { ours, theirs } = await series(async () => {
+    const ms = await oursMs(fixture, { ...request, ...toOurs });
+    const otherMs = await timed(() => fixture.agent.transfer({ ...request, ...toPython }).done);
+    return { ours: gigabytes(size, ms), theirs: gigabytes(size, otherMs) };
+  });
   await toOurs.close();
   await toPython.close();
   const what =
@@ -255,32 +245,25 @@ async function writtenTo(fixture: BenchFixture): Promise<Row> {
 export async function limits(fixture: BenchFixture): Promise<Row[]> {
   const rows: Row[] = [];
   const size = 256 * 2 ** 20;
+  const { agent, python, target } = fixture;
   for (const { what, block, order, wanted } of LIMITS) {
     const count = size / block;
     const prepared = await lists(fixture, block, count);
     const ids = (seed: number) => (order === "contiguous" ? inOrder(count) : shuffled(count, seed));
     const [localIds, remoteIds] = [ids(1), ids(2)];
-    const ours: number[] = [];
-    const single: number[] = [];
-    const vectored: number[] = [];
-    const request = {
-      do: "vm_read",
-      pid: fixture.target.pid,
-      block,
-      count,
-      seeds: order === "contiguous" ? null : [1, 2],
+    const seeds = order === "contiguous" ? null : [1, 2];
+    const readMs = async (vector: number) => {
+      const request = { do: "vm_read", pid: target.pid, block, count, seeds, vector };
+      return (await python.ask<{ ms: number }>(request)).ms;
     };
-    for (let round = -1; round < ROUNDS; round += 1) {
-      const mine = await timed(
-        () => fixture.agent.transfer({ operation: "READ", ...prepared, localIds, remoteIds }).done,
-      );
-      const one = await fixture.python.ask<{ ms: number }>({ ...request, vector: 1 });
-      const many = await fixture.python.ask<{ ms: number }>({ ...request, vector: 512 });
-      if (round < 0) continue;
-      ours.push(size / mine / 1e6);
-      single.push(size / one.ms / 1e6);
-      vectored.push(size / many.ms / 1e6);
-    }
+    const { ours, single, vectored } = await series(async () => ({
+      ours: gigabytes(
+        size,
+        await timed(() => agent.transfer({ operation: "READ", ...prepared, localIds, remoteIds }).done),
+      ),
+      single: gigabytes(size, await readMs(1)),
+      vectored: gigabytes(size, await readMs(512)),
+    }));
     const bare = `READ 256 MiB ${what}: bandwidth / process_vm_readv, a call for each block`;
     rows.push(compare(bare, [ours, single], "GB/s", ">=", wanted));
     await prepared.close();

@@ -3,7 +3,7 @@ import { monitorEventLoopDelay, performance } from "node:perf_hooks";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { alone, median, percentile, type Row, spread } from "../report.js";
-import { type BenchFixture, LENGTH_BYTES, lists, ROUNDS, shuffled } from "./fixture.js";
+import { type BenchFixture, LENGTH_BYTES, lists, ROUNDS, series, shuffled } from "./fixture.js";
 
 const BLOCK = 65_536;
 const HEARTBEATS = 20;
@@ -25,10 +25,8 @@ export async function whileMoving(fixture: BenchFixture): Promise<Row[]> {
   const prepared = await lists(fixture, BLOCK, count);
   const [localIds, remoteIds] = [shuffled(count, 1), shuffled(count, 2)];
   const read = () => fixture.agent.transfer({ operation: "READ", ...prepared, localIds, remoteIds }).done;
-  await read();
-  const series = (): number[] => [];
-  const [idle, busy, maxima, worst, all] = [series(), series(), series(), series(), series()];
-  for (let round = 0; round < ROUNDS; round += 1) {
+  const all: number[] = [];
+  const { idle, busy, maxima, worst } = await series(async (round) => {
     let lastedMs = 0;
     const during = await loopDelay(async () => {
       const begun = performance.now();
@@ -36,19 +34,13 @@ export async function whileMoving(fixture: BenchFixture): Promise<Row[]> {
       lastedMs = performance.now() - begun;
     });
     const still = await loopDelay(() => pause(lastedMs));
-    busy.push(during.p99);
-    idle.push(still.p99);
-    maxima.push(during.max);
 
     let over = false;
     const moving = (async () => {
       while (!over) await read();
     })();
-    const listening = fixture.target.ask<{ delaysMs: number[] }>({
-      do: "listen",
-      count: HEARTBEATS,
-      work: false,
-    });
+    const request = { do: "listen", count: HEARTBEATS, work: false };
+    const listening = fixture.target.ask<{ delaysMs: number[] }>(request);
     for (let i = 0; i < HEARTBEATS; i += 1) {
       await pause(GAP_MS);
       await fixture.agent.notify(fixture.target.name, Buffer.from(String(process.hrtime.bigint())));
@@ -56,9 +48,9 @@ export async function whileMoving(fixture: BenchFixture): Promise<Row[]> {
     const { delaysMs } = await listening;
     over = true;
     await moving;
-    worst.push(Math.max(...delaysMs));
-    all.push(...delaysMs);
-  }
+    if (round >= 0) all.push(...delaysMs);
+    return { idle: still.p99, busy: during.p99, maxima: during.max, worst: Math.max(...delaysMs) };
+  });
   await prepared.close();
   const over = median(busy.map((value, i) => value - (idle[i] ?? 0)));
   const p99 = percentile(all, 0.99);
@@ -86,11 +78,10 @@ export async function idleAgent(): Promise<Row[]> {
     const { stdout } = await promisify(execFile)(process.execPath, ["--import", "tsx", file, kind]);
     return Number(stdout.trim().split("\n").at(-1));
   };
-  const [withAgent, without] = [[], []] as [number[], number[]];
-  for (let round = 0; round < ROUNDS; round += 1) {
-    withAgent.push(await share("agent"));
-    without.push(await share("none"));
-  }
+  const { withAgent, without } = await series(async () => ({
+    withAgent: await share("agent"),
+    without: await share("none"),
+  }));
   const over = median(withAgent.map((value, i) => value - (without[i] ?? 0)));
   const [what, none] = ["an agent with nothing outstanding: share of a core", spread(without, "%")];
   const wanted = `<= 1 % (is ${over.toFixed(2)})`;

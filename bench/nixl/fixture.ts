@@ -1,4 +1,4 @@
-import type { Agent, Memory, Transport } from "@kv/interface";
+import type { Agent, Memory } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import type { LinePeer } from "../../tools/clients/python.js";
 import { nodeTarget, pythonNixl } from "../python-peer.js";
@@ -12,7 +12,6 @@ export interface Place {
 /** What the parts of the benchmark share: our agent, Python's agent, and the target process of both. */
 export interface BenchFixture {
   readonly backend: string;
-  readonly transport: Transport;
   readonly agent: Agent;
   readonly memory: Memory;
   readonly target: LinePeer & Place & { readonly pid: number; readonly metadata: string };
@@ -24,46 +23,63 @@ export const LENGTH_BYTES = 512 * 2 ** 20;
 /** Rounds for each figure. A median of fewer means little on a machine that runs other work. */
 export const ROUNDS = Math.max(7, Number(process.env["KV_BENCH_ROUNDS"] ?? 9));
 
+/** Measures in rounds, and once before them. Returns the series of each figure. */
+export async function series<Figure extends string>(
+  measure: (round: number) => Promise<Readonly<Record<Figure, number>>>,
+  rounds = ROUNDS,
+): Promise<Record<Figure, number[]>> {
+  await measure(-1);
+  const all: Partial<Record<Figure, number[]>> = {};
+  for (let round = 0; round < rounds; round += 1) {
+    const figures = Object.entries(await measure(round)) as [Figure, number][];
+    for (const [name, figure] of figures) all[name] = [...(all[name] ?? []), figure];
+  }
+  return all as Record<Figure, number[]>;
+}
+
 /** Host memory, or memory of the first GPU, at all three processes. `numThreads` is UCX's parameter `num_threads` of both agents. */
 export interface FixtureOptions {
   readonly memoryType?: "DRAM" | "VRAM";
   readonly numThreads?: number;
 }
 
-export async function openFixture(
+/** An agent of ours with its memory, and the target process, which it knows. */
+export async function openPair(
+  lengthBytes: number,
   backend = "UCX",
   { memoryType = "DRAM", numThreads = 0 }: FixtureOptions = {},
-): Promise<BenchFixture> {
+) {
   const far = nodeTarget(backend);
-  const python = await pythonNixl(backend, numThreads);
+  const request = { do: "open", lengthBytes, memoryType };
+  const opened = await far.ask<Place & { metadata: string; pid: number }>(request);
   const parameters = numThreads > 0 ? { num_threads: String(numThreads) } : {};
   const transport = nixlTransport({ backends: [{ name: backend, parameters }] });
-  const lengthBytes = LENGTH_BYTES;
-  const opened = await far.ask<Place & { metadata: string; pid: number }>({
-    do: "open",
-    lengthBytes,
-    memoryType,
-  });
-  const { metadata: targetMetadata, address } = opened;
-  await python.ask({ do: "open", metadata: targetMetadata, address, length: lengthBytes, memoryType });
   const agent = await transport.createAgent();
   const memory = transport.allocate(lengthBytes, { memoryType });
   await agent.register(memory);
   await agent.addRemote(Buffer.from(opened.metadata, "hex"));
-  const metadata = Buffer.from(await agent.localMetadata()).toString("hex");
-  await far.ask({ do: "know", metadata, address: memory.address });
+  const close = async () => {
+    await transport.close();
+    memory.close();
+    await far.close();
+  };
+  return { agent, memory, target: { ...far, ...opened }, close };
+}
+
+export async function openFixture(backend = "UCX", options: FixtureOptions = {}): Promise<BenchFixture> {
+  const { close, ...pair } = await openPair(LENGTH_BYTES, backend, options);
+  const { agent, memory, target } = pair;
+  const python = await pythonNixl(backend, options.numThreads);
+  const { memoryType = "DRAM" } = options;
+  const { metadata, address } = target;
+  await python.ask({ do: "open", metadata, address, length: LENGTH_BYTES, memoryType });
+  const own = Buffer.from(await agent.localMetadata()).toString("hex");
+  await target.ask({ do: "know", metadata: own, address: memory.address });
   return {
-    backend,
-    transport,
-    agent,
-    memory,
-    target: { ...far, ...opened },
-    python,
+    ...{ ...pair, backend, python },
     async close() {
-      await transport.close();
-      memory.close();
+      await close();
       await python.close();
-      await far.close();
     },
   };
 }

@@ -2,8 +2,8 @@ import { performance } from "node:perf_hooks";
 import { Worker } from "node:worker_threads";
 import type { Agent } from "@kv/interface";
 import { pythonNixl } from "../python-peer.js";
-import { compare, median, percentile, type Row, spread } from "../report.js";
-import { type BenchFixture, lists, ROUNDS } from "./fixture.js";
+import { compare, median, percentile, type Row, rowOf, spread } from "../report.js";
+import { type BenchFixture, lists, ROUNDS, series } from "./fixture.js";
 
 const PER_ROUND = 120;
 const BATCHES = 10;
@@ -20,41 +20,33 @@ const WARM_UP = 12;
 export async function smallRead(fixture: BenchFixture): Promise<Row[]> {
   const prepared = await lists(fixture, BLOCK, 64);
   const ids = Int32Array.of(7);
-  const series = (): number[] => [];
-  const [inside, whole, theirs, back, message] = [series(), series(), series(), series(), series()];
-  for (let round = -1; round < ROUNDS; round += 1) {
-    const mine = { inside: [] as number[], whole: [] as number[], back: [] as number[] };
-    const small = () =>
-      fixture.agent.transfer({ operation: "READ", ...prepared, localIds: ids, remoteIds: ids }).done;
+  const small = () =>
+    fixture.agent.transfer({ operation: "READ", ...prepared, localIds: ids, remoteIds: ids }).done;
+  const { inside, whole, theirs, back, message } = await series(async () => {
+    const [inside, whole, back]: [number[], number[], number[]] = [[], [], []];
     // Python's progress thread uses most of a core even when idle.
     fixture.python.pause();
     // Several at once, because Python makes them one right after another, with warm caches.
     for (let i = 0; i < BATCHES; i += 1) {
       const results = await Promise.all(Array.from({ length: BATCH }, small));
-      for (const { makeMs = Number.NaN, transferMs } of results)
-        mine.inside.push((makeMs + transferMs) * 1e3);
+      for (const { makeMs = Number.NaN, transferMs } of results) inside.push((makeMs + transferMs) * 1e3);
     }
     for (let i = 0; i < PER_ROUND; i += 1) {
       const begun = performance.now();
       const { prepareMs = Number.NaN, transferMs } = await small();
       const totalMs = performance.now() - begun;
-      mine.whole.push(totalMs * 1e3);
-      mine.back.push((totalMs - prepareMs - transferMs) * 1e3);
+      whole.push(totalMs * 1e3);
+      back.push((totalMs - prepareMs - transferMs) * 1e3);
     }
     const oneWay = await postMessageUs(PER_ROUND);
     fixture.python.resume();
-    const python = await fixture.python.ask<{ make: number[]; move: number[]; release: number[] }>({
-      do: "small",
-      block: BLOCK,
-      times: PER_ROUND,
-    });
-    if (round < 0) continue;
-    inside.push(median(mine.inside));
-    whole.push(median(mine.whole));
-    back.push(median(mine.back));
-    theirs.push(median(python.make) + median(python.move) + median(python.release));
-    message.push(median(oneWay));
-  }
+    const request = { do: "small", block: BLOCK, times: PER_ROUND };
+    const python = await fixture.python.ask<Record<"make" | "move" | "release", number[]>>(request);
+    return {
+      ...{ inside: median(inside), whole: median(whole), back: median(back), message: median(oneWay) },
+      theirs: median(python.make) + median(python.move) + median(python.release),
+    };
+  });
   await prepared.close();
   const addon = "one 4 KiB READ in the addon (make, post to done, release): time / Python's";
   const call = "one 4 KiB READ, from the call to the promise: time / Python's";
@@ -83,14 +75,11 @@ export async function queuedReads(fixture: BenchFixture): Promise<Row[]> {
     }
     return ((performance.now() - begun) * 1e3) / QUEUED;
   };
-  const [many, few] = [[], []] as [number[], number[]];
   fixture.python.pause();
-  for (let round = -1; round < ROUNDS; round += 1) {
-    const times = [await readAll(QUEUED), await readAll(FEW_QUEUED)] as const;
-    if (round < 0) continue;
-    many.push(times[0]);
-    few.push(times[1]);
-  }
+  const { many, few } = await series(async () => ({
+    many: await readAll(QUEUED),
+    few: await readAll(FEW_QUEUED),
+  }));
   fixture.python.resume();
   await prepared.close();
   const what = `a 4 KiB READ with ${QUEUED} queued / with ${FEW_QUEUED}: time`;
@@ -171,15 +160,10 @@ export async function notifications(fixture: BenchFixture): Promise<Row[]> {
       const best = Math.min(of(heard.pythonBusy[i] ?? []), of(heard.pythonSleep[i] ?? []));
       return value / best;
     });
-    const ratio = median(ratios);
+    const theirs = `busy ${spread(heard.pythonBusy.map(of), "ms")}; 1 ms ${spread(heard.pythonSleep.map(of), "ms")}`;
     return {
-      what,
-      ours: spread(mine, "ms"),
-      theirs: `busy ${spread(heard.pythonBusy.map(of), "ms")}; 1 ms ${spread(heard.pythonSleep.map(of), "ms")}`,
-      ratio,
+      ...rowOf(what, [spread(mine, "ms"), theirs], median(ratios), "<=", wanted),
       best: Math.min(...mine) / Math.min(...heard.pythonBusy.map(of), ...heard.pythonSleep.map(of)),
-      wanted: wanted === undefined ? "reported" : `<= ${wanted}`,
-      met: wanted === undefined ? undefined : ratio <= wanted,
       rounds: ROUNDS,
     };
   };

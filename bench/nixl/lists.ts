@@ -7,7 +7,7 @@ import { findLibrary } from "@kv/nixl";
 import { compileC, compiler } from "../c-program.js";
 import { nodeTarget } from "../python-peer.js";
 import { alone, compare, median, type Row, spread } from "../report.js";
-import { type BenchFixture, LENGTH_BYTES, ROUNDS } from "./fixture.js";
+import { type BenchFixture, LENGTH_BYTES, ROUNDS, series } from "./fixture.js";
 import { onThread, peakGrowthMib } from "./process-costs.js";
 
 const run = promisify(execFile);
@@ -68,21 +68,15 @@ async function listRows(options: ListOptions): Promise<Row[]> {
   const { fixture, what, rows, takeRows = false, loopMs } = options;
   // Allocated beforehand: tables that are allocated between the rounds would be garbage-collected within them.
   const tables = Array.from({ length: ROUNDS + 1 }, () => (takeRows ? rows.slice() : rows));
-  const [ours, theirs, busy] = [[], [], []] as [number[], number[], number[]];
   fixture.python.pause();
-  for (const [round, table] of tables.entries()) {
+  const { ours, theirs, busy } = await series(async (round) => {
+    const table = { memoryType: "DRAM", rows: tables[round + 1] ?? rows, takeRows } as const;
     const begun = performance.now();
-    const made = await onThread(() =>
-      fixture.agent.prepareLocal({ memoryType: "DRAM", rows: table, takeRows }),
-    );
+    const made = await onThread(() => fixture.agent.prepareLocal(table));
     const ready = performance.now();
     await made.value.close();
-    const loop = await loopMs();
-    if (round === 0) continue;
-    ours.push(ready - begun);
-    busy.push(made.busyMs);
-    theirs.push(loop);
-  }
+    return { ours: ready - begun, busy: made.busyMs, theirs: await loopMs() };
+  });
   fixture.python.resume();
   const row = compare(`${what}: time / a bare C loop`, [ours, theirs], "ms", "<=", 1.15);
   return [row, onThreadRow(what, busy)];
@@ -135,13 +129,13 @@ export async function handshake(fixture: BenchFixture): Promise<Row[]> {
       lengthBytes: LENGTH_BYTES,
     });
     const bytes = Buffer.from(metadata, "hex");
-    const ready = async (block: number, table: (base: number) => Float64Array) => {
+    const ready = async (table: (base: number) => Float64Array) => {
       const begun = performance.now();
       await fixture.agent.addRemote(bytes);
       const local = fixture.agent.prepareLocal({ memoryType: "DRAM", rows: table(fixture.memory.address) });
       const remote = fixture.agent.prepareRemote(name, { memoryType: "DRAM", rows: table(address) });
       const both = await Promise.all([local, remote]);
-      return { ms: performance.now() - begun, both, block };
+      return { ms: performance.now() - begun, both };
     };
     const forget = async (lists: readonly { close(): Promise<void> }[]) => {
       for (const list of lists) await list.close();
@@ -150,51 +144,36 @@ export async function handshake(fixture: BenchFixture): Promise<Row[]> {
     for (const count of [1000, 50_000]) {
       const block = 4096;
       const table = (base: number) => Float64Array.of(base, block, 0, block, count);
-      const [ours, theirs] = [[], []] as [number[], number[]];
-      for (let round = -1; round < HANDSHAKES; round += 1) {
+      const request = { do: "handshake", metadata, address, block, count };
+      const { ours, theirs } = await series(async () => {
         fixture.python.pause();
-        const { ms, both } = await ready(block, table);
+        const { ms, both } = await ready(table);
         await forget(both);
         fixture.python.resume();
-        const python = await fixture.python.ask<{ ms: number }>({
-          do: "handshake",
-          metadata,
-          address,
-          block,
-          count,
-        });
-        if (round < 0) continue;
-        ours.push(ms);
-        theirs.push(python.ms);
-      }
+        return { ours: ms, theirs: (await fixture.python.ask<{ ms: number }>(request)).ms };
+      }, HANDSHAKES);
       const what = `handshake with a warm backend, ${count} descriptors: time / Python's`;
       rows.push(compare(what, [ours, theirs], "ms", "<=", 1));
     }
     const layers = (blocks: number) => (base: number) => layerRows(base, blocks, SMALL_BLOCK);
-    const [times, grown, busy, few]: [number[], number[], number[], number[]] = [[], [], [], []];
+    const first = (blocks: number) => async () => {
+      const begun = performance.now();
+      const { both } = await ready(layers(blocks));
+      const [local, remote] = both;
+      const ids = Int32Array.of(0, blocks * LAYERS - 1);
+      await fixture.agent.transfer({ operation: "READ", local, localIds: ids, remote, remoteIds: ids }).done;
+      return { both, tookMs: performance.now() - begun };
+    };
     // Python's polling thread would be measured where it takes the core.
     fixture.python.pause();
-    for (let round = -1; round < ROUNDS; round += 1) {
-      const first = (blocks: number) => async () => {
-        const begun = performance.now();
-        const { both } = await ready(SMALL_BLOCK, layers(blocks));
-        const [local, remote] = both;
-        const ids = Int32Array.of(0, blocks * LAYERS - 1);
-        await fixture.agent.transfer({ operation: "READ", local, localIds: ids, remote, remoteIds: ids })
-          .done;
-        return { both, tookMs: performance.now() - begun };
-      };
+    const { times, grown, busy, few } = await series(async () => {
       // The same calls with one block per layer: the time that does not depend on the number of descriptors.
       const least = await onThread(first(1));
       await forget(least.value.both);
       const { value, growthMib } = await peakGrowthMib(() => onThread(first(BLOCKS_OF_A_LAYER)));
       await forget(value.value.both);
-      if (round < 0) continue;
-      few.push(least.busyMs);
-      busy.push(value.busyMs);
-      times.push(value.value.tookMs);
-      grown.push(growthMib);
-    }
+      return { times: value.value.tookMs, grown: growthMib, busy: value.busyMs, few: least.busyMs };
+    });
     fixture.python.resume();
     const what =
       "first request at 8,000,000 descriptors (80 layers x 100,000 blocks), lists of both sides made";

@@ -259,7 +259,5 @@ def do_handshake(command):
 answerers = {name[3:]: value for name, value in list(globals().items()) if name.startswith("do_")}
 for line in sys.stdin:
     request = json.loads(line)
-    if request["do"] == "close":
-        break
     answer = answerers[request["do"]](request)
     print(json.dumps(answer), file=answers, flush=True)

@@ -1,7 +1,6 @@
 """Times vLLM 0.33's functions between a request's block ids and the call into NIXL, in one process. usage: plan.py, with vLLM's Python tree on PYTHONPATH.
 Commands are JSON lines on stdin, answers JSON lines on stdout:
   {"do": "prepare", "regions": r, "blocks": n, "localIds": [...], "remoteIds": [...], "times": t}   both sides' ids, the prefix cut, as _read_blocks does it
-  {"do": "close"}
 """
 import json
 import os
@@ -28,6 +27,4 @@ def do_prepare(command):
 
 for line in sys.stdin:
     request = json.loads(line)
-    if request["do"] == "close":
-        break
     print(json.dumps(do_prepare(request)), file=answers, flush=True)

@@ -1,6 +1,6 @@
 import type { KvTransferParams } from "@kv/interface";
 import type { AttackResult } from "./support/attack.js";
-import { IsolationEngines } from "./support/isolation-child.js";
+import { isolationEngines } from "./support/isolation-child.js";
 
 const ROUNDS = 150;
 const MAX_GROWTH_MIB = 512;
@@ -10,17 +10,15 @@ const MAX_GROWTH_MIB = 512;
  * registrations, wrong sizes, closed ports, and millions of block ids, while users send requests.
  */
 export async function run(): Promise<AttackResult> {
-  const engines = new IsolationEngines();
-  const { prefill, decode } = engines;
-  const extra = { require_kv_peer: true };
-  const { rogue } = await engines.start("pull", extra);
+  const { call, ...engines } = isolationEngines();
+  const { rogue } = await call("start", "pull", { require_kv_peer: true });
   const before = engines.rssMib();
   // A forged registration waits for a handshake beside the open engine, one a second: the rounds do not wait for the forgeries.
   const forged: Promise<string>[] = [];
   let [users, wrongUsers] = [0, 0];
   for (let round = 0; round < ROUNDS; round++) {
-    const victim = await prefill(`v${round}`, round);
-    const own = await prefill(`own${round}`, 100_000 + round);
+    const victim = await call("prefill", `v${round}`, round);
+    const own = await call("prefill", `own${round}`, 100_000 + round);
     const forgeries: KvTransferParams[] = [
       { ...own, remote_block_ids: victim.remote_block_ids },
       { ...victim, kv_peer: own.kv_peer },
@@ -35,13 +33,13 @@ export async function run(): Promise<AttackResult> {
     if (round % 30 === 0)
       forgeries.push({ ...own, remote_block_ids: [Array.from({ length: 3_000_000 }, (_, i) => i)] });
     for (const [index, params] of forgeries.entries())
-      forged.push(decode(`x${round}-${index}`, 100_000 + round, params));
+      forged.push(call("decode", `x${round}-${index}`, 100_000 + round, params));
     users += 1;
-    if ((await decode(`d${round}`, round, victim)) !== "ok") wrongUsers += 1;
+    if ((await call("decode", `d${round}`, round, victim)) !== "ok") wrongUsers += 1;
   }
   const outcomes = await Promise.all(forged);
   const accepted = outcomes.filter((outcome) => outcome === "ok").length;
-  const violations = await engines.violations();
+  const violations = await call("violations");
   const growth = engines.rssMib() - before;
   engines.close();
   const ok = accepted + wrongUsers + violations.length === 0 && growth < MAX_GROWTH_MIB;

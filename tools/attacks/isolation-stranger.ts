@@ -10,7 +10,7 @@ import {
 } from "@kv/protocol";
 import { zmqSideChannel } from "@kv/side-channel";
 import type { AttackResult } from "./support/attack.js";
-import { IsolationEngines } from "./support/isolation-child.js";
+import { isolationEngines } from "./support/isolation-child.js";
 
 const ROUNDS = 150;
 /** Handshakes and lease questions of each round. */
@@ -52,21 +52,21 @@ async function ask(port: number, requestId: string, counts: Counts): Promise<voi
 }
 
 async function play(connector: "pull" | "push", keyFile: string, counts: Counts): Promise<void> {
-  const engines = new IsolationEngines();
+  const { call, close } = isolationEngines();
   const extra = { require_kv_peer: true, handshake_key_file: keyFile };
-  const { rogue, prefill } = await engines.start(connector, extra);
+  const { rogue, prefill } = await call("start", connector, extra);
   for (let round = 0; round < ROUNDS; round++) {
-    const victim = await engines.prefill(`v${round}`, round);
-    const own = await engines.prefill(`own${round}`, 100_000 + round);
+    const victim = await call("prefill", `v${round}`, round);
+    const own = await call("prefill", `own${round}`, 100_000 + round);
     const known = { victim, own, rogue, decodeRequestId: `d${round}` };
-    const answer = engines.decode(`d${round}`, round, victim);
-    counts.notifications += await engines.forge(known);
+    const answer = call("decode", `d${round}`, round, victim);
+    counts.notifications += await call("forge", known);
     await ask(prefill.port, `v${round}`, counts);
     counts.users += 1;
     if ((await answer) !== "ok") counts.failed += 1;
   }
-  counts.violations += (await engines.violations()).length;
-  engines.close();
+  counts.violations += (await call("violations")).length;
+  close();
 }
 
 /**

@@ -70,14 +70,8 @@ export const hasClients = () => existsSync(join(cache, "kv-nixl", CLIENTS, "read
 /** Starts the Python clients, which answer `{ url, asked }` with their outcomes. Fetches them first where they are missing: 380 MB on disk, once. */
 export async function startClients(): Promise<LinePeer> {
   // Wheels only, each with its digest: no package runs code when it is installed.
-  const install = [
-    "--disable-pip-version-check",
-    "--only-binary",
-    ":all:",
-    "--require-hashes",
-    "-r",
-    requirements,
-  ];
+  const wheels = ["--disable-pip-version-check", "--only-binary", ":all:"];
+  const install = [...wheels, "--require-hashes", "-r", requirements];
   const python = join(await environment(CLIENTS, [install]), "python");
   return linePeer(python, [fileURLToPath(new URL("./clients.py", import.meta.url))]);
 }

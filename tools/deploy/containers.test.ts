@@ -12,7 +12,9 @@ import {
 import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { closure, packAll, root, run } from "../pack/tarballs.js";
+import { closure, packAll } from "../pack/tarballs.js";
+import { root } from "../release/packages.js";
+import { run } from "../release/tree.js";
 
 // The steps of each container file, in a folder in place of an image: no container engine is needed.
 const PROGRAMS = [

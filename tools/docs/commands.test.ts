@@ -5,7 +5,8 @@ import { promisify } from "node:util";
 import { builtProgram } from "@kv/testing/node-programs";
 import { describe, expect, test } from "vitest";
 import { readManifest } from "../release/packages.js";
-import { readPages, root } from "../site/pages.js";
+import { root } from "../repository/source-files.js";
+import { readPages } from "../site/pages.js";
 import { codeOf, linesNotPrinted, pageCommands } from "./page-commands.js";
 
 /** The commands of the pages that a reader follows. A page says what a command needs; those that need nothing are run here. */

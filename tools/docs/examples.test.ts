@@ -4,7 +4,8 @@ import { join } from "node:path";
 import { promisify } from "node:util";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { describe, expect, test } from "vitest";
-import { readPages, root } from "../site/pages.js";
+import { root } from "../repository/source-files.js";
+import { readPages } from "../site/pages.js";
 import { pageCommands } from "./page-commands.js";
 
 /** Runs the files of `examples/` in this checkout. `npm run release:rehearse` runs them where the packages are installed. */

@@ -1,8 +1,6 @@
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
-import { fileURLToPath } from "node:url";
-
-export const root = fileURLToPath(new URL("../../", import.meta.url));
+import { root } from "../repository/source-files.js";
 
 /** A how-to page that builds a package, and the options by which the reference app loads it. */
 export interface HowTo {

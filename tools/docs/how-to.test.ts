@@ -9,7 +9,8 @@ import { jsonLog } from "../../apps/demo/src/processes/json-log.js";
 import { fetchRecords } from "../../apps/demo/src/run/compare-kv.js";
 import { complete } from "../../apps/demo/src/run/completion-client.js";
 import { prepareRun } from "../../apps/demo/src/run/prepare-run.js";
-import { HOW_TOS, root, textOf, writeFiles } from "./how-to-pages.js";
+import { root } from "../repository/source-files.js";
+import { HOW_TOS, textOf, writeFiles } from "./how-to-pages.js";
 
 /** Follows the how-to pages: writes out their files as a reader would, type-checks them, runs their tests, and runs them in the reference app. */
 

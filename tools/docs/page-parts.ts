@@ -2,7 +2,7 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import type { Run } from "../../bench/record.js";
 import type { Row } from "../../bench/report.js";
-import { root } from "../site/pages.js";
+import { root } from "../repository/source-files.js";
 
 /** Whether the packages are on a registry. Until then the pages install tarballs that a checkout packs. `npx vitest run tools/docs/page-parts.test.ts -u` writes the pages. */
 export const ON_A_REGISTRY = false;

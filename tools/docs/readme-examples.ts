@@ -1,8 +1,4 @@
-import { readdirSync, readFileSync } from "node:fs";
-import { join } from "node:path";
-import { fileURLToPath } from "node:url";
-
-const root = fileURLToPath(new URL("../../", import.meta.url));
+import { publishedPackages } from "../release/packages.js";
 
 /** Examples that are not run as programs: the reason, and declarations of the names that the page assumes. */
 export const NOT_RUN: Readonly<Record<string, { why: string; declarations?: string }>> = {
@@ -36,10 +32,9 @@ export const needsNixl = (id: string): boolean => id.startsWith("nixl-");
 export const NEEDS_ETCD = "nixl-8";
 
 /** The folders in `packages/` that are published. */
-export const published = readdirSync(join(root, "packages")).filter((name) => {
-  const manifest = readFileSync(join(root, "packages", name, "package.json"), "utf8");
-  return (JSON.parse(manifest) as { private?: boolean }).private !== true;
-});
+export const published = [...publishedPackages().values()]
+  .flatMap(({ folder }) => /^packages\/(.+)$/.exec(folder)?.[1] ?? [])
+  .sort();
 
 export interface ReadmeExample {
   /** Such as `plan-2`: the second example of packages/plan. */

@@ -6,8 +6,7 @@ import { VLLM_VERSIONS } from "@kv/protocol";
 import { expect, test } from "vitest";
 import type { PairReport } from "../../packages/kv-plan/src/report/report.js";
 import { captured } from "../../packages/kv-plan/test/captured-run.js";
-import { sourceFiles } from "../repository/source-files.js";
-import { root } from "../site/pages.js";
+import { root, sourceFiles } from "../repository/source-files.js";
 import { withMade } from "./page-parts.js";
 
 // Tables of pages that are made from what the code decides. `npx vitest run tools/docs/reference-pages.test.ts -u` writes them again.

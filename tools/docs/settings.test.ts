@@ -4,7 +4,7 @@ import { describe, expect, test } from "vitest";
 import { PROGRAM as PICKER } from "../../packages/epp/src/config/cli-options.js";
 import { type Setting, settingsIn } from "../../packages/fleet/src/settings/settings-table.js";
 import { PROGRAM as PROXY } from "../../packages/proxy/src/config/cli-options.js";
-import { root } from "../site/pages.js";
+import { root } from "../repository/source-files.js";
 
 // `npx vitest run tools/docs/settings.test.ts -u` writes the tables again.
 describe.each([

@@ -1,7 +1,7 @@
 import { spawnSync } from "node:child_process";
 import { writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { root } from "../site/pages.js";
+import { root } from "../repository/source-files.js";
 
 // node --import tsx tools/docs/terminal.ts: runs the demo and draws its output, for the README. GitHub shows an SVG with its own fonts only.
 const COMMAND = "npm run demo";

@@ -8,8 +8,8 @@ import { promisify } from "node:util";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { filesOf } from "../docs/how-to-pages.js";
+import { root } from "../release/packages.js";
 import { packForInstall } from "./install.js";
-import { root } from "./tarballs.js";
 
 const TOOLS = [
   ...["esbuild@0.28.2", "webpack@5.113.0", "@vercel/nft@1.11.5", "postject@1.0.0-alpha.6"],

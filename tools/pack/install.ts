@@ -2,7 +2,8 @@ import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { mkdir, readdir } from "node:fs/promises";
 import { join } from "node:path";
-import { closure, isForPlatform, manifests, packAll, root } from "./tarballs.js";
+import { root } from "../release/packages.js";
+import { closure, isForPlatform, manifests, packAll } from "./tarballs.js";
 
 /** The packages' native code is built by scripts of their own. */
 const BUILDS = ["build-platforms.mjs", "build-libs.mjs"];

@@ -13,7 +13,8 @@ import {
   withoutAttribution,
 } from "../../native/scripts/nixl-libs.mjs";
 import { DEFAULT_VERSION, wheelFor } from "../../packages/nixl/src/install/wheels.js";
-import { manifests, root } from "./tarballs.js";
+import { root } from "../release/packages.js";
+import { manifests } from "./tarballs.js";
 
 // The packages with NIXL's libraries. `npm run build:libs` makes their files; `npm run kv-nixl -- selftest` installs one for a user.
 describe.each(LIBS)("$name", (libs) => {

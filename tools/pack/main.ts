@@ -1,8 +1,8 @@
 import { rmSync } from "node:fs";
 import { resolve } from "node:path";
 import { parseArgs } from "node:util";
+import { root } from "../release/packages.js";
 import { packForInstall } from "./install.js";
-import { root } from "./tarballs.js";
 
 // scripts/pack.mjs starts this after the set-up.
 const known = { out: { type: "string" } } as const;

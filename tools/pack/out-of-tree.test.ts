@@ -3,8 +3,9 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { afterAll, beforeAll, expect, test } from "vitest";
+import { pnpm, run } from "../release/tree.js";
 import { compile, pnpmProject } from "./outside.js";
-import { packAll, pnpm, run } from "./tarballs.js";
+import { packAll } from "./tarballs.js";
 
 // A third party's published connector in an application outside the repository, installed so that @kv/connector cannot resolve the third
 // party's package itself.
@@ -51,7 +52,7 @@ afterAll(async () => rm(work, { recursive: true, force: true }));
 test.each(["by-name", "by-module-path"])(
   "a connector registered out of tree, %s, moves a prompt's KV from P to D",
   async (how) => {
-    const { stdout } = await run(process.execPath, ["main.js", how], { cwd: app });
+    const stdout = await run(process.execPath, ["main.js", how], { cwd: app });
     expect(JSON.parse(stdout)).toEqual({
       connector: ["AcmeConnector", "AcmeConnector"],
       keptBlocks: true,

@@ -1,7 +1,9 @@
 import { mkdir, writeFile } from "node:fs/promises";
 import { basename, dirname, join } from "node:path";
 import ts from "typescript";
-import { closure, isForPlatform, pnpm, root, run } from "./tarballs.js";
+import { root } from "../release/packages.js";
+import { pnpm, run } from "../release/tree.js";
+import { closure, isForPlatform } from "./tarballs.js";
 
 export interface OutsideProject {
   readonly folder: string;

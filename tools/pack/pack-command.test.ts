@@ -2,8 +2,9 @@ import { cp, mkdir, mkdtemp, readdir, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, beforeAll, expect, test } from "vitest";
+import { root } from "../release/packages.js";
+import { run } from "../release/tree.js";
 import { packForInstall } from "./install.js";
-import { root, run } from "./tarballs.js";
 
 // `npm run pack`, without the packages of native code: `npm run kv-nixl -- selftest` and `npm run release:rehearse` have those.
 let work = "";
@@ -21,7 +22,7 @@ test("first-contact.md 3: the line that it prints installs what an example needs
   await writeFile(join(project, "package.json"), JSON.stringify({ private: true, type: "module" }));
   await run("bash", ["-c", `${install} --prefer-offline --no-fund`], { cwd: project });
   await cp(join(root, "examples/two-engines.mjs"), join(project, "two-engines.mjs"));
-  const { stdout } = await run(process.execPath, ["two-engines.mjs"], { cwd: project });
+  const stdout = await run(process.execPath, ["two-engines.mjs"], { cwd: project });
   expect(stdout).toBe("D has 24576 bytes of KV, equal to P's\n");
   const installed = await readdir(join(project, "node_modules/@kv"));
   expect(installed).toEqual(expect.arrayContaining(["connector", "interface", "plan", "protocol", "pull"]));

@@ -2,8 +2,9 @@ import { mkdtemp, readdir, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { run } from "../release/tree.js";
 import { compile, npmProject, twoAtATime } from "./outside.js";
-import { isForPlatform, manifests, packAll, run, vitestVersion } from "./tarballs.js";
+import { isForPlatform, manifests, packAll, vitestVersion } from "./tarballs.js";
 
 // Each package as published: packed, installed into an empty project outside the repository, imported, type-checked.
 const names = [...manifests.keys()].filter((name) => !isForPlatform(name));
@@ -52,7 +53,7 @@ describe.each(names)("%s", (name) => {
       await run(process.execPath, ["node_modules/vitest/vitest.mjs", "run"], { cwd: folder });
     } else {
       await writeFile(join(folder, "use.mjs"), `${imports}\nconsole.log(JSON.stringify([${uses}]));\n`);
-      const { stdout } = await run(process.execPath, ["use.mjs"], { cwd: folder });
+      const stdout = await run(process.execPath, ["use.mjs"], { cwd: folder });
       for (const count of JSON.parse(stdout) as number[]) expect(count).toBeGreaterThan(0);
     }
     const files = await readdir(join(folder, "node_modules", name), { recursive: true });

@@ -9,8 +9,10 @@ import { elfNeeds, violations } from "../../native/scripts/elf-needs.mjs";
 import { LIBS } from "../../native/scripts/nixl-libs.mjs";
 import { addonOf, EXPORTS, GLIBC, isCurrent, PLATFORMS } from "../../native/scripts/platform-packages.mjs";
 import { addonPath, loadAddon } from "../../packages/nixl/src/addon/load-addon.js";
+import { root } from "../release/packages.js";
+import { pnpm, run } from "../release/tree.js";
 import { npmProject } from "./outside.js";
-import { isForPlatform, manifests, packAll, pnpm, root, run } from "./tarballs.js";
+import { isForPlatform, manifests, packAll } from "./tarballs.js";
 
 // The platform packages with the addon, and a user's path from the tarballs to a transfer.
 const promised = { glibc: GLIBC, exported: EXPORTS };
@@ -92,7 +94,7 @@ describe.skipIf(cannot)(`from the tarballs to a transfer (${cannot ?? "NIXL foun
     await cp(from, copy, { recursive: true });
     await copyFile(join(root, "native/build/kv_nixl.node"), join(copy, "kv_nixl.node"));
     await mkdir(join(work, "own"));
-    const { stdout } = await pnpm(["pack", "--json", "--pack-destination", join(work, "own")], copy);
+    const stdout = await pnpm(["pack", "--json", "--pack-destination", join(work, "own")], copy);
     return (JSON.parse(stdout) as { filename: string }).filename;
   }
 
@@ -120,12 +122,12 @@ describe.skipIf(cannot)(`from the tarballs to a transfer (${cannot ?? "NIXL foun
       ],
       { cwd: folder },
     );
-    expect(where.stdout.trim()).toBe(join(folder, `node_modules/@kv/nixl-${here?.name}/kv_nixl.node`));
+    expect(where.trim()).toBe(join(folder, `node_modules/@kv/nixl-${here?.name}/kv_nixl.node`));
 
     const readme = await readFile(join(root, "packages/nixl/README.md"), "utf8");
     const [, example = ""] = /^```ts\n([\s\S]*?)^```$/m.exec(readme) ?? [];
     await writeFile(join(folder, "two.mjs"), example);
-    const { stdout } = await run(process.execPath, ["two.mjs"], { cwd: folder });
+    const stdout = await run(process.execPath, ["two.mjs"], { cwd: folder });
     expect(stdout.trim().split("\n").sort()).toEqual([
       "owner: notified of read",
       "read 196608 bytes; the last byte is 7",

@@ -17,13 +17,8 @@ interface Audit {
  * registry (its URL, or the one that npm is configured with) serves no audits.
  */
 export async function auditProblems(folder: string, registry?: string): Promise<string[] | undefined> {
-  const args = [
-    "audit",
-    "--json",
-    "--omit",
-    "dev",
-    ...(registry === undefined ? [] : ["--registry", registry]),
-  ];
+  const from = registry === undefined ? [] : ["--registry", registry];
+  const args = ["audit", "--json", "--omit", "dev", ...from];
   // npm exits with 1 where it finds something, and where the registry refuses; both are in the output.
   const { stdout } = await execute("npm", args, { cwd: folder, maxBuffer: 64 << 20 }).catch(
     (error: { stdout?: string }) => ({ stdout: error.stdout ?? "" }),

@@ -3,7 +3,8 @@ import { join } from "node:path";
 import { linesNotPrinted, type PageCommand, pageCommands } from "../docs/page-commands.js";
 import { examplesOn } from "../docs/page-parts.js";
 import { packForInstall } from "../pack/install.js";
-import { type Page, readPages, root } from "../site/pages.js";
+import { root } from "../repository/source-files.js";
+import { type Page, readPages } from "../site/pages.js";
 import { run } from "./tree.js";
 
 const INSTALL = /^npm (?:run pack --|install) (.*@kv\/.*)$/;

@@ -1,4 +1,4 @@
-import { mkdir, readdir, readFile, writeFile } from "node:fs/promises";
+import { mkdir, readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import ts from "typescript";
 import { stringify } from "yaml";
@@ -91,17 +91,4 @@ async function exampleProblems({ id, code }: ReadmeExample, folder: string, node
 /** The packages of a README's install line, of the README in a tarball that was unpacked. */
 export async function installLineOf(unpacked: string): Promise<string[]> {
   return installLine(await readFile(join(unpacked, "README.md"), "utf8"));
-}
-
-/** The packages in a `node_modules`, scoped ones included. */
-export async function installedNames(folder: string): Promise<string[]> {
-  const names = (await readdir(join(folder, "node_modules"))).filter((name) => !name.startsWith("."));
-  const scoped = await Promise.all(
-    names.map(async (name) =>
-      name.startsWith("@")
-        ? (await readdir(join(folder, "node_modules", name))).map((each) => `${name}/${each}`)
-        : [name],
-    ),
-  );
-  return scoped.flat().sort();
 }

@@ -16,7 +16,9 @@ export interface PackageManifest {
   readonly bin?: Readonly<Record<string, string>>;
   readonly exports?: Readonly<Record<string, string | Readonly<Record<string, string>>>>;
   readonly engines?: Readonly<Record<string, string>>;
+  readonly os?: readonly string[];
   readonly cpu?: readonly string[];
+  readonly libc?: readonly string[];
   readonly keywords?: readonly string[];
   readonly repository?: { readonly type: string; readonly url: string; readonly directory?: string };
   readonly homepage?: string;
@@ -24,6 +26,7 @@ export interface PackageManifest {
   readonly scripts?: Readonly<Record<string, string>>;
   readonly dependencies?: Readonly<Record<string, string>>;
   readonly optionalDependencies?: Readonly<Record<string, string>>;
+  readonly devDependencies?: Readonly<Record<string, string>>;
   readonly peerDependencies?: Readonly<Record<string, string>>;
 }
 

@@ -7,17 +7,18 @@ import { basename, join, resolve } from "node:path";
 import { parseArgs } from "node:util";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { HOW_TOS, type HowTo, writeFiles } from "../docs/how-to-pages.js";
+import { twoAtATime } from "../pack/outside.js";
 import { runtimeProblems } from "../tested/runtimes.js";
 import { auditProblems, scriptProblems } from "./audit.js";
 import { pageProblems } from "./follow-pages.js";
 import { licenseProblems, noticesOf, sbomOf, writeBundledNotices } from "./notices.js";
-import { examineInstalled, installedNames, installInto, installLineOf } from "./outside-install.js";
+import { examineInstalled, installInto, installLineOf } from "./outside-install.js";
 import { publishedPackages, readManifest, root } from "./packages.js";
 import { cachedTool, type Registry, startRegistry } from "./registry.js";
 import { BREAKING, secondReleaseProblems } from "./second-release.js";
 import { tarballLimitBytes, tarballProblems } from "./tarball-checks.js";
-import { copyTree, run } from "./tree.js";
-import { applyChangesets, pack, versionsOf, writePublishedReadmes } from "./versions.js";
+import { copyTree, pack, run } from "./tree.js";
+import { applyChangesets, versionsOf, writePublishedReadmes } from "./versions.js";
 
 const NODE_24 = "24.21.0";
 /** What a package may install, beside our own packages. */
@@ -135,7 +136,7 @@ async function examineDependencies(name: string, registry: Registry): Promise<vo
   writeFileSync(join(work, "materials", `${short}.notices.md`), noticesOf(folder, sbom));
   const allowed = LIGHT[name];
   if (allowed === undefined) return;
-  const installed = (await installedNames(folder)).filter((each) => !each.startsWith("@kv/"));
+  const installed = sbom.components.map((each) => each.name).filter((each) => !each.startsWith("@kv/"));
   const heavy = installed.filter((each) => !allowed.includes(each));
   report(
     name,
@@ -143,13 +144,8 @@ async function examineDependencies(name: string, registry: Registry): Promise<vo
   );
 }
 
-async function twoAtATime<T>(items: readonly T[], action: (item: T) => Promise<void>): Promise<void> {
-  const queue = [...items];
-  const worker = async () => {
-    for (let next = queue.shift(); next !== undefined; next = queue.shift()) await action(next);
-  };
-  await Promise.all([worker(), worker()]);
-}
+const allOf = <T>(items: readonly T[], action: (item: T) => Promise<void>) =>
+  Promise.all(twoAtATime(items, action).values());
 
 /** Makes the package of a how-to page outside of the repository, and runs the reference app with it. */
 async function followHowTo({ page, module, demo }: HowTo, { npmrc }: Registry): Promise<void> {
@@ -225,7 +221,7 @@ try {
   const alone = [...publishedPackages(tree)].filter(([, { manifest }]) => manifest.cpu === undefined);
   if (nixlMissing !== undefined) console.log(`SKIPPED  the examples of @kv/nixl: ${nixlMissing}`);
   await step("each package alone: npm, pnpm, lowest versions, Node 20 and 24", () =>
-    twoAtATime(alone, ([name]) => installAlone(name, registry, [process.execPath, node24])),
+    allOf(alone, ([name]) => installAlone(name, registry, [process.execPath, node24])),
   );
   if (nixlMissing === undefined)
     await step("@kv/nixl in Node 20, 22 and 24, Bun and Deno", () => report("runtimes", runtimeProblems()));
@@ -237,12 +233,12 @@ try {
       );
     });
   await step("what each package installs: SBOM, licenses, notices, audit", () =>
-    twoAtATime(alone, ([name]) => examineDependencies(name, registry)),
+    allOf(alone, ([name]) => examineDependencies(name, registry)),
   );
   if (unaudited.length > 0)
     console.log(`SKIPPED  npm audit of ${unaudited.length} packages: the registry serves none`);
   await step("the how-tos: built outside, run in the reference app behind the proxy", () =>
-    twoAtATime(HOW_TOS, (howTo) => followHowTo(howTo, registry)),
+    allOf(HOW_TOS, (howTo) => followHowTo(howTo, registry)),
   );
   await step("each page that begins with an install, from an empty folder", async () =>
     report("page", await pageProblems(join(work, "pages"), { nixl: nixlMissing === undefined })),

@@ -16,8 +16,8 @@ import { licenseProblems, writeBundledNotices } from "./notices.js";
 import { type PublishedPackage, publishedPackages, readManifest, root } from "./packages.js";
 import { BREAKING, secondReleaseProblems } from "./second-release.js";
 import { tarballProblems } from "./tarball-checks.js";
-import { copyTree } from "./tree.js";
-import { applyChangesets, pack, versionsOf, writePublishedReadmes } from "./versions.js";
+import { copyTree, pack } from "./tree.js";
+import { applyChangesets, versionsOf, writePublishedReadmes } from "./versions.js";
 
 // The short form of `npm run release:rehearse`: without a registry and without the addons.
 const UNRELEASED = "0.0.0";

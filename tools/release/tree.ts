@@ -30,6 +30,18 @@ export function pnpm(args: readonly string[], cwd: string): Promise<string> {
   return run("npx", ["--yes", readManifest(root).packageManager ?? "pnpm", ...args], { cwd });
 }
 
+/** Packs the named packages of a checkout. Returns the paths of the tarballs by package. */
+export async function pack(
+  tree: string,
+  names: readonly string[],
+  into: string,
+): Promise<ReadonlyMap<string, string>> {
+  const filters = names.flatMap((name) => ["--filter", name]);
+  const output = await pnpm(["--recursive", ...filters, "pack", "--json", "--pack-destination", into], tree);
+  const packed = JSON.parse(output) as readonly { readonly name: string; readonly filename: string }[];
+  return new Map(packed.map(({ name, filename }) => [name, filename]));
+}
+
 /** Copies what git tracks or would track, with what the build has written for the packages, and installs the dependencies' links. */
 export async function copyTree(tree: string): Promise<void> {
   const listed = await run("git", ["ls-files", "-z", "--cached", "--others", "--exclude-standard"], {

@@ -2,7 +2,7 @@ import { readFileSync, writeFileSync } from "node:fs";
 import { join, posix } from "node:path";
 import { withInstallLines } from "../docs/page-parts.js";
 import { publishedPackages, readManifest, root } from "./packages.js";
-import { pnpm, run } from "./tree.js";
+import { run } from "./tree.js";
 
 /** Applies the changesets of a checkout: versions, ranges and CHANGELOGs. Returns the versions by package. */
 export async function applyChangesets(tree: string): Promise<ReadonlyMap<string, string>> {
@@ -28,16 +28,4 @@ export function writePublishedReadmes(tree: string): void {
     );
     writeFileSync(path, text);
   }
-}
-
-/** Packs the named packages of a checkout. Returns the paths of the tarballs by package. */
-export async function pack(
-  tree: string,
-  names: readonly string[],
-  into: string,
-): Promise<ReadonlyMap<string, string>> {
-  const filters = names.flatMap((name) => ["--filter", name]);
-  const output = await pnpm(["--recursive", ...filters, "pack", "--json", "--pack-destination", into], tree);
-  const packed = JSON.parse(output) as readonly { readonly name: string; readonly filename: string }[];
-  return new Map(packed.map(({ name, filename }) => [name, filename]));
 }

@@ -13,7 +13,8 @@ import { fileURLToPath } from "node:url";
 import { Application } from "typedoc";
 import { build } from "vitepress";
 import { buildPlanner } from "../../packages/kv-plan/page/build.js";
-import { linked, readPages, root, slugOf, withDiagrams } from "./pages.js";
+import { root } from "../repository/source-files.js";
+import { linked, readPages, slugOf, withDiagrams } from "./pages.js";
 import { sidebarOf } from "./sidebar.js";
 
 // npm run docs [-- FOLDER]: builds the documentation site: the pages of docs/ and the READMEs, with search; the reference of all packages; kv-plan.
@@ -113,13 +114,8 @@ async function reference(out: string): Promise<void> {
   const app = await Application.bootstrap({
     ...{ entryPoints, out, name: "@kv reference", tsconfig: join(root, "tsconfig.json"), readme: "none" },
     // The types were checked before.
-    ...{
-      skipErrorChecking: true,
-      excludeExternals: true,
-      disableSources: true,
-      disableGit: true,
-      logLevel: "Error",
-    },
+    ...{ skipErrorChecking: true, excludeExternals: true, disableSources: true },
+    ...{ disableGit: true, logLevel: "Error" },
     basePath: root,
   });
   const project = await app.convert();

@@ -2,7 +2,8 @@ import { existsSync } from "node:fs";
 import { join, posix } from "node:path";
 import { KV_ERROR_CODES } from "@kv/interface";
 import { expect, test } from "vitest";
-import { anchorsOf, linked, type Page, readPages, root } from "./pages.js";
+import { root } from "../repository/source-files.js";
+import { anchorsOf, linked, type Page, readPages } from "./pages.js";
 import { sidebarOf } from "./sidebar.js";
 
 const { pages } = readPages();

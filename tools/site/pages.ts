@@ -1,9 +1,7 @@
 import { execFileSync } from "node:child_process";
 import { existsSync, readFileSync } from "node:fs";
 import { dirname, join, posix } from "node:path";
-import { fileURLToPath } from "node:url";
-
-export const root = fileURLToPath(new URL("../../", import.meta.url));
+import { root } from "../repository/source-files.js";
 
 /** A page of the site. */
 export interface Page {

@@ -7,7 +7,8 @@ import { someOf } from "@kv/testing/long-run";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { chromium, openBrowser } from "../../packages/kv-plan/test/chromium.js";
 import { run } from "../release/tree.js";
-import { anchorsOf, readPages, root } from "./pages.js";
+import { root } from "../repository/source-files.js";
+import { anchorsOf, readPages } from "./pages.js";
 
 const { pages } = readPages();
 const TYPES: Readonly<Record<string, string>> = {

@@ -44,26 +44,16 @@ export function runtimeProblems(names: readonly string[] = Object.keys(RUNTIMES)
       const file = join(folder, "read.mjs");
       writeFileSync(file, PROGRAM);
       const npm = [
-        "install",
-        "--no-save",
-        "--ignore-scripts=false",
-        "--no-audit",
-        "--no-fund",
-        "--prefix",
-        folder,
-        runtime.npm,
+        ...["install", "--no-save", "--ignore-scripts=false", "--no-audit", "--no-fund"],
+        ...["--prefix", folder, runtime.npm],
       ];
       const installed = spawnSync("npm", npm, { encoding: "utf8" });
       if (installed.status !== 0) return [`${name} could not be installed: ${installed.stderr}`];
       const [command = "", ...args] = runtime.command;
-      const { status, stdout, stderr } = spawnSync(
-        join(folder, "node_modules/.bin", command),
-        [...args, file],
-        {
-          // Deno finds the package's dependencies from the folder that it runs in.
-          ...{ encoding: "utf8", timeout: 60_000, cwd: PACKAGE },
-        },
-      );
+      // Deno finds the package's dependencies from the folder that it runs in.
+      const options = { encoding: "utf8", timeout: 60_000, cwd: PACKAGE } as const;
+      const program = join(folder, "node_modules/.bin", command);
+      const { status, stdout, stderr } = spawnSync(program, [...args, file], options);
       return status === 0 && stdout.endsWith("read\n") ? [] : [`${name} ended with ${status}: ${stderr}`];
     } finally {
       rmSync(folder, { recursive: true, force: true });

@@ -1,8 +1,6 @@
 import { existsSync, readFileSync, writeFileSync } from "node:fs";
-import { fileURLToPath } from "node:url";
+import { root } from "../repository/source-files.js";
 import { SUBJECTS } from "./subjects.js";
-
-const root = fileURLToPath(new URL("../../", import.meta.url));
 
 /** What was run where, and passed. `record.ts` writes it. */
 export interface TestedRecord {

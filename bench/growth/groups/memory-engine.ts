@@ -1,5 +1,11 @@
 import { cpuPlatform, readTransferConfig } from "@kv/connector";
-import type { ConnectorModule, SchedulerConnector, WorkerConnector } from "@kv/interface";
+import type {
+  ConnectorModule,
+  ConnectorRequest,
+  KvTransferParams,
+  SchedulerConnector,
+  WorkerConnector,
+} from "@kv/interface";
 import { engineIdentity } from "@kv/testing/engine-identity";
 import { simConfig } from "@kv/testing/simulator/sim-config";
 import { createSimRanks } from "@kv/testing/simulator/sim-ranks";
@@ -56,4 +62,13 @@ export async function memoryEngine(
       await sideChannel.close();
     },
   };
+}
+
+const PROMPT_TOKENS = 40;
+const promptTokenIds = new Array<number>(PROMPT_TOKENS).fill(1);
+/** The blocks of each request. */
+export const BLOCK_IDS = [[1, 2, 3]];
+
+export function request(requestId: string, kvTransferParams: KvTransferParams): ConnectorRequest {
+  return { requestId, numPromptTokens: PROMPT_TOKENS, promptTokenIds, kvTransferParams };
 }

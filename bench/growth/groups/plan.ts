@@ -2,7 +2,7 @@ import { fileURLToPath } from "node:url";
 import { buildEngineTransferPlan, type EngineTransferPlan, planRequest, type RankGeometry } from "@kv/plan";
 import { proveEnginePlans } from "@kv/plan/prove";
 import { runKvPlan } from "../../../packages/kv-plan/src/run.js";
-import { BLOCK_SIZE, type RanksOptions, ranksOf } from "../../ranks.js";
+import { BLOCK_SIZE, idsOf, type ORDERS, type RanksOptions, ranksOf } from "../../ranks.js";
 import { processorTime } from "../costs.js";
 import type { Group, Quantity } from "../quantity.js";
 
@@ -51,8 +51,8 @@ function planTime(
   };
 }
 
-/** A request's blocks in one run, or every second id alternately from both ends, so that no descriptors can be merged. */
-function requestTime(order: "one run" | "scattered"): Quantity {
+/** A request with its blocks in this order. */
+function requestTime(order: (typeof ORDERS)[number]): Quantity {
   return {
     name: `request, blocks in ${order === "one run" ? order : "no runs"}, 8 regions`,
     unit: "ns per block",
@@ -60,11 +60,8 @@ function requestTime(order: "one run" | "scattered"): Quantity {
     measure(size) {
       const shape = { regions: 8, numBlocks: 2 * size + 16 };
       const plan = build(ranks(shape)[0], ranks(shape));
-      const ids = (from: number) =>
-        Array.from({ length: size }, (_, i) =>
-          order === "one run" ? from + i : from + 2 * (i % 2 === 0 ? i >> 1 : size - 1 - (i >> 1)),
-        );
-      const blocks = { localBlockIds: [ids(1)], remoteBlockIds: [ids(3)], numTokens: size * BLOCK_SIZE };
+      const ids = (from: number) => [idsOf(size, order, from)];
+      const blocks = { localBlockIds: ids(1), remoteBlockIds: ids(3), numTokens: size * BLOCK_SIZE };
       return processorTime("ns", size, () =>
         planRequest(plan, blocks).reads.map(({ descriptors }) => descriptors),
       );

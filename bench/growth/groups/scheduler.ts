@@ -1,16 +1,10 @@
-import type {
-  ConnectorModule,
-  ConnectorRequest,
-  KvTransferParams,
-  SchedulerConnector,
-  WorkerOutput,
-} from "@kv/interface";
+import type { ConnectorModule, KvTransferParams, SchedulerConnector, WorkerOutput } from "@kv/interface";
 import { pullConnector } from "@kv/pull";
 import { pushConnector } from "@kv/push";
 import { memoryNetwork } from "@kv/transport-memory";
 import { heldBytes, processorTime } from "../costs.js";
 import type { Group, Quantity } from "../quantity.js";
-import { memoryEngine } from "./memory-engine.js";
+import { BLOCK_IDS, memoryEngine, request } from "./memory-engine.js";
 import { tables } from "./tables.js";
 
 const CONNECTORS: Readonly<Record<string, ConnectorModule>> = { pull: pullConnector, push: pushConnector };
@@ -19,9 +13,6 @@ const SIZES = [100, 1000, 10_000, 100_000] as const;
 const MEMORY_SIZES = [1000, 4000, 16_000, 64_000] as const;
 /** The requests are spread over as many P's. */
 const ENGINES = 8;
-const PROMPT_TOKENS = 40;
-const promptTokenIds = new Array<number>(PROMPT_TOKENS).fill(1);
-const BLOCK_IDS = [[1, 2, 3]];
 
 /** One side of a connector under requests. */
 interface Side {
@@ -144,10 +135,6 @@ async function prefillSide(connector: ConnectorModule): Promise<Side> {
     },
     close: () => engine.close(),
   };
-}
-
-function request(requestId: string, kvTransferParams: KvTransferParams): ConnectorRequest {
-  return { requestId, numPromptTokens: PROMPT_TOKENS, promptTokenIds, kvTransferParams };
 }
 
 function output(given: Partial<WorkerOutput>): WorkerOutput {

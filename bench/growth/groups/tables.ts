@@ -1,5 +1,5 @@
 import { Generations, HeartbeatSender, Leases, TaskTracker } from "@kv/connector/building-blocks";
-import { systemClock } from "@kv/interface";
+import { type Clock, systemClock } from "@kv/interface";
 import type { Registration } from "@kv/protocol";
 import { ProducedRequests } from "../../../packages/push/src/prefill/produced-requests.js";
 import {
@@ -22,16 +22,16 @@ interface Table {
   close(): void;
 }
 
-/** The table has `size` entries; in each turn one comes, and the oldest goes. */
-function turns(name: string, sizeOf: string, open: () => Table, sizes: readonly number[] = SIZES): Quantity {
+/** In each turn an entry comes, and the oldest goes, of `size`. `filled`: as many times as many have come before. */
+function turns(name: string, sizeOf: string, open: (size: number) => Table, filled = 1): Quantity {
   return {
     name,
     unit: "us per turn",
-    ...{ sizeOf, sizes, exponent: 0 },
+    ...{ sizeOf, sizes: SIZES, exponent: 0 },
     async measure(size) {
-      const table = open();
-      for (let i = 0; i < size; i++) table.come(i);
-      let next = size;
+      const table = open(size);
+      for (let i = 0; i < filled * size; i++) table.come(i);
+      let next = filled * size;
       const cost = await processorTime("us", 1, () => {
         table.come(next);
         table.go(next - size);
@@ -76,33 +76,34 @@ function engine(number: number) {
   return { engineId: `p-${number}`, host: "p", port: 5600, tpSize: 1, dcpSize: 1, ppSize: 1 };
 }
 
-/** Ended request ids are remembered for 10 minutes; here the time passes with the turns, so that as many are remembered as the table has. */
-function generations(size: number): Table {
-  let nowMs = 0;
-  const held = new Generations({ clock: { ...clock, now: () => nowMs }, rememberMs: size });
-  return {
-    come(number) {
+/** What is remembered for a time; here the time passes with the turns, so that as many are remembered as the table has. */
+function remembered(
+  open: (options: { clock: Clock; rememberMs: number }) => { add(id: string): void; close(): void },
+): (size: number) => Table {
+  return (rememberMs) => {
+    let nowMs = 0;
+    const held = open({ clock: { ...clock, now: () => nowMs }, rememberMs });
+    const come = (number: number) => {
       nowMs += 1;
-      held.begin(`r-${number}`);
-      held.end(`r-${number}`);
-    },
-    go() {},
-    close: () => held.clear(),
+      held.add(`r-${number}`);
+    };
+    return { come, go() {}, close: () => held.close() };
   };
 }
 
-function endedRegistrations(size: number): Table {
-  let nowMs = 0;
-  const held = new EndedRegistrations({ clock: { ...clock, now: () => nowMs }, rememberMs: size });
-  return {
-    come(number) {
-      nowMs += 1;
-      held.add(`r-${number}`);
-    },
-    go() {},
-    close() {},
+const generations = remembered((options) => {
+  const held = new Generations(options);
+  const add = (id: string) => {
+    held.begin(id);
+    held.end(id);
   };
-}
+  return { add, close: () => held.clear() };
+});
+
+const endedRegistrations = remembered((options) => {
+  const held = new EndedRegistrations(options);
+  return { add: (id) => held.add(id), close() {} };
+});
 
 function registration(number: number): Registration {
   return {
@@ -143,28 +144,11 @@ function matching(): Table {
   };
 }
 
-/** Turns of a table whose own time decides how many entries it has. */
-function remembered(name: string, sizeOf: string, open: (size: number) => Table): Quantity {
-  return {
-    name,
-    unit: "us per turn",
-    ...{ sizeOf, sizes: SIZES, exponent: 0 },
-    async measure(size) {
-      const table = open(size);
-      for (let i = 0; i < 2 * size; i++) table.come(i);
-      let next = 2 * size;
-      const cost = await processorTime("us", 1, () => table.come(next++));
-      table.close();
-      return cost;
-    },
-  };
-}
-
 /** The tables of both sides, each alone: one entry comes and one goes. */
 export const tables: readonly Quantity[] = [
   turns("leases of P's worker", "leases", leases),
   turns("heartbeats of D's worker", "requests whose leases are extended", heartbeats),
   turns("push: registrations at P's worker", "registrations that wait for a prompt", matching),
-  remembered("request ids of a scheduler", "ended ids that are remembered", generations),
-  remembered("push: registrations that have ended", "keys that are remembered", endedRegistrations),
+  turns("request ids of a scheduler", "ended ids that are remembered", generations, 2),
+  turns("push: registrations that have ended", "keys that are remembered", endedRegistrations, 2),
 ];

@@ -4,11 +4,7 @@ import { pushConnector } from "@kv/push";
 import { memoryNetwork } from "@kv/transport-memory";
 import { heldBytes, processorTimeOf } from "../costs.js";
 import type { Group, Quantity } from "../quantity.js";
-import { type MemoryEngine, memoryEngine } from "./memory-engine.js";
-
-const PROMPT_TOKENS = 40;
-const promptTokenIds = new Array<number>(PROMPT_TOKENS).fill(1);
-const BLOCK_IDS = [[1, 2, 3]];
+import { BLOCK_IDS, type MemoryEngine, memoryEngine, request } from "./memory-engine.js";
 
 /** A D and the P's that its requests come from. */
 interface Fleet {
@@ -37,20 +33,10 @@ function computed(prefills: readonly MemoryEngine[], count: number): ConnectorRe
   const requests = Array.from({ length: count }, (_, i) => {
     const { scheduler } = prefills[i % prefills.length] as MemoryEngine;
     const requestId = `r-${i}`;
-    const given = {
-      requestId,
-      numPromptTokens: PROMPT_TOKENS,
-      promptTokenIds,
-      kvTransferParams: { do_remote_decode: true },
-    };
+    const given = request(requestId, { do_remote_decode: true });
     scheduler.afterAllocation(given, BLOCK_IDS, 0);
     const { kvTransferParams } = scheduler.requestFinished(given, BLOCK_IDS, "length");
-    return {
-      requestId,
-      numPromptTokens: PROMPT_TOKENS,
-      promptTokenIds,
-      kvTransferParams: kvTransferParams as KvTransferParams,
-    };
+    return request(requestId, kvTransferParams as KvTransferParams);
   });
   for (const prefill of prefills) step(prefill);
   return requests;
@@ -83,6 +69,11 @@ async function receiveAll({ decode, prefills }: Fleet, requests: readonly Connec
   }
 }
 
+const received = {
+  run: ({ made, requests }: { made: Fleet; requests: ConnectorRequest[] }) => receiveAll(made, requests),
+  finish: ({ made }: { made: Fleet }) => made.close(),
+};
+
 function quantities(name: string, connector: ConnectorModule): Quantity[] {
   return [
     {
@@ -96,8 +87,7 @@ function quantities(name: string, connector: ConnectorModule): Quantity[] {
             await receiveAll(made, computed(made.prefills, 1));
             return { made, requests: computed(made.prefills, size) };
           },
-          run: ({ made, requests }) => receiveAll(made, requests),
-          finish: ({ made }) => made.close(),
+          ...received,
         }),
     },
     {
@@ -110,8 +100,7 @@ function quantities(name: string, connector: ConnectorModule): Quantity[] {
             const made = await fleet(connector, size);
             return { made, requests: computed(made.prefills, size) };
           },
-          run: ({ made, requests }) => receiveAll(made, requests),
-          finish: ({ made }) => made.close(),
+          ...received,
         }),
     },
     {

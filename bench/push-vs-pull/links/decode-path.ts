@@ -1,3 +1,4 @@
+import { median } from "../../report.js";
 import { MODEL } from "./sweep.js";
 
 /** Who posts a transfer, and where its post waits. */
@@ -73,10 +74,6 @@ export function decodePath(way: Way, postMs: number, everyMs: number, stepMs = S
     lastStepMs = now;
   }
   return { ttftMs: median(ttfts), tpotMs: gaps.reduce((sum, ms) => sum + ms, 0) / gaps.length };
-}
-
-function median(values: readonly number[]): number {
-  return values.toSorted((a, b) => a - b)[Math.floor(values.length / 2)] ?? Number.NaN;
 }
 
 /** The table of docs/bench/push-vs-pull-links.md. */

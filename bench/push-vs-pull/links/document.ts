@@ -1,4 +1,4 @@
-import type { Row } from "../../report.js";
+import { type Row, rowOf } from "../../report.js";
 import { gainOf } from "../ways.js";
 import { nameOf } from "../workload.js";
 import { decodePathSection } from "./decode-path.js";
@@ -110,28 +110,19 @@ ${compared.map((one) => `| ${nameOf(one.point)} | ${one.way} | ${one.realMs.toFi
 
 /** The rows of the report: each point of the sweep, and each of the simulation against the processes. */
 export function linkRows(swept: readonly Swept[], compared: readonly Compared[]): readonly Row[] {
-  const rows = swept.map((each): Row => {
+  const rows = swept.map((each) => {
     const { linkGbits, hopMs, hitsAt, point, ttftMs } = each;
-    return {
-      what: `${linkGbits} Gb/s, ${hopMs} ms: ${nameOf(point)} at ${hitsAt}: pull / push, pull / layer-wise`,
-      ours: `${ttftMs.push.toFixed(2)}, ${ttftMs["push, layer-wise"].toFixed(2)} ms`,
-      theirs: `${ttftMs.pull.toFixed(2)} ms`,
-      ratio: Math.max(...PUSHES.map((way) => gainOf(each, way))),
-      wanted: "reported",
-      met: undefined,
-    };
+    const what = `${linkGbits} Gb/s, ${hopMs} ms: ${nameOf(point)} at ${hitsAt}: pull / push, pull / layer-wise`;
+    const pushes = `${ttftMs.push.toFixed(2)}, ${ttftMs["push, layer-wise"].toFixed(2)} ms`;
+    const gain = Math.max(...PUSHES.map((way) => gainOf(each, way)));
+    return rowOf(what, [pushes, `${ttftMs.pull.toFixed(2)} ms`], gain);
   });
-  return [
-    ...rows,
-    ...compared.map(({ way, point, realMs, virtualMs }) => ({
-      what: `${way}, ${nameOf(point)}: virtual / real`,
-      ours: `${virtualMs.toFixed(1)} ms`,
-      theirs: `${realMs.toFixed(1)} ms`,
-      ratio: virtualMs / realMs,
-      wanted: "0.85 to 1.15",
-      met: Math.abs(virtualMs / realMs - 1) <= 0.15,
-    })),
-  ];
+  const ofProcesses = compared.map(({ way, point, realMs, virtualMs }) => {
+    const shown = [`${virtualMs.toFixed(1)} ms`, `${realMs.toFixed(1)} ms`] as const;
+    const row = rowOf(`${way}, ${nameOf(point)}: virtual / real`, shown, virtualMs / realMs);
+    return { ...row, wanted: "0.85 to 1.15", met: Math.abs(virtualMs / realMs - 1) <= 0.15 };
+  });
+  return [...rows, ...ofProcesses];
 }
 
 function plain({ point, hitsAt }: Pick<Swept, "point" | "hitsAt">): boolean {

@@ -1,5 +1,5 @@
 import { loadavg } from "node:os";
-import { alone, median, type Row, spread } from "../../report.js";
+import { alone, median, type Row, rowOf, spread } from "../../report.js";
 import {
   gainOf,
   type ProcessorCosts,
@@ -135,17 +135,10 @@ function rowsOf(measured: readonly Measured[]): Row[] {
   return measured.flatMap((each): Row[] => {
     const { point, roundsMs, ttftMs, boundMs, localMs } = each;
     const what = nameOf(point);
-    const ways = (["push", "push, layer-wise"] as const).map((way): Row => {
-      const gain = gainOf(each, way);
+    const ways = (["push", "push, layer-wise"] as const).map((way) => {
       const wanted = point.atOnce === 16 && way === "push" ? 1.2 : undefined;
-      return {
-        what: `TTFT ${what}: pull / ${way}`,
-        ours: spread(roundsMs[way], "ms"),
-        theirs: spread(roundsMs.pull, "ms"),
-        ratio: gain,
-        wanted: wanted === undefined ? "reported" : `>= ${wanted}`,
-        met: wanted === undefined ? undefined : gain >= wanted,
-      };
+      const shown = [spread(roundsMs[way], "ms"), spread(roundsMs.pull, "ms")] as const;
+      return rowOf(`TTFT ${what}: pull / ${way}`, shown, gainOf(each, way), ">=", wanted);
     });
     if (point.atOnce !== 1) return ways;
     const floor = localMs ?? boundMs;

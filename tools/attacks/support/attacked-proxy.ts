@@ -1,6 +1,9 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import type { AttackResult } from "./attack.js";
+import { HonestClients } from "./honest-clients.js";
 import { ObservedProcess } from "./observed-process.js";
+
+const WARM_UP = 20;
 
 /** What honest clients saw while an attack ran. */
 export interface Observed {
@@ -38,9 +41,9 @@ export class AttackedProxy {
     return new AttackedProxy(await proxy.line(), proxy, instances, prefill);
   }
 
-  /** Requests of the attack that reached the prefill server: all but those of the honest client, 20 of which warm up. */
+  /** Requests of the attack that reached the prefill server: all but those of the honest client. */
   async reached({ right, wrong }: Observed): Promise<number> {
-    return (await this.#counts()).requests - right - wrong - 20;
+    return (await this.#counts()).requests - right - wrong - WARM_UP;
   }
 
   /** For how long the prefill server has had a slow request. */
@@ -60,21 +63,21 @@ export class AttackedProxy {
 
   /** Runs an attack while a client in another process, at another address, sends a request every 20 ms. */
   async observe(attack: () => Promise<void>): Promise<Observed> {
-    const client = new ObservedProcess("tools/attacks/support/honest-client.ts", [this.url]);
-    await client.line();
+    const client = await HonestClients.start({
+      ...{ url: this.url, prompts: ["honest"], expected: [[1]], clients: 1, pauseMs: 20, warmUp: WARM_UP },
+    });
     const grown = this.#proxy.watchMemory();
     let mostDescriptors = 0;
     const watching = setInterval(() => {
       mostDescriptors = Math.max(mostDescriptors, this.descriptors());
     }, 50);
-    try {
-      await attack();
-    } finally {
+    const measured = client.measure(attack);
+    const { right, wrong, failed, longestMs } = await measured.finally(() => {
       clearInterval(watching);
-      client.end();
-    }
-    const seen = JSON.parse(await client.line()) as Pick<Observed, "right" | "wrong" | "longestMs">;
-    return { ...seen, grownMib: grown(), mostDescriptors };
+      client.kill();
+    });
+    const notRight = Object.values(failed).reduce((sum, count) => sum + count, wrong);
+    return { right, wrong: notRight, longestMs, grownMib: grown(), mostDescriptors };
   }
 
   close(): void {

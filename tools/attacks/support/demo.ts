@@ -1,9 +1,9 @@
-import { existsSync, mkdtempSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { existsSync } from "node:fs";
+import { setTimeout as sleep } from "node:timers/promises";
 import { chooseTransport } from "../../../apps/demo/src/cluster/choose-transport.js";
 import { freePort } from "../../../bench/child-processes.js";
 import type { FloodTarget } from "./attack.js";
+import { HonestClients } from "./honest-clients.js";
 import type { Measured } from "./honest-prompts.js";
 import { ObservedProcess } from "./observed-process.js";
 
@@ -30,9 +30,9 @@ export async function demoAbsence(): Promise<string | undefined> {
 export class Demo {
   readonly target: FloodTarget;
   readonly processes: Readonly<Record<"P" | "D" | "proxy", ObservedProcess>>;
-  readonly #clients: ObservedProcess;
+  readonly #clients: HonestClients;
 
-  private constructor(target: FloodTarget, processes: Demo["processes"], clients: ObservedProcess) {
+  private constructor(target: FloodTarget, processes: Demo["processes"], clients: HonestClients) {
     this.target = target;
     this.processes = processes;
     this.#clients = clients;
@@ -65,24 +65,21 @@ export class Demo {
       ...["--port", "0", "--admin-port", "0", "--log-level", "silent"],
     ]);
     const [, proxyUrl = "", adminUrl = ""] = /ready (\S+) .* admin (\S+)/.exec(await proxy.line()) ?? [];
-    const file = join(mkdtempSync(join(tmpdir(), "kv-attacks-")), "prompts.json");
     // The right answers are those of one instance alone.
     const prompts = Array.from({ length: PROMPTS }, (_, i) =>
       Array.from({ length: PROMPT_TOKENS }, (_, at) => 10 + ((i * 7919 + at * 104_729) % 200)),
     );
     const expected: number[][] = [];
     for (const prompt of prompts) expected.push(await answerOf(decodeUrl, prompt));
-    writeFileSync(file, JSON.stringify({ prompts, expected }));
-    const clients = new ObservedProcess("tools/attacks/support/honest-prompts.ts", [proxyUrl, file]);
-    await clients.line();
+    const load = { url: proxyUrl, prompts, expected, clients: 2, pauseMs: 100, warmUp: 0 };
+    const clients = await HonestClients.start(load);
     const sideChannel = { host: "127.0.0.1", port: sideChannelPort };
     return new Demo({ proxyUrl, adminUrl, sideChannel, decodeUrl }, { P, D, proxy }, clients);
   }
 
   /** Sends honest requests through the proxy for some seconds. */
-  async measure(seconds: number): Promise<Measured> {
-    this.#clients.tell(`measure ${seconds}`);
-    return JSON.parse(await this.#clients.line()) as Measured;
+  measure(seconds: number): Promise<Measured> {
+    return this.#clients.measure(() => sleep(seconds * 1000));
   }
 
   close(): void {

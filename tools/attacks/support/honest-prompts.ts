@@ -1,9 +1,20 @@
-// Honest clients of a proxy or an instance, in a process of their own and at another address than the attacker's. Arguments: the URL, and a
-// file with {"prompts": number[][], "expected": number[][]}. A line "measure SECONDS" on stdin is answered with one line, a `Measured`.
-import { readFileSync } from "node:fs";
+// Honest clients of a proxy or an instance, in a process of their own and at another address than the attacker's, each request on a connection of its own. Argument: a `Load` as JSON.
+// Prints "ready" when requests have warmed up; then a line on stdin begins a measurement, and the next one ends it, which is answered with one line, a `Measured`.
 import { request } from "node:http";
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
+
+/** What honest clients send, in turn, and the tokens of right answers. */
+export interface Load {
+  readonly url: string;
+  readonly prompts: readonly (string | readonly number[])[];
+  readonly expected: readonly (readonly number[])[];
+  readonly clients: number;
+  /** Between two requests of a client. */
+  readonly pauseMs: number;
+  /** Requests that are not measured. */
+  readonly warmUp: number;
+}
 
 /** What honest clients saw. */
 export interface Measured {
@@ -17,18 +28,12 @@ export interface Measured {
   readonly longestMs: number;
 }
 
-const CLIENTS = 2;
-const PAUSE_MS = 100;
 const TIMEOUT_MS = 60_000;
 
-const [, , url = "", file = ""] = process.argv;
-const { prompts, expected } = JSON.parse(readFileSync(file, "utf8")) as {
-  prompts: number[][];
-  expected: number[][];
-};
+const { url, prompts, expected, clients, pauseMs, warmUp } = JSON.parse(process.argv[2] ?? "") as Load;
 let sent = 0;
 
-function ask(prompt: readonly number[], maxTokens: number): Promise<number[]> {
+function ask(prompt: Load["prompts"][number], maxTokens: number): Promise<number[]> {
   const body = { prompt, max_tokens: maxTokens, temperature: 0, ignore_eos: true, return_token_ids: true };
   return new Promise((resolve, reject) => {
     const asked = request(`${url}/v1/completions`, {
@@ -55,13 +60,12 @@ function ask(prompt: readonly number[], maxTokens: number): Promise<number[]> {
   });
 }
 
-async function measure(seconds: number): Promise<Measured> {
+async function measure(over: AbortSignal): Promise<Measured> {
   const tookMs: number[] = [];
   const failed: Record<string, number> = {};
   let [right, wrong] = [0, 0];
-  const untilMs = performance.now() + seconds * 1000;
   async function client(first: number): Promise<void> {
-    for (let at = first; performance.now() < untilMs; at += CLIENTS) {
+    for (let at = first; !over.aborted; at += clients) {
       const index = at % prompts.length;
       const wanted = expected[index] ?? [];
       const begun = performance.now();
@@ -69,22 +73,27 @@ async function measure(seconds: number): Promise<Measured> {
         const tokens = await ask(prompts[index] ?? [], wanted.length);
         if (JSON.stringify(tokens) === JSON.stringify(wanted)) right += 1;
         else wrong += 1;
-        tookMs.push(performance.now() - begun);
       } catch (error) {
         const name = (error as { code?: string }).code ?? (error as Error).message;
         failed[name] = (failed[name] ?? 0) + 1;
       }
-      await sleep(PAUSE_MS);
+      tookMs.push(performance.now() - begun);
+      await sleep(pauseMs);
     }
   }
-  await Promise.all(Array.from({ length: CLIENTS }, (_, first) => client(first)));
+  await Promise.all(Array.from({ length: clients }, (_, first) => client(first)));
   tookMs.sort((a, b) => a - b);
   const at = (share: number) => Math.round(tookMs[Math.ceil(share * tookMs.length) - 1] ?? Number.NaN);
   return { right, wrong, failed, p50Ms: at(0.5), p99Ms: at(0.99), longestMs: at(1) };
 }
 
+for (let at = 0; at < warmUp; at += 1) await ask(prompts[0] ?? [], expected[0]?.length ?? 0).catch(() => {});
 process.stdout.write("ready\n");
-for await (const line of createInterface({ input: process.stdin })) {
-  const seconds = Number(/^measure (\d+)$/.exec(line)?.[1]);
-  process.stdout.write(`${JSON.stringify(await measure(seconds))}\n`);
+const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
+while ((await lines.next()).done !== true) {
+  const over = new AbortController();
+  const measured = measure(over.signal);
+  await lines.next();
+  over.abort();
+  process.stdout.write(`${JSON.stringify(await measured)}\n`);
 }

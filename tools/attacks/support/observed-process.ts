@@ -34,11 +34,6 @@ export class ObservedProcess {
     this.#child.stdin?.write(`${line}\n`);
   }
 
-  /** Ends its stdin. */
-  end(): void {
-    this.#child.stdin?.end();
-  }
-
   /** Open descriptors. */
   descriptors(): number {
     return readdirSync(`/proc/${this.#child.pid}/fd`).length;

@@ -1,6 +1,6 @@
 // A prefill and a decode server in one process, for attacks on the proxy. Prints {"prefill": port, "decode": port, ...}.
 // A prompt that contains "slow" is answered after 3 s. The decode server counts nothing; the prefill server's `GET /counts` has the
-// requests so far, the most at once, and for how long it has had a slow one.
+// requests so far, and for how long it has had a slow one.
 import { createServer, type IncomingMessage, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
 
@@ -16,7 +16,7 @@ const PARAMS = {
 };
 const SLOW_MS = 3_000;
 
-const counts = { requests: 0, atOnce: 0, most: 0, slowMs: 0 };
+const counts = { requests: 0, slowMs: 0 };
 let slowOnes = 0;
 let slowSinceMs = 0;
 
@@ -27,17 +27,10 @@ function sendJson(response: ServerResponse, value: object): void {
 
 async function answer(request: IncomingMessage, response: ServerResponse, prefill: boolean): Promise<void> {
   if (request.method === "GET") return sendJson(response, counts);
-  if (prefill) {
-    counts.requests += 1;
-    counts.atOnce += 1;
-    counts.most = Math.max(counts.most, counts.atOnce);
-    response.once("close", () => {
-      counts.atOnce -= 1;
-    });
-  }
+  if (prefill) counts.requests += 1;
   let slow = false;
   for await (const chunk of request) slow ||= (chunk as Buffer).includes('"slow');
-  const choices = [{ index: 0, text: "right", finish_reason: "length" }];
+  const choices = [{ index: 0, text: "right", token_ids: [1], finish_reason: "length" }];
   const send = () => sendJson(response, prefill ? { choices, kv_transfer_params: PARAMS } : { choices });
   if (!slow || !prefill) return send();
   if (slowOnes === 0) slowSinceMs = performance.now();

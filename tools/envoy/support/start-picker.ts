@@ -25,16 +25,8 @@ export interface RunningPicker {
 
 /** Starts `kv-epp` and waits until it says that it is ready. */
 export async function startPicker(args: readonly string[], port = 0): Promise<RunningPicker> {
-  const all = [
-    builtProgram("kv-epp"),
-    "--port",
-    `${port}`,
-    "--metrics-port",
-    "0",
-    "--log-level",
-    "warn",
-    ...args,
-  ];
+  const flags = ["--port", `${port}`, "--metrics-port", "0", "--log-level", "warn"];
+  const all = [builtProgram("kv-epp"), ...flags, ...args];
   const child = spawn(process.execPath, all, { cwd: root, stdio: ["ignore", "pipe", "pipe"] });
   let log = "";
   child.stderr.on("data", (chunk) => {
