@@ -8,8 +8,7 @@ import type { LogLevel } from "../processes/json-log.js";
 import { sameTokens } from "../run/check-run.js";
 import { complete } from "../run/completion-client.js";
 import { referenceTokens } from "../run/prepare-run.js";
-import { type Question, questionSet } from "./questions.js";
-import { recallModel } from "./recall-model.js";
+import { type Question, questionSet, recallModel } from "./recall-model.js";
 
 export interface AccuracyOptions {
   /** Default: NIXL when it is installed, otherwise the memory transport. */

@@ -1,3 +1,4 @@
+import type { ServerResponse } from "node:http";
 import {
   bodyLimits,
   connectionLimits,
@@ -8,12 +9,10 @@ import {
   sendJson,
   type Turn,
 } from "@kv/http";
-import { type Ambient, type AmbientOptions, ambient, KvError } from "@kv/interface";
+import { type Ambient, type AmbientOptions, ambient, KvError, type KvTransferParams } from "@kv/interface";
+import type { Engine } from "../engine/engine.js";
 import type { EngineToken } from "../engine/request.js";
-import { chatFormat, chatPrompt } from "./chat-response.js";
-import { completionFormat } from "./completion-response.js";
 import { asKvError, errorBody, httpError, publicError, statusOf } from "./error-response.js";
-import { EventStream } from "./event-stream.js";
 import {
   abortOnDisconnect,
   type GenerationOptions,
@@ -21,7 +20,6 @@ import {
   startGeneration,
 } from "./generation.js";
 import { type HttpLimits, type HttpLimitsInput, httpLimits } from "./limits.js";
-import { RefusedRequests } from "./refused-requests.js";
 import {
   type ChatBody,
   type CompletionBody,
@@ -33,7 +31,7 @@ import {
   transferredPrompt,
   validateBody,
 } from "./request-body.js";
-import type { ResponseFormat } from "./response-format.js";
+import { chatFormat, chatPrompt, completionFormat, type ResponseFormat } from "./response-format.js";
 
 /** Default of `max_tokens` for chat; `/v1/completions` generates 16 tokens, as vLLM does. */
 const CHAT_TOKENS = 256;
@@ -265,4 +263,78 @@ export class InstanceServer {
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
   }
+}
+
+/** A response of server-sent events, each a JSON object, ended by `[DONE]`. */
+export class EventStream {
+  readonly #response: ServerResponse;
+  readonly #maxUnreadBytes: number;
+
+  constructor(response: ServerResponse, requestId: string, maxUnreadBytes: number) {
+    this.#response = response;
+    this.#maxUnreadBytes = maxUnreadBytes;
+    response.writeHead(200, {
+      "content-type": "text/event-stream; charset=utf-8",
+      "cache-control": "no-cache",
+      "x-request-id": requestId,
+    });
+  }
+
+  send(data: object): void {
+    this.#write(JSON.stringify(data));
+  }
+
+  end(): void {
+    this.#write("[DONE]");
+    this.#response.end();
+  }
+
+  /** Ends a response that failed after it began; the error is its last event. */
+  fail(error: KvError): void {
+    this.send(errorBody(error));
+    this.end();
+  }
+
+  #write(text: string): void {
+    if (this.#response.destroyed) return;
+    this.#response.write(`data: ${text}\n\n`);
+    // The client does not read. The close of the response aborts the request.
+    if (this.#response.writableLength > this.#maxUnreadBytes) this.#response.destroy();
+  }
+}
+
+/**
+ * Releases the remote blocks of requests that are refused before the engine has them. The proxy uses that on purpose: it sends a request that
+ * every engine refuses, with the parameters of a prompt that nobody will decode.
+ */
+export class RefusedRequests {
+  readonly #engine: Pick<Engine, "releaseRemote"> | undefined;
+  readonly #ambient: Pick<Ambient, "random">;
+
+  /** `engine`: that of any data-parallel rank. */
+  constructor(engine: Pick<Engine, "releaseRemote"> | undefined, ambient: Pick<Ambient, "random">) {
+    this.#engine = engine;
+    this.#ambient = ambient;
+  }
+
+  /**
+   * Runs `submit`. When it refuses the body (4xx), the prefill instance that the body names is notified. A refusal that another
+   * instance may not repeat (5xx) releases nothing: the proxy tries the next one.
+   */
+  watch<T>(body: unknown, submit: () => T): T {
+    try {
+      return submit();
+    } catch (error) {
+      const params = (body as { kv_transfer_params?: unknown } | null | undefined)?.kv_transfer_params;
+      if (isRefusal(error) && typeof params === "object" && params !== null && !Array.isArray(params))
+        this.#engine?.releaseRemote(`refused-${this.#ambient.random.uuid()}`, params as KvTransferParams);
+      throw error;
+    }
+  }
+}
+
+function isRefusal(error: unknown): boolean {
+  if (!KvError.is(error)) return false;
+  const status = statusOf(error);
+  return status >= 400 && status < 499;
 }

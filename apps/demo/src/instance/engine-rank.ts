@@ -17,10 +17,8 @@ import type { CloseStack } from "./close-stack.js";
 import { demoConnectors } from "./connectors.js";
 import type { InstanceConfig } from "./instance-config.js";
 import { choosePlatform, type InstancePlatform } from "./instance-platform.js";
-import type { KvJournal } from "./kv-journal.js";
+import { type KvJournal, observeKv } from "./kv-journal.js";
 import { addCacheKind } from "./modules.js";
-import { observeKv } from "./observe-kv.js";
-import { observedSideChannel, type SideChannelAddress } from "./observed-side-channel.js";
 import { meterTransfers } from "./transfer-meter.js";
 
 export interface EngineRankOptions {
@@ -201,4 +199,30 @@ async function openConnector(
     await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
   );
   return { scheduler, workers };
+}
+
+/** Where an instance answers handshakes. */
+export interface SideChannelAddress {
+  readonly host: string;
+  readonly port: number;
+}
+
+/** A side channel that reports the address of each listener, as port 0 takes a free one. */
+export function observedSideChannel(
+  sideChannel: SideChannel,
+  onListening: (address: SideChannelAddress) => void,
+): SideChannel {
+  const withEncryption = sideChannel.withEncryption?.bind(sideChannel);
+  return {
+    async listen(options) {
+      const listener = await sideChannel.listen(options);
+      onListening({ host: listener.host, port: listener.port });
+      return listener;
+    },
+    request: (options) => sideChannel.request(options),
+    close: () => sideChannel.close(),
+    ...(withEncryption === undefined
+      ? {}
+      : { withEncryption: (keys) => observedSideChannel(withEncryption(keys), onListening) }),
+  };
 }

@@ -8,11 +8,9 @@ import { loadModel } from "../model/model.js";
 import { simulatedModel } from "../model/simulated-model.js";
 import { loadTokenizer, type Tokenizer } from "../model/tokenizer/tokenizer.js";
 import { CloseStack } from "./close-stack.js";
-import { type EngineRank, startEngineRank } from "./engine-rank.js";
-import type { InstanceConfig } from "./instance-config.js";
+import { type EngineRank, type SideChannelAddress, startEngineRank } from "./engine-rank.js";
+import { type InstanceConfig, transferConfigOf } from "./instance-config.js";
 import { createKvJournal, type KvJournal } from "./kv-journal.js";
-import type { SideChannelAddress } from "./observed-side-channel.js";
-import { transferConfigOf } from "./transfer-config.js";
 
 export interface InstanceOptions extends Partial<Omit<Ambient, "metrics">> {
   /** Belongs to the instance, which closes it. */

@@ -1,3 +1,10 @@
+import type { Clock, KvTransferParams } from "@kv/interface";
+import { DIGEST_TOKENS } from "../engine/cache/kv-layout.js";
+import type { KvPool } from "../engine/cache/kv-pool.js";
+import type { EngineHooks } from "../engine/hooks.js";
+import type { InstancePlatform } from "./instance-platform.js";
+import type { TransferMeter } from "./transfer-meter.js";
+
 /** KV that this instance sent or received for one request. Part of the body of `/kv/transfers`. */
 export interface KvRecord {
   readonly direction: "sent" | "received";
@@ -65,4 +72,113 @@ export function createKvJournal({ capacity = 256 }: { capacity?: number } = {}):
       return records;
     },
   };
+}
+
+export interface ObserveKvOptions {
+  readonly pool: KvPool;
+  readonly journal: KvJournal;
+  readonly meter: TransferMeter;
+  readonly clock: Clock;
+  /** Compute digests, which reads the KV of every request. */
+  readonly digests: boolean;
+  /** By request id: the prompt block to zero when its KV has arrived. Removed when done. */
+  readonly blocksToZero: Map<string, number>;
+  /** Returns and forgets the copies of a request between device and host. */
+  readonly takeCopies: InstancePlatform["takeCopies"];
+}
+
+/** Engine hooks that record sent and received KV, and zero a block for the demo's negative control. */
+export function observeKv(options: ObserveKvOptions): EngineHooks {
+  const { pool, journal, meter, clock, digests, blocksToZero, takeCopies } = options;
+  const digestsOf = (blockIds: readonly number[], count: number) =>
+    digests ? pool.digests({ blockIds, from: 0, count }) : Promise.resolve([]);
+  /** Requests whose KV a peer may read, with the blocks of the staging pool where there is one. */
+  const sendable = new Map<
+    string,
+    { startedMs: number; sinceMs: number; blockIds: readonly number[] | undefined }
+  >();
+  return {
+    async beforeSend({ requestId, kvTransferParams, blockIds, tokens, forwardMs, queuedMs, startedMs }) {
+      if (kvTransferParams.do_remote_decode !== true) return;
+      const copies = takeCopies(requestId);
+      sendable.set(requestId, { startedMs, sinceMs: clock.now(), blockIds: copies?.wireBlockIds });
+      journal.add({
+        direction: "sent",
+        request_id: requestId,
+        tokens,
+        cached_tokens: 0,
+        queue_ms: queuedMs,
+        forward_ms: forwardMs,
+        save_ms: copies?.saveMs ?? 0,
+        digests: await digestsOf(blockIds, tokens),
+        digest_tokens: DIGEST_TOKENS,
+      });
+    },
+    afterFirstToken: ({ requestId, sinceMs }) => journal.firstToken(requestId, sinceMs),
+    afterSend({ requestId, blockIds }) {
+      const nowMs = clock.now();
+      const sent = sendable.get(requestId);
+      const { startedMs, sinceMs } = sent ?? { startedMs: nowMs, sinceMs: nowMs };
+      sendable.delete(requestId);
+      // Layer-wise WRITEs begin during the forward pass.
+      const measured = meter.take(sent?.blockIds ?? blockIds, startedMs);
+      if (measured.transfers === 0) return;
+      journal.sent(requestId, {
+        remote_engine_id: null,
+        remote_request_id: null,
+        length_bytes: measured.lengthBytes,
+        transfers: measured.transfers,
+        descriptors: measured.descriptors,
+        transfer_ms: measured.transferMs,
+        waited_ms: nowMs - sinceMs,
+        load_ms: 0,
+      });
+    },
+    async afterReceive({
+      requestId,
+      kvTransferParams,
+      blockIds,
+      tokens,
+      cachedBlocks,
+      admittedMs,
+      queuedMs,
+    }) {
+      const receivedAtMs = clock.now();
+      const copies = takeCopies(requestId);
+      // With staging, the transport moved blocks of the staging pool.
+      const measured = meter.take(copies?.wireBlockIds ?? blockIds, admittedMs);
+      journal.add({
+        direction: "received",
+        request_id: requestId,
+        tokens,
+        cached_tokens: cachedBlocks * pool.config.blockSize,
+        queue_ms: queuedMs,
+        digests: await digestsOf(blockIds, tokens),
+        digest_tokens: DIGEST_TOKENS,
+        transfer: {
+          remote_engine_id: text(kvTransferParams, "remote_engine_id"),
+          remote_request_id: text(kvTransferParams, "remote_request_id"),
+          length_bytes: measured.lengthBytes,
+          transfers: measured.transfers,
+          descriptors: measured.descriptors,
+          transfer_ms: measured.transferMs,
+          waited_ms: receivedAtMs - admittedMs,
+          load_ms: copies?.loadMs ?? 0,
+        },
+      });
+      const block = blocksToZero.get(requestId);
+      blocksToZero.delete(requestId);
+      if (block === undefined) return { damaged: false };
+      // Blocks of the prefix cache are shared with other requests: only received blocks are damaged.
+      const own = blockIds.slice(cachedBlocks);
+      const id = own[Math.min(block, own.length - 1)];
+      if (id !== undefined) await pool.zeroBlock(id);
+      return { damaged: id !== undefined };
+    },
+  };
+}
+
+function text(params: KvTransferParams, key: string): string | null {
+  const value = params[key];
+  return typeof value === "string" ? value : null;
 }

@@ -1,7 +1,6 @@
 import { KvError } from "@kv/interface";
-import { readModelFacts } from "./model-facts.js";
 import { startModelThread } from "./model-thread.js";
-import { type PrepareOptions, prepareModel } from "./prepare-model.js";
+import { type PrepareOptions, prepareModel, readModelFacts } from "./prepare-model.js";
 import { wireLengthBytes } from "./worker/wire-order.js";
 
 export interface ModelConfig {

@@ -4,8 +4,7 @@ import type { Cluster } from "../cluster/cluster.js";
 import { loadModel } from "../model/model.js";
 import { sameTokens } from "./check-run.js";
 import { complete } from "./completion-client.js";
-import { referenceTokens } from "./prepare-run.js";
-import { syntheticPrompts } from "./prompts.js";
+import { referenceTokens, syntheticPrompts } from "./prepare-run.js";
 
 /** A conversation: each turn's prompt is the last one, its output, and a little more. */
 export interface Conversation {
