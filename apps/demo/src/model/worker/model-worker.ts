@@ -60,7 +60,6 @@ class Sequences {
   }
 
   async forward(job: ForwardJob): Promise<ForwardDone> {
-    const startedMs = performance.now();
     const { sequenceId } = job;
     const decoder = this.#decoder;
     const past = this.#pastFor(job);
@@ -85,8 +84,7 @@ class Sequences {
       from: past.tokens,
       to: step.past.tokens,
     });
-    const computeMs = performance.now() - startedMs;
-    return { topTokens: top.tokens, topLogprobs: top.logprobs, newKv, computeMs };
+    return { topTokens: top.tokens, topLogprobs: top.logprobs, newKv };
   }
 
   drop(sequenceId: string): void {
