@@ -44,44 +44,27 @@ export interface StartOptions {
 }
 
 /** Prefill and decode instances and what is in front of them, all running. */
-export class Cluster {
+export interface Cluster extends AsyncDisposable {
   /** What clients send requests to: `kv-proxy`, or Envoy. */
   readonly proxy: ClusterMember;
   readonly prefills: readonly ClusterMember[];
   readonly decodes: readonly ClusterMember[];
-  readonly #closers: CloseStack;
-
-  constructor(
-    members: { proxy: ClusterMember; prefills: ClusterMember[]; decodes: ClusterMember[] },
-    closers: CloseStack,
-  ) {
-    this.proxy = members.proxy;
-    this.prefills = members.prefills;
-    this.decodes = members.decodes;
-    this.#closers = closers;
-  }
-
   /** Ends all servers; no process, listener or timer is left. */
-  close(): Promise<void> {
-    return this.#closers.close();
-  }
-
-  [Symbol.asyncDispose](): Promise<void> {
-    return this.close();
-  }
+  close(): Promise<void>;
 }
 
 /** Starts a cluster. Errors: the first error of a server; what was started is closed then. */
 export async function startCluster(options: ClusterOptions, start: StartOptions): Promise<Cluster> {
   const closers = new CloseStack(start.log);
+  const close = () => closers.close();
   try {
     const members =
       options.transport === "memory" || !(await crossesProcesses(options, start))
         ? await startInThisProcess(options, start, closers)
         : await startProcesses(options, start, closers);
-    return new Cluster(members, closers);
+    return { ...members, close, [Symbol.asyncDispose]: close };
   } catch (error) {
-    await closers.close();
+    await close();
     throw error;
   }
 }

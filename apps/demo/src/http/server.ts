@@ -4,13 +4,13 @@ import {
   connectionLimits,
   type ErrorAnswer,
   HttpServer,
+  httpUrl,
   RequestsInFlight,
   send,
   sendJson,
   type Turn,
 } from "@kv/http";
 import { type Ambient, type AmbientOptions, ambient, KvError, type KvTransferParams } from "@kv/interface";
-import type { Engine } from "../engine/engine.js";
 import type { EngineToken } from "../engine/request.js";
 import { asKvError, errorBody, httpError, publicError, statusOf } from "./error-response.js";
 import {
@@ -59,7 +59,6 @@ export class InstanceServer {
   readonly #exposeErrors: boolean;
   readonly #http: HttpServer;
   readonly #inFlight: RequestsInFlight;
-  readonly #refused: RefusedRequests;
 
   constructor(instance: ServedInstance, options: InstanceServerOptions = {}) {
     this.#instance = instance;
@@ -68,7 +67,6 @@ export class InstanceServer {
     this.#exposeErrors = options.exposeErrors ?? false;
     const { maxRequests, maxRequestsPerAddress, maxRequestsPerConnection } = this.#limits;
     this.#inFlight = new RequestsInFlight({ all: maxRequests, perClient: maxRequestsPerAddress });
-    this.#refused = new RefusedRequests(instance.engines[0], this.#ambient);
     this.#http = new HttpServer({
       limits: connectionLimits(this.#limits, maxRequestsPerConnection - 1),
       bodies: bodyLimits(this.#limits),
@@ -157,7 +155,29 @@ export class InstanceServer {
     const slot = this.#inFlight.admit(turn.client);
     turn.response.once("close", () => slot.end());
     const body = await this.#http.withJson(turn, (value) => value);
-    await this.#refused.watch(body, () => submit(body))();
+    let answer: () => Promise<void>;
+    try {
+      answer = submit(body);
+    } catch (error) {
+      this.#releaseRefused(body, error);
+      throw error;
+    }
+    await answer();
+  }
+
+  /**
+   * Notifies the prefill instance that a refused body (4xx) names: no engine has the request, and its blocks are freed. The proxy uses that on
+   * purpose: it sends a request that every engine refuses, with the parameters of a prompt that nobody will decode. A refusal that another instance
+   * may not repeat (5xx) releases nothing: the proxy tries the next one.
+   */
+  #releaseRefused(body: unknown, error: unknown): void {
+    const status = KvError.is(error) ? statusOf(error) : 500;
+    const params = (body as { kv_transfer_params?: unknown } | null | undefined)?.kv_transfer_params;
+    const isRefusal = status >= 400 && status < 499;
+    if (!isRefusal || typeof params !== "object" || params === null || Array.isArray(params)) return;
+    // The engine of any data-parallel rank.
+    const [engine] = this.#instance.engines;
+    engine?.releaseRemote(`refused-${this.#ambient.random.uuid()}`, params as KvTransferParams);
   }
 
   #shown(error: KvError): KvError {
@@ -252,21 +272,17 @@ export class InstanceServer {
   /** Starts listening; port 0 takes a free one. Errors: `KV_CONFIG_INVALID` when the port is in use. */
   async listen({ host, port }: { host: string; port: number }): Promise<{ port: number; url: string }> {
     const bound = await this.#http.listen(host, port);
-    return { port: bound, url: `http://${host.includes(":") ? `[${host}]` : host}:${bound}` };
+    return { port: bound, url: httpUrl(host, bound) };
   }
 
   /** Closes idle connections at once, and the others when their response has been sent or after two seconds. */
   close(): Promise<void> {
     return this.#http.close(CLOSE_TIMEOUT_MS);
   }
-
-  [Symbol.asyncDispose](): Promise<void> {
-    return this.close();
-  }
 }
 
 /** A response of server-sent events, each a JSON object, ended by `[DONE]`. */
-export class EventStream {
+class EventStream {
   readonly #response: ServerResponse;
   readonly #maxUnreadBytes: number;
 
@@ -301,40 +317,4 @@ export class EventStream {
     // The client does not read. The close of the response aborts the request.
     if (this.#response.writableLength > this.#maxUnreadBytes) this.#response.destroy();
   }
-}
-
-/**
- * Releases the remote blocks of requests that are refused before the engine has them. The proxy uses that on purpose: it sends a request that
- * every engine refuses, with the parameters of a prompt that nobody will decode.
- */
-export class RefusedRequests {
-  readonly #engine: Pick<Engine, "releaseRemote"> | undefined;
-  readonly #ambient: Pick<Ambient, "random">;
-
-  /** `engine`: that of any data-parallel rank. */
-  constructor(engine: Pick<Engine, "releaseRemote"> | undefined, ambient: Pick<Ambient, "random">) {
-    this.#engine = engine;
-    this.#ambient = ambient;
-  }
-
-  /**
-   * Runs `submit`. When it refuses the body (4xx), the prefill instance that the body names is notified. A refusal that another
-   * instance may not repeat (5xx) releases nothing: the proxy tries the next one.
-   */
-  watch<T>(body: unknown, submit: () => T): T {
-    try {
-      return submit();
-    } catch (error) {
-      const params = (body as { kv_transfer_params?: unknown } | null | undefined)?.kv_transfer_params;
-      if (isRefusal(error) && typeof params === "object" && params !== null && !Array.isArray(params))
-        this.#engine?.releaseRemote(`refused-${this.#ambient.random.uuid()}`, params as KvTransferParams);
-      throw error;
-    }
-  }
-}
-
-function isRefusal(error: unknown): boolean {
-  if (!KvError.is(error)) return false;
-  const status = statusOf(error);
-  return status >= 400 && status < 499;
 }

@@ -3,7 +3,7 @@ import { DIGEST_TOKENS } from "../engine/cache/kv-layout.js";
 import type { KvPool } from "../engine/cache/kv-pool.js";
 import type { EngineHooks } from "../engine/hooks.js";
 import type { InstancePlatform } from "./instance-platform.js";
-import type { TransferMeter } from "./transfer-meter.js";
+import type { Measured, TransferMeter } from "./transfer-meter.js";
 
 /** KV that this instance sent or received for one request. Part of the body of `/kv/transfers`. */
 export interface KvRecord {
@@ -42,36 +42,26 @@ export interface KvTransferRecord {
   readonly load_ms: number;
 }
 
-/** The latest records of an instance. */
-export interface KvJournal {
-  add(record: KvRecord): void;
-  /** Adds the transfer to the latest record of a sent request. */
-  sent(requestId: string, transfer: KvTransferRecord): void;
-  /** Adds the time of the first token to the latest record of a received request. */
-  firstToken(requestId: string, sinceMs: number): void;
-  readonly records: readonly KvRecord[];
-}
+/** Records that are kept of an instance. */
+const CAPACITY = 256;
 
-export function createKvJournal({ capacity = 256 }: { capacity?: number } = {}): KvJournal {
-  const records: KvRecord[] = [];
-  function update(direction: KvRecord["direction"], requestId: string, change: Partial<KvRecord>): void {
-    const at = records.findLastIndex(
+/** The latest records of an instance. */
+export class KvJournal {
+  readonly records: KvRecord[] = [];
+
+  add(record: KvRecord): void {
+    this.records.push(record);
+    if (this.records.length > CAPACITY) this.records.splice(0, this.records.length - CAPACITY);
+  }
+
+  /** Adds to the latest record of a request: the transfer of a sent one, the time of the first token of a received one. */
+  update(direction: KvRecord["direction"], requestId: string, change: Partial<KvRecord>): void {
+    const at = this.records.findLastIndex(
       (record) => record.direction === direction && record.request_id === requestId,
     );
-    const record = records[at];
-    if (record !== undefined) records[at] = { ...record, ...change };
+    const record = this.records[at];
+    if (record !== undefined) this.records[at] = { ...record, ...change };
   }
-  return {
-    add(record) {
-      records.push(record);
-      if (records.length > capacity) records.splice(0, records.length - capacity);
-    },
-    sent: (requestId, transfer) => update("sent", requestId, { transfer }),
-    firstToken: (requestId, sinceMs) => update("received", requestId, { first_token_ms: sinceMs }),
-    get records() {
-      return records;
-    },
-  };
 }
 
 export interface ObserveKvOptions {
@@ -114,7 +104,8 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
         digest_tokens: DIGEST_TOKENS,
       });
     },
-    afterFirstToken: ({ requestId, sinceMs }) => journal.firstToken(requestId, sinceMs),
+    afterFirstToken: ({ requestId, sinceMs }) =>
+      journal.update("received", requestId, { first_token_ms: sinceMs }),
     afterSend({ requestId, blockIds }) {
       const nowMs = clock.now();
       const sent = sendable.get(requestId);
@@ -123,16 +114,7 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
       // Layer-wise WRITEs begin during the forward pass.
       const measured = meter.take(sent?.blockIds ?? blockIds, startedMs);
       if (measured.transfers === 0) return;
-      journal.sent(requestId, {
-        remote_engine_id: null,
-        remote_request_id: null,
-        length_bytes: measured.lengthBytes,
-        transfers: measured.transfers,
-        descriptors: measured.descriptors,
-        transfer_ms: measured.transferMs,
-        waited_ms: nowMs - sinceMs,
-        load_ms: 0,
-      });
+      journal.update("sent", requestId, { transfer: transferRecord({}, measured, nowMs - sinceMs, 0) });
     },
     async afterReceive({
       requestId,
@@ -155,16 +137,7 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
         queue_ms: queuedMs,
         digests: await digestsOf(blockIds, tokens),
         digest_tokens: DIGEST_TOKENS,
-        transfer: {
-          remote_engine_id: text(kvTransferParams, "remote_engine_id"),
-          remote_request_id: text(kvTransferParams, "remote_request_id"),
-          length_bytes: measured.lengthBytes,
-          transfers: measured.transfers,
-          descriptors: measured.descriptors,
-          transfer_ms: measured.transferMs,
-          waited_ms: receivedAtMs - admittedMs,
-          load_ms: copies?.loadMs ?? 0,
-        },
+        transfer: transferRecord(kvTransferParams, measured, receivedAtMs - admittedMs, copies?.loadMs ?? 0),
       });
       const block = blocksToZero.get(requestId);
       blocksToZero.delete(requestId);
@@ -178,7 +151,16 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
   };
 }
 
-function text(params: KvTransferParams, key: string): string | null {
-  const value = params[key];
-  return typeof value === "string" ? value : null;
+function transferRecord(
+  { remote_engine_id: engineId, remote_request_id: requestId }: KvTransferParams,
+  { lengthBytes, transfers, descriptors, transferMs }: Measured,
+  waitedMs: number,
+  loadMs: number,
+): KvTransferRecord {
+  return {
+    remote_engine_id: typeof engineId === "string" ? engineId : null,
+    remote_request_id: typeof requestId === "string" ? requestId : null,
+    ...{ length_bytes: lengthBytes, transfers, descriptors },
+    ...{ transfer_ms: transferMs, waited_ms: waitedMs, load_ms: loadMs },
+  };
 }

@@ -2,6 +2,7 @@ import { KvError, type Log } from "@kv/interface";
 import type { Cluster } from "../cluster/cluster.js";
 import type { KvRecord, KvTransferRecord } from "../instance/kv-journal.js";
 import { type CompletionOutcome, complete } from "./completion-client.js";
+import type { ExpectedPrompts, PreparedRun } from "./prepare-run.js";
 
 /** The outcome of one request, compared with the expected one. */
 export interface CheckedRequest {
@@ -46,18 +47,9 @@ export interface CheckedRun {
   readonly control: NegativeControl;
 }
 
-export interface CheckOptions {
-  readonly prompts: readonly (readonly number[])[];
-  /** The tokens that one engine in one process generates from each prompt. */
-  readonly expected: readonly (readonly number[])[];
-  /** Prompts of the second round, and their tokens. */
-  readonly warm: {
-    readonly prompts: readonly (readonly number[])[];
-    readonly expected: CheckOptions["expected"];
-  };
+export interface CheckOptions extends Omit<PreparedRun, "modelName"> {
   /** The proxy sends both requests of a pushed prompt at once, so the decode instance waits while the prompt is computed. */
   readonly atOnce?: boolean | undefined;
-  readonly control: { readonly promptTokens: readonly number[]; readonly expected: readonly number[] };
   /** Makes the request ids of this run unique. */
   readonly runId: string;
   readonly log: Log;
@@ -83,7 +75,7 @@ export async function checkRun(cluster: Cluster, options: CheckOptions): Promise
 async function checkRound(
   cluster: Cluster,
   { atOnce = true, log }: Pick<CheckOptions, "atOnce" | "log">,
-  { name, prompts, expected }: { readonly name: string } & CheckOptions["warm"],
+  { name, prompts, expected }: { readonly name: string } & ExpectedPrompts,
 ): Promise<CheckedRequest[]> {
   const ids = prompts.map((_, i) => `${name}-${i}`);
   const { url } = cluster.proxy;
@@ -95,9 +87,7 @@ async function checkRound(
   const received = await recordsOf(cluster.decodes);
   const sent = await waitForSentRecords(cluster.prefills, received, ids);
   const requests = outcomes.map((outcome, i) =>
-    checkRequest(outcome, {
-      promptTokens: prompts[i]?.length ?? 0,
-      expected: expected[i] ?? [],
+    checkRequest(outcome, prompts[i] ?? [], expected[i] ?? [], {
       kv: compareKv(ids[i] ?? "", sent, received),
       atOnce,
     }),
@@ -110,25 +100,13 @@ async function checkRound(
 
 function checkRequest(
   outcome: PromiseSettledResult<CompletionOutcome>,
-  {
-    promptTokens,
-    expected,
-    kv,
-    atOnce,
-  }: {
-    promptTokens: number;
-    expected: readonly number[];
-    kv: ReturnType<typeof compareKv>;
-    atOnce: boolean;
-  },
+  prompt: readonly number[],
+  expected: readonly number[],
+  { kv, atOnce }: { kv: KvComparison; atOnce: boolean },
 ): CheckedRequest {
   const parts = partsOf(kv, atOnce);
-  const measured = {
-    promptTokens,
-    ...parts,
-    transferBytes: kv.transfer?.length_bytes ?? 0,
-    kvEqual: kv.equal,
-  };
+  const transferBytes = kv.transfer?.length_bytes ?? 0;
+  const measured = { promptTokens: prompt.length, ...parts, transferBytes, kvEqual: kv.equal };
   if (outcome.status === "rejected") {
     const { message } = KvError.from(outcome.reason, "KV_INTERNAL", "the request failed");
     const times = { ttftMs: 0, otherMs: 0, decodeMs: 0, totalMs: 0 };
@@ -145,7 +123,7 @@ function checkRequest(
 }
 
 /** The parts of a request's time to first token that the instances measured. */
-function partsOf({ sent, received, transfer }: ReturnType<typeof compareKv>, atOnce: boolean) {
+function partsOf({ sent, received, transfer }: KvComparison, atOnce: boolean) {
   const prefillMs = sent?.forward_ms ?? 0;
   const saveMs = sent?.save_ms ?? 0;
   const prefillQueueMs = sent?.queue_ms ?? 0;
@@ -193,13 +171,12 @@ export interface NegativeControl {
 }
 
 /** Shows that the comparison of tokens can fail: zeroes one transferred block of a prompt before it is used. */
-async function runNegativeControl(options: {
-  readonly url: string;
-  readonly requestId: string;
-  readonly promptTokens: readonly number[];
-  readonly expected: readonly number[];
-}): Promise<NegativeControl> {
-  const { url, requestId, promptTokens, expected } = options;
+async function runNegativeControl({
+  url,
+  requestId,
+  promptTokens,
+  expected,
+}: { readonly url: string; readonly requestId: string } & PreparedRun["control"]): Promise<NegativeControl> {
   const run = async (suffix: string, zeroBlock?: number): Promise<boolean> => {
     const { tokens } = await complete({
       url,

@@ -22,15 +22,15 @@ const MIN_DISTINCT_TOKENS = 8;
 /** Prompts of the second round, at most. */
 const MAX_WARM = 4;
 
-export interface PreparedRun {
+/** Prompts, and the tokens that one engine in one process generates from each. */
+export interface ExpectedPrompts {
   readonly prompts: readonly (readonly number[])[];
-  /** The reference tokens of each prompt. */
   readonly expected: readonly (readonly number[])[];
+}
+
+export interface PreparedRun extends ExpectedPrompts {
   /** Further prompts, for the second round. */
-  readonly warm: {
-    readonly prompts: readonly (readonly number[])[];
-    readonly expected: readonly (readonly number[])[];
-  };
+  readonly warm: ExpectedPrompts;
   /** A further prompt, for the negative control. */
   readonly control: { readonly promptTokens: readonly number[]; readonly expected: readonly number[] };
   readonly modelName: string;

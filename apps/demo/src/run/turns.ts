@@ -4,14 +4,10 @@ import type { Cluster } from "../cluster/cluster.js";
 import { loadModel } from "../model/model.js";
 import { sameTokens } from "./check-run.js";
 import { complete } from "./completion-client.js";
-import { referenceTokens, syntheticPrompts } from "./prepare-run.js";
+import { type ExpectedPrompts, referenceTokens, syntheticPrompts } from "./prepare-run.js";
 
 /** A conversation: each turn's prompt is the last one, its output, and a little more. */
-export interface Conversation {
-  readonly prompts: readonly (readonly number[])[];
-  /** The tokens that one engine in one process generates from each prompt. */
-  readonly expected: readonly (readonly number[])[];
-}
+export type Conversation = ExpectedPrompts;
 
 /** One turn, with where the KV of its prompt came from. */
 export interface Turn {
