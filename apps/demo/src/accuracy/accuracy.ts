@@ -1,5 +1,4 @@
 import type { Log } from "@kv/interface";
-import { memoryTransport } from "@kv/transport-memory";
 import { chooseTransport, type TransportName } from "../cluster/choose-transport.js";
 import { startCluster } from "../cluster/cluster.js";
 import type { ClusterOptions } from "../cluster/cluster-plan.js";
@@ -91,13 +90,11 @@ function scoreOf(questions: readonly Question[], answers: readonly (readonly num
 
 async function answersOfOneEngine(questions: readonly Question[], directory: string): Promise<number[][]> {
   const model = await loadModel({ directory });
-  const transport = memoryTransport();
   try {
     const prompts = questions.map(({ promptTokens }) => promptTokens);
-    return await referenceTokens(prompts, { model, transport, maxTokens: MAX_TOKENS });
+    return await referenceTokens(prompts, { model, maxTokens: MAX_TOKENS });
   } finally {
     await model.close();
-    await transport.close();
   }
 }
 

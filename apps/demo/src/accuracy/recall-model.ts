@@ -4,7 +4,7 @@ import { KvError } from "@kv/interface";
 import { buildOnnx } from "../model/onnx/build-onnx.js";
 import { cachedDirectory, defaultCacheDirectory } from "../model/prepare-model.js";
 import { readDecoderConfig } from "../model/weights/decoder-config.js";
-import type { WeightSource } from "../model/weights/weights.js";
+import { type WeightSource, weightsOf } from "../model/weights/weights.js";
 
 /** Raise it when the weights change: the directory of the model is cached under it. */
 const VERSION = 1;
@@ -147,17 +147,7 @@ function recallWeights(): WeightSource {
     for (const name of ["input_layernorm", "post_attention_layernorm"])
       weights.set(`${prefix}.${name}.weight`, norm);
   }
-  const known = (name: string): Matrix => {
-    const found = weights.get(name);
-    if (found === undefined) throw new KvError("KV_MODEL_UNSUPPORTED", `there is no weight ${name}`);
-    return found;
-  };
-  return {
-    has: (name) => weights.has(name),
-    shape: (name) => known(name).shape,
-    read: async (name) => known(name).data,
-    async close() {},
-  };
+  return weightsOf(weights, (name) => new KvError("KV_MODEL_UNSUPPORTED", `there is no weight ${name}`));
 }
 
 /** A prompt that states facts and ends with a question about one of them. */

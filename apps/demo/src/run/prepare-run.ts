@@ -1,5 +1,5 @@
 import { readFile } from "node:fs/promises";
-import { KvError, type Transport } from "@kv/interface";
+import { KvError } from "@kv/interface";
 import { memoryTransport } from "@kv/transport-memory";
 import { BlockPool } from "../engine/cache/block-pool.js";
 import { KvPool } from "../engine/cache/kv-pool.js";
@@ -43,7 +43,6 @@ export async function prepareRun(
 ): Promise<PreparedRun> {
   const { maxTokens, promptsFile, requests, tinyKvHeads } = options;
   const model = await loadModel({ onProgress: say, directory: options.model, tinyKvHeads });
-  const transport = memoryTransport();
   try {
     const { vocabSize, maxModelLen, directory, name } = model.config;
     const tokenizer = await loadTokenizer({ directory, vocabSize });
@@ -60,7 +59,7 @@ export async function prepareRun(
     const control = generated[count] ?? [];
     const warm = generated.slice(count + 1, count + 1 + warmCount);
     say(`computing the reference tokens of ${prompts.length} prompts with ${name} in this process`);
-    const all = await referenceTokens([...prompts, control, ...warm], { model, transport, maxTokens });
+    const all = await referenceTokens([...prompts, control, ...warm], { model, maxTokens });
     return {
       prompts,
       expected: all.slice(0, count),
@@ -70,7 +69,6 @@ export async function prepareRun(
     };
   } finally {
     await model.close();
-    await transport.close();
   }
 }
 
@@ -79,17 +77,13 @@ const REFERENCE_BLOCK_SIZE = 16;
 /** The tokens that one engine in this process generates greedily from each prompt: one prompt at a time, without a prefix cache. */
 export async function referenceTokens(
   prompts: readonly (readonly number[])[],
-  { model, transport, maxTokens }: { model: Model; transport: Transport; maxTokens: number },
+  { model, maxTokens }: { model: Model; maxTokens: number },
 ): Promise<number[][]> {
   const longest = Math.max(...prompts.map((prompt) => prompt.length));
   const numBlocks = Math.ceil((longest + maxTokens) / REFERENCE_BLOCK_SIZE) + 2;
-  const pool = new KvPool({
-    transport,
-    geometry: model.config,
-    numBlocks,
-    blockSize: REFERENCE_BLOCK_SIZE,
-    tp: 1,
-  });
+  const transport = memoryTransport();
+  const sizes = { numBlocks, blockSize: REFERENCE_BLOCK_SIZE, tp: 1 };
+  const pool = new KvPool({ transport, geometry: model.config, ...sizes });
   const blocks = new BlockPool({ numBlocks, prefixCaching: false });
   const engine = new Engine({ model, pool, blocks });
   try {
@@ -103,6 +97,7 @@ export async function referenceTokens(
   } finally {
     await engine.close();
     pool.close();
+    await transport.close();
   }
 }
 

@@ -1,5 +1,4 @@
 import { METRICS } from "@kv/connector";
-import { memoryTransport } from "@kv/transport-memory";
 import type { Cluster } from "../cluster/cluster.js";
 import { loadModel } from "../model/model.js";
 import { sameTokens } from "./check-run.js";
@@ -34,12 +33,8 @@ export async function prepareConversation(
   options: { readonly model?: string | undefined; readonly tinyKvHeads?: number | undefined },
   { maxTokens, say }: { readonly maxTokens: number; readonly say: (line: string) => void },
 ): Promise<Conversation> {
-  const model = await loadModel({
-    onProgress: say,
-    directory: options.model,
-    tinyKvHeads: options.tinyKvHeads,
-  });
-  const transport = memoryTransport();
+  const { model: directory, tinyKvHeads } = options;
+  const model = await loadModel({ onProgress: say, directory, tinyKvHeads });
   try {
     const { vocabSize } = model.config;
     const [first = [], ...rest] = syntheticPrompts({ count: turns, vocabSize, maxTokens: 100 });
@@ -47,14 +42,13 @@ export async function prepareConversation(
     const expected: number[][] = [];
     for (const added of [first, ...rest.map((prompt) => prompt.slice(0, NEW_TOKENS))]) {
       const prompt = [...(prompts.at(-1) ?? []), ...(expected.at(-1) ?? []), ...added];
-      const [output = []] = await referenceTokens([prompt], { model, transport, maxTokens });
+      const [output = []] = await referenceTokens([prompt], { model, maxTokens });
       prompts.push(prompt);
       expected.push(output);
     }
     return { prompts, expected };
   } finally {
     await model.close();
-    await transport.close();
   }
 }
 

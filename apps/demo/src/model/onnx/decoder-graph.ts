@@ -7,7 +7,6 @@ import {
   type WeightSource,
 } from "../weights/weights.js";
 import {
-  type OnnxAttribute,
   type OnnxGraph,
   type OnnxNode,
   type OnnxTensor,
@@ -39,7 +38,7 @@ const lowestFloat32 = -3.4028234663852886e38;
 
 /** The decoder as a graph of basic operators, so that ONNX Runtime can fuse known patterns. */
 export async function decoderGraph(options: Omit<Scope, "graph">): Promise<OnnxGraph> {
-  const scope: Scope = { ...options, graph: graphBuilder() };
+  const scope: Scope = { ...options, graph: new GraphBuilder() };
   const { graph, config, kvType } = scope;
   const shared = { ...rotary(scope), mask: causalMask(scope) };
 
@@ -224,51 +223,40 @@ async function stored(
 }
 
 /** Collects the nodes and constants of a graph. Each method returns the name of its output. */
-export interface GraphBuilder {
+class GraphBuilder {
+  readonly nodes: OnnxNode[] = [];
+  readonly tensors: OnnxTensor[] = [];
+  readonly #constants = new Map<string, string>();
+
   op(
     op: string,
     inputs: readonly string[],
-    options?: { attributes?: Readonly<Record<string, OnnxAttribute>>; output?: string },
-  ): string;
-  int64(values: readonly number[], shape?: readonly number[]): string;
-  float32(values: ArrayLike<number>, shape?: readonly number[]): string;
+    options: { attributes?: OnnxNode["attributes"]; output?: string } = {},
+  ): string {
+    const { attributes = {}, output = `${op}_${this.nodes.length}` } = options;
+    this.nodes.push({ op, inputs, outputs: [output], attributes });
+    return output;
+  }
+
+  int64(values: readonly number[], shape: readonly number[] = [values.length]): string {
+    return this.#constant("int64", new Uint8Array(BigInt64Array.from(values, BigInt).buffer), shape);
+  }
+
+  float32(values: ArrayLike<number>, shape: readonly number[] = [values.length]): string {
+    return this.#constant("float32", new Uint8Array(Float32Array.from(values).buffer), shape);
+  }
+
   /** Adds a tensor that is stored elsewhere (a weight in a file). */
-  tensor(tensor: OnnxTensor): string;
-  readonly nodes: readonly OnnxNode[];
-  readonly tensors: readonly OnnxTensor[];
-}
+  tensor(tensor: OnnxTensor): string {
+    this.tensors.push(tensor);
+    return tensor.name;
+  }
 
-export function graphBuilder(): GraphBuilder {
-  const nodes: OnnxNode[] = [];
-  const tensors: OnnxTensor[] = [];
-  const constants = new Map<string, string>();
-
-  const constant = (type: OnnxType, bytes: Uint8Array, shape: readonly number[]): string => {
+  #constant(type: OnnxType, bytes: Uint8Array, shape: readonly number[]): string {
     const key = `${type}[${shape.join()}]${Buffer.from(bytes).toString("base64")}`;
-    const known = constants.get(key);
-    if (known !== undefined) return known;
-    const name = `constant_${constants.size}`;
-    constants.set(key, name);
-    tensors.push({ name, type, shape, data: { inline: bytes } });
+    const name = this.#constants.get(key) ?? `constant_${this.#constants.size}`;
+    if (!this.#constants.has(key)) this.tensors.push({ name, type, shape, data: { inline: bytes } });
+    this.#constants.set(key, name);
     return name;
-  };
-
-  return {
-    nodes,
-    tensors,
-    op(op, inputs, { attributes = {}, output = `${op}_${nodes.length}` } = {}) {
-      nodes.push({ op, inputs, outputs: [output], attributes });
-      return output;
-    },
-    int64(values, shape = [values.length]) {
-      return constant("int64", new Uint8Array(BigInt64Array.from(values, BigInt).buffer), shape);
-    },
-    float32(values, shape = [values.length]) {
-      return constant("float32", new Uint8Array(Float32Array.from(values).buffer), shape);
-    },
-    tensor(tensor) {
-      tensors.push(tensor);
-      return tensor.name;
-    },
-  };
+  }
 }
