@@ -25,6 +25,7 @@ export interface EngineRankOptions {
   readonly config: InstanceConfig;
   readonly transferConfig: KvTransferConfig;
   readonly dpRank: number;
+  /** As peers know it. */
   readonly engineId: string;
   /** The model's name for clients, and in the compatibility hash. */
   readonly servedName: string;
@@ -41,13 +42,9 @@ export interface EngineRankOptions {
 }
 
 /** One data-parallel rank of an instance: an engine with a cache, a connector and a side channel of its own. */
-export interface EngineRank {
-  readonly dpRank: number;
-  /** As peers know it. */
-  readonly engineId: string;
+export interface EngineRank extends Pick<EngineRankOptions, "dpRank" | "engineId" | "transferConfig"> {
   /** Most tokens of a sequence, prompt and output. */
   readonly maxModelLen: number;
-  readonly transferConfig: KvTransferConfig;
   readonly engine: Engine;
   readonly blocks: BlockPool;
   readonly platform: InstancePlatform;

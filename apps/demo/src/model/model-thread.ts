@@ -12,15 +12,6 @@ import type {
   WorkerStart,
 } from "./worker/worker-protocol.js";
 
-/** The main thread's handle of the model's thread. Calls are queued here, so that those that have not started end with `close`. */
-export interface ModelThread {
-  readonly shape: SessionShape;
-  /** True when the thread has ended or was closed. */
-  ended(): boolean;
-  call(message: Call["message"], transfer?: readonly ArrayBuffer[]): Promise<ForwardDone | undefined>;
-  close(): Promise<void>;
-}
-
 interface Call {
   message: (id: number) => ToWorker;
   transfer: readonly ArrayBuffer[];
@@ -28,7 +19,8 @@ interface Call {
   reject(error: unknown): void;
 }
 
-export async function startModelThread(start: WorkerStart): Promise<ModelThread> {
+/** Starts the model's thread. Calls are queued here, so that those that have not started end with `close`. */
+export async function startModelThread(start: WorkerStart) {
   const busy = busyFlag();
   const workerData: WorkerData = { start, busy };
   const worker = new Worker(createRequire(import.meta.url).resolve("@kv/demo/model-worker"), {
@@ -101,10 +93,11 @@ export async function startModelThread(start: WorkerStart): Promise<ModelThread>
 
   return {
     shape,
+    /** True when the thread has ended or was closed. */
     ended: () => end !== undefined,
-    async call(message, transfer = []) {
+    async call(message: Call["message"], transfer: readonly ArrayBuffer[] = []) {
       if (end !== undefined) throw end;
-      return await new Promise((resolve, reject) => {
+      return await new Promise<ForwardDone | undefined>((resolve, reject) => {
         waiting.push({ message, transfer, resolve, reject });
         advance();
       });

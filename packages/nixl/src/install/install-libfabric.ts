@@ -69,23 +69,21 @@ const SOURCES: Readonly<Record<string, Source>> = {
 const DRIVER = "libcuda.so.1";
 const FOLDER = `libfabric-2.5-${process.arch === "arm64" ? "aarch64" : "x86_64"}`;
 
-/** Where the libraries are needed. */
-export interface InstallLibfabricOptions {
-  /** Path of the `libnixl_capi.so` whose LIBFABRIC plugin is to load. */
-  readonly libraryPath: string;
-  /** The variables that apply to pip, the cache and the plugin. */
-  readonly environment: Environment;
-  /** Gets one line for each step. */
-  readonly onProgress: (line: string) => void;
-}
-
 /**
  * Installs the libraries that NIXL's LIBFABRIC plugin lacks on this machine, and only those, into the user's cache: libfabric with its tcp
  * provider, hwloc, the CUDA runtime, and a stub of libcuda.so.1 where there is no NVIDIA driver. Does nothing when the plugin loads with the
- * system's libraries (as on EC2 with EFA). Rejects with `KV_INSTALL_FAILED`.
+ * system's libraries (as on EC2 with EFA). `libraryPath`: the `libnixl_capi.so` whose LIBFABRIC plugin is to load; `environment`: the variables that
+ * apply to pip, the cache and the plugin; `onProgress` gets one line for each step. Rejects with `KV_INSTALL_FAILED`.
  */
-export async function installLibfabric(options: InstallLibfabricOptions): Promise<void> {
-  const { libraryPath, environment, onProgress } = options;
+export async function installLibfabric({
+  libraryPath,
+  environment,
+  onProgress,
+}: {
+  libraryPath: string;
+  environment: Environment;
+  onProgress: (line: string) => void;
+}): Promise<void> {
   const [plugin] = await describePlugins({ libraryPath, environment, names: ["LIBFABRIC"] });
   if (plugin === undefined) {
     throw new KvError(
