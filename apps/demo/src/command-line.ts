@@ -1,10 +1,10 @@
-import { KvError } from "@kv/interface";
 import { commanderOutput, oneOf, packageVersion, wholeNumberFrom } from "@kv/program";
 import { Command, Option } from "commander";
 import type { AccuracyOptions } from "./accuracy/accuracy.js";
 import { demoConnectors } from "./instance/connectors.js";
 import table from "./options.json" with { type: "json" };
 import type { LogLevel } from "./processes/json-log.js";
+import { parseJson } from "./processes/parse-json.js";
 import type { InstanceFlags, ProxyFlags, ServerFlags } from "./processes/roles.js";
 import type { DemoOptions } from "./run/demo.js";
 
@@ -133,17 +133,4 @@ function checkFlags(raw: RawFlags, command: Command): DemoFlags {
 function transportOf(backend: string | undefined): RawFlags["transport"] {
   if (backend === undefined) return undefined;
   return backend === "MEMORY" ? "memory" : "nixl";
-}
-
-/** Reads the JSON object of an option. Errors: `KV_CONFIG_INVALID`. */
-export function parseJson(option: string, text: string): Record<string, unknown> {
-  let value: unknown;
-  try {
-    value = JSON.parse(text);
-  } catch (cause) {
-    throw new KvError("KV_CONFIG_INVALID", `${option} is not JSON: ${(cause as Error).message}`, { cause });
-  }
-  if (typeof value === "object" && value !== null && !Array.isArray(value))
-    return value as Record<string, unknown>;
-  throw new KvError("KV_CONFIG_INVALID", `${option} is ${text.slice(0, 100)}, not a JSON object`);
 }

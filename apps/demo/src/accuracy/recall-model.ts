@@ -10,17 +10,17 @@ import { type WeightSource, weightsOf } from "../model/weights/weights.js";
 const VERSION = 1;
 
 /** Subjects and values of the facts that a prompt states. */
-export const SUBJECTS = 32;
-export const VALUES = 16;
+const SUBJECTS = 32;
+const VALUES = 16;
 
 /** The token of an answer. */
-export const answerToken = (value: number): number => 16 + value;
+const answerToken = (value: number): number => 16 + value;
 /** The token that asks for the value of a subject. */
-export const questionToken = (subject: number): number => 32 + subject;
+const questionToken = (subject: number): number => 32 + subject;
 /** The token of a fact: a subject has a value. */
-export const factToken = (subject: number, value: number): number => 64 + subject * VALUES + value;
+const factToken = (subject: number, value: number): number => 64 + subject * VALUES + value;
 /** Tokens without a meaning. */
-export const FILLERS = { first: 576, count: 64 } as const;
+const FILLERS = { first: 576, count: 64 } as const;
 
 const HEADS = 4;
 const HEAD_DIM = 32;

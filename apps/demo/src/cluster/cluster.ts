@@ -198,7 +198,7 @@ export interface FrontServers {
 }
 
 /** Starts what clients send requests to, and returns it: a proxy; or Envoy, in front of a picker and a sidecar beside each decode instance. */
-export async function startFront(
+async function startFront(
   options: ClusterOptions,
   { prefills, decodes }: { readonly prefills: ClusterMember[]; readonly decodes: ClusterMember[] },
   { log, restart = false, proxyPort = 0 }: StartOptions,

@@ -205,7 +205,7 @@ export interface SideChannelAddress {
 }
 
 /** A side channel that reports the address of each listener, as port 0 takes a free one. */
-export function observedSideChannel(
+function observedSideChannel(
   sideChannel: SideChannel,
   onListening: (address: SideChannelAddress) => void,
 ): SideChannel {

@@ -4,12 +4,12 @@ import { nixlTransport } from "@kv/nixl";
 import { endWithOwner, onInterrupt, print, printError, sendToOwner } from "@kv/program";
 import { createProxy, type ProxySettingsInput } from "@kv/proxy";
 import { zmqSideChannel } from "@kv/side-channel";
-import { parseJson } from "../command-line.js";
 import { startInstance } from "../instance/instance.js";
 import { readInstanceConfig } from "../instance/instance-config.js";
 import { openTransport } from "../instance/modules.js";
 import type { ReadyServer } from "./child-process.js";
 import { jsonLog, type LogLevel } from "./json-log.js";
+import { parseJson } from "./parse-json.js";
 import { openTraces } from "./traces.js";
 
 /** Options of the commands that run one server. */

@@ -133,7 +133,7 @@ const TEXTS = [
 ];
 
 /** Prompts of English text for a trained model, of different lengths and different from the first word on. */
-export function textPrompts({ count, maxTokens }: PromptOptions, tokenizer: Tokenizer): number[][] {
+function textPrompts({ count, maxTokens }: PromptOptions, tokenizer: Tokenizer): number[][] {
   return Array.from({ length: count }, (_, k) => {
     const texts = Array.from({ length: 1 + (k % 5) }, (_, i) => TEXTS[(k + i) % TEXTS.length]);
     return Array.from(tokenizer.encode(`${k + 1}. ${texts.join(" ")}`)).slice(0, maxTokens);
@@ -141,7 +141,7 @@ export function textPrompts({ count, maxTokens }: PromptOptions, tokenizer: Toke
 }
 
 /** Reads a file with one prompt per line: text, a JSON string, or a JSON list of token ids. Errors: `KV_CONFIG_INVALID` with the line. */
-export async function readPrompts(path: string, tokenizer: Tokenizer): Promise<number[][]> {
+async function readPrompts(path: string, tokenizer: Tokenizer): Promise<number[][]> {
   let text: string;
   try {
     text = await readFile(path, "utf8");

@@ -214,7 +214,7 @@ export async function benchTarget([maxBytes]: readonly string[]): Promise<never>
 }
 
 /** The sessions of a target: bounded in all and per remote address. */
-export class Sessions {
+class Sessions {
   readonly #limits: { readonly maxSessions: number; readonly maxSessionsPerAddress: number };
   readonly #running = new Map<Socket, Promise<void>>();
   readonly #perAddress = new Map<string, number>();

@@ -100,7 +100,7 @@ const KEPT_LINES = 50;
  * Runs python3's pip with the user's configuration. `options` are left out of the command that an error suggests. Rejects with
  * `KV_INSTALL_FAILED`.
  */
-export async function pip(
+async function pip(
   command: readonly string[],
   options: readonly string[],
   { environment, onProgress }: { environment: Environment; onProgress: (line: string) => void },

@@ -33,7 +33,7 @@ export function libraryPackage(): LibraryPackage {
 }
 
 /** Whether the library is the one of that package. It has the plugins UCX, POSIX and LIBFABRIC; the wheel has more. */
-export function isOfPackage(libraryPath: string): boolean {
+function isOfPackage(libraryPath: string): boolean {
   const { path } = libraryPackage();
   return path !== undefined && realLibrary(path) === realLibrary(libraryPath);
 }

@@ -1,8 +1,19 @@
-import { KvError, type Timer } from "@kv/interface";
-import type { PostedNotification } from "./endpoints.js";
-import type { Fabric } from "./fabric.js";
-import { DEFAULT_FAULT_DELAY_MS } from "./fault-plan.js";
+import { type Clock, KvError, type Random, type Timer } from "@kv/interface";
+import type { AgentEndpoint, PostedNotification } from "./endpoints.js";
+import { DEFAULT_FAULT_DELAY_MS, type FaultPlan } from "./fault-plan.js";
 import type { MemoryHost } from "./host.js";
+
+/** The part of `Fabric` that notifications need. */
+interface NotificationFabric {
+  readonly clock: Clock;
+  readonly random: Random;
+  readonly faults: FaultPlan;
+  readonly reportsPeerDeath: boolean;
+  readonly agents: ReadonlyMap<string, AgentEndpoint>;
+  drawLatencyMs(): number;
+  isCut(hostA: string, hostB: string): boolean;
+  cut(hostA: string, hostB: string, forMs: number | undefined): void;
+}
 
 interface InFlightNotification extends PostedNotification {
   timer: Timer;
@@ -17,11 +28,11 @@ interface Channel {
 
 /** Notifications in flight: one channel for each pair of agents, first in, first out unless a fault reorders. */
 export class NotificationChannels {
-  readonly #fabric: Fabric;
+  readonly #fabric: NotificationFabric;
   readonly #channels = new Map<string, Channel>();
   readonly #inFlight = new Set<InFlightNotification>();
 
-  constructor(fabric: Fabric) {
+  constructor(fabric: NotificationFabric) {
     this.#fabric = fabric;
   }
 

@@ -22,7 +22,7 @@ export interface RequestedBackends {
 }
 
 /** The name of the option that sets `DoctorRequest.backends`. */
-export const BACKEND_OPTION = "the option --backend";
+const BACKEND_OPTION = "the option --backend";
 
 /** The backends that the request or the environment selects, and the setting that selected them. */
 export function requestedBackends(environment: Environment, request: DoctorRequest): RequestedBackends {
