@@ -172,7 +172,8 @@ async function serveConnection(
           socket.write(encodeMessage({ kind: "LOAD", metadata }), () => left()),
         );
       } else if (message.kind === "LOAD") {
-        onPeer?.(await agent.addRemote(message.metadata), "added");
+        const name = await agent.addRemote(message.metadata);
+        onPeer?.(name, "added");
       } else {
         await agent.removeRemote(message.name);
         onPeer?.(message.name, "removed");
