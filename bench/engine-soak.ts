@@ -9,7 +9,7 @@ import { type ClusterOptions, planInstances, planProxy } from "../apps/demo/src/
 import { startInstance } from "../apps/demo/src/instance/instance.js";
 import { readInstanceConfig } from "../apps/demo/src/instance/instance-config.js";
 import { startChild } from "../apps/demo/src/processes/child-process.js";
-import { syntheticPrompts } from "../apps/demo/src/run/prompts.js";
+import { syntheticPrompts } from "../apps/demo/src/run/prepare-run.js";
 import { startRelayed } from "../apps/demo/test/support/relayed-instance.js";
 import type { InstanceSpecInput } from "../packages/fleet/src/instances/instance-spec.js";
 import { freePort, watchMemory } from "./child-processes.js";

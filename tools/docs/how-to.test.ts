@@ -6,7 +6,7 @@ import { describe, expect, test } from "vitest";
 import { startCluster } from "../../apps/demo/src/cluster/cluster.js";
 import { createCommand, type DemoFlags } from "../../apps/demo/src/command-line.js";
 import { jsonLog } from "../../apps/demo/src/processes/json-log.js";
-import { fetchRecords } from "../../apps/demo/src/run/compare-kv.js";
+import { fetchRecords } from "../../apps/demo/src/run/check-run.js";
 import { complete } from "../../apps/demo/src/run/completion-client.js";
 import { prepareRun } from "../../apps/demo/src/run/prepare-run.js";
 import { root } from "../repository/source-files.js";

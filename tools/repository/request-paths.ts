@@ -144,7 +144,7 @@ const PICK: RequestPath = {
 /** A READ with a notification between two agents of this process. */
 const NATIVE_TRANSFER: RequestPath = {
   modules: { nixl: "packages/nixl/src/index.ts" },
-  tables: [{ heading: "A native transfer", module: "nixl", most: 7 }],
+  tables: [{ heading: "A native transfer", module: "nixl", most: 6 }],
   missing: nixlMissing,
   async start({ nixl: module }) {
     const { nixlTransport } = module as typeof import("@kv/nixl");

@@ -1,6 +1,6 @@
 import { commanderOutput, oneOf, packageVersion, wholeNumberFrom } from "@kv/program";
 import { Command, Option } from "commander";
-import type { PlatformName } from "./cluster/cluster-plan.js";
+import type { AccuracyOptions } from "./accuracy/accuracy.js";
 import { demoConnectors } from "./instance/connectors.js";
 import table from "./options.json" with { type: "json" };
 import type { LogLevel } from "./processes/json-log.js";
@@ -19,45 +19,17 @@ export interface DemoFlags extends DemoOptions {
   readonly logLevel: LogLevel;
 }
 
-interface RawFlags {
-  transport?: "nixl" | "memory" | undefined;
-  backend?: string;
-  connector: string;
-  connectorModule?: string;
-  transportModule?: string;
-  platformModule?: string;
-  pushLegs?: "at-once" | "prefill-first";
-  pushLayerwise?: boolean;
-  front: "proxy" | "envoy";
-  prefills: number;
-  decodes: number;
-  prefillTp: number;
-  decodeTp: number;
-  prefillBlockSize: number;
-  decodeBlockSize: number;
-  prefillPlatform: PlatformName;
-  decodePlatform: PlatformName;
-  stagingBlocks?: number;
-  requests?: number;
-  turns?: number;
-  maxTokens?: number;
-  prompts?: string;
-  model?: string;
-  kvHeads?: string;
-  extraConfig?: string;
-  trace?: string;
-  port: number;
-  adminPort?: number;
-  keep: boolean;
-  json: boolean;
-  logLevel: LogLevel;
+/** The flags of the demo, as commander parses them. */
+interface RawFlags
+  extends Omit<DemoFlags, "maxTokens" | "promptsFile" | "tinyKvHeads" | "extraConfig" | "restart"> {
+  readonly maxTokens?: number;
+  readonly prompts?: string;
+  readonly kvHeads?: string;
+  readonly extraConfig?: string;
 }
 
-export interface AccuracyFlags {
-  readonly transport?: "nixl" | "memory" | undefined;
-  readonly questions: number;
+export interface AccuracyFlags extends Omit<AccuracyOptions, "say" | "log"> {
   readonly json: boolean;
-  readonly logLevel: LogLevel;
 }
 
 export interface Actions {
@@ -144,16 +116,12 @@ function checkFlags(raw: RawFlags, command: Command): DemoFlags {
     refuse(
       "--turns is one conversation through kv-proxy, and ends: leave out --keep, --front, --prompts and --requests",
     );
-  const { prompts, kvHeads, port, keep, json, logLevel, maxTokens, extraConfig, ...rest } = raw;
+  const { prompts, kvHeads, maxTokens, extraConfig, ...rest } = raw;
   const neuron = raw.prefillPlatform === "neuron" || raw.decodePlatform === "neuron";
   return {
     ...rest,
     maxTokens: maxTokens ?? (neuron ? MAX_TOKENS.neuron : MAX_TOKENS.plain),
-    restart: keep,
-    keep,
-    json,
-    logLevel,
-    port,
+    restart: raw.keep,
     transport: transport ?? transportOf(backend),
     promptsFile: prompts,
     tinyKvHeads: kvHeads === undefined ? undefined : Number(kvHeads),

@@ -1,6 +1,6 @@
 import { isLongRun } from "@kv/testing/long-run";
 import { expect, it } from "vitest";
-import { questionSet } from "../src/accuracy/questions.js";
+import { questionSet } from "../src/accuracy/recall-model.js";
 import { ended, startDemo } from "./support/run-demo.js";
 
 const QUESTIONS = isLongRun ? 24 : 8;

@@ -7,7 +7,7 @@ import { fileURLToPath } from "node:url";
 import { isLongRun, someOf } from "@kv/testing/long-run";
 import { builtProgram } from "@kv/testing/node-programs";
 import { afterEach, describe, expect, it } from "vitest";
-import { fetchRecords } from "../src/run/compare-kv.js";
+import { fetchRecords } from "../src/run/check-run.js";
 import { complete } from "../src/run/completion-client.js";
 import { libfabricAbsence } from "./support/libfabric-absence.js";
 import { expectIdle, preparedRun } from "./support/matrix.js";

@@ -4,9 +4,8 @@ import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport
 import { afterEach, describe, expect, it } from "vitest";
 import { planInstances } from "../src/cluster/cluster-plan.js";
 import { type Instance, startInstance } from "../src/instance/instance.js";
-import { readInstanceConfig } from "../src/instance/instance-config.js";
-import { transferConfigOf } from "../src/instance/transfer-config.js";
-import { fetchRecords } from "../src/run/compare-kv.js";
+import { readInstanceConfig, transferConfigOf } from "../src/instance/instance-config.js";
+import { fetchRecords } from "../src/run/check-run.js";
 import { complete } from "../src/run/completion-client.js";
 import { expectIdle, PAIR, preparedRun } from "./support/matrix.js";
 

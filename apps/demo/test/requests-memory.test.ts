@@ -1,7 +1,7 @@
 import { afterEach, describe, expect, it } from "vitest";
 import { type Cluster, startCluster } from "../src/cluster/cluster.js";
 import { jsonLog } from "../src/processes/json-log.js";
-import { fetchRecords } from "../src/run/compare-kv.js";
+import { fetchRecords } from "../src/run/check-run.js";
 import { complete } from "../src/run/completion-client.js";
 import { expectIdle, PAIR, preparedRun } from "./support/matrix.js";
 import { type Answer, type MemoryPair, memoryPair, post, prefillLeg } from "./support/memory-pair.js";

@@ -2,7 +2,7 @@ import { silentLog } from "@kv/interface";
 import { createProxy } from "@kv/proxy";
 import { afterAll, beforeAll, describe, expect, it } from "vitest";
 import { type Cluster, startCluster } from "../src/cluster/cluster.js";
-import { fetchRecords } from "../src/run/compare-kv.js";
+import { fetchRecords } from "../src/run/check-run.js";
 import { expectIdle, PAIR, preparedRun } from "./support/matrix.js";
 
 interface Answer {

@@ -34,10 +34,10 @@ describe("a conversation of four turns through kv-proxy --readback", () => {
   it("a P without a prefix cache reads what D has, and computes the new tokens only; the tokens are those of one engine", async () => {
     const turns = await play({ prefillInstance: { prefixCaching: false } });
     expect(turns).toEqual(
-      PROMPTS.map((promptTokens, turn) => ({
-        ...{ promptTokens, cachedTokens: 0, outputTokens: 16, tokensEqual: true },
-        readBackTokens: turn === 0 ? 0 : promptTokens - 21,
-        computedTokens: turn === 0 ? 100 : 21,
+      PROMPTS.map((tokens, turn) => ({
+        ...{ prompt_tokens: tokens, cached_tokens: 0, output_tokens: 16, tokens_equal: true },
+        read_back_tokens: turn === 0 ? 0 : tokens - 21,
+        computed_tokens: turn === 0 ? 100 : 21,
       })),
     );
   });
@@ -45,19 +45,19 @@ describe("a conversation of four turns through kv-proxy --readback", () => {
   it("a P with a prefix cache reads the output, and two P's in turns read what the other has computed", async () => {
     const [, alone] = await play({});
     expect(alone).toMatchObject({
-      cachedTokens: 96,
-      readBackTokens: 19,
-      computedTokens: 21,
-      tokensEqual: true,
+      cached_tokens: 96,
+      read_back_tokens: 19,
+      computed_tokens: 21,
+      tokens_equal: true,
     });
     const [, ...turns] = await play({ prefills: 2, prefillTp: 2, decodeBlockSize: 32 });
-    for (const { computedTokens, tokensEqual } of turns)
-      expect([computedTokens, tokensEqual]).toEqual([21, true]);
+    for (const { computed_tokens, tokens_equal } of turns)
+      expect([computed_tokens, tokens_equal]).toEqual([21, true]);
   });
 
   it.skipIf(absence !== undefined)("over NIXL", async () => {
     const turns = await play({ transport: "nixl", prefillInstance: { prefixCaching: false } });
-    expect(turns.map(({ computedTokens, tokensEqual }) => [computedTokens, tokensEqual])).toEqual([
+    expect(turns.map(({ computed_tokens, tokens_equal }) => [computed_tokens, tokens_equal])).toEqual([
       [100, true],
       [21, true],
       [21, true],

@@ -1,6 +1,5 @@
 import { readdirSync, readFileSync } from "node:fs";
-import { type Cluster, startCluster } from "../../../apps/demo/src/cluster/cluster.js";
-import type { ClusterMember } from "../../../apps/demo/src/cluster/members.js";
+import { type Cluster, type ClusterMember, startCluster } from "../../../apps/demo/src/cluster/cluster.js";
 import { jsonLog } from "../../../apps/demo/src/processes/json-log.js";
 import { complete } from "../../../apps/demo/src/run/completion-client.js";
 import { median } from "../../report.js";

@@ -1,22 +1,17 @@
 import type { IncomingHttpHeaders } from "node:http";
 import {
   type Ambient,
+  type AmbientOptions,
+  ambient,
   type Clock,
   KvError,
   type Log,
-  type Metrics,
-  type Random,
-  silentLog,
-  systemClock,
-  systemRandom,
   type Timer,
-  type Tracer,
   YieldingQueue,
 } from "@kv/interface";
-import { type Discovery, DiscoveryFollower } from "./discovery/discovery.js";
-import { ObservedDiscovery } from "./discovery/observed-discovery.js";
+import { type Discovery, DiscoveryFollower, ObservedDiscovery } from "./discovery/discovery.js";
 import { dnsDiscovery, fileDiscovery } from "./discovery/polled-discovery.js";
-import { HealthChecks } from "./health/health-checks.js";
+import { HealthChecks, type HealthProbeRequest } from "./health/health-checks.js";
 import type { InstanceStatus, Role } from "./instances/instance.js";
 import { InstancePool } from "./instances/instance-pool.js";
 import { parseInstanceSpec } from "./instances/instance-spec.js";
@@ -24,6 +19,7 @@ import type { PooledInstance } from "./instances/pooled-instance.js";
 import { kvEventTurns } from "./kv-events/kv-event-subscriber.js";
 import type { InstanceGet } from "./pairing/engine-facts.js";
 import { Pairing } from "./pairing/pairing.js";
+import { Deadline } from "./request/deadline.js";
 import type { GenerationRequest } from "./request/generation-request.js";
 import { builtInRouting } from "./routing/built-in-routings.js";
 import { PrefillCosts } from "./routing/prefill-costs.js";
@@ -32,22 +28,14 @@ import type { FleetSettings } from "./settings/fleet-settings.js";
 import { AutoscalingSignals, type SignalsStatus } from "./telemetry/autoscaling-signals.js";
 import { bothMetrics, PrometheusMetrics } from "./telemetry/prometheus.js";
 import { forwardedHeaders } from "./upstream/forwarded-headers.js";
-import { healthProbe, instanceGet } from "./upstream/health-probe.js";
 import { PromptRenderer } from "./upstream/prompt-renderer.js";
 import { Upstream } from "./upstream/upstream.js";
 
-/** What a program may pass to a front end, besides its settings. */
-export interface FrontEndOptions {
-  /** Source of time. @default systemClock() */
-  readonly clock?: Clock | undefined;
-  /** Randomness for ids and routing. @default systemRandom() */
-  readonly random?: Random | undefined;
-  /** Gets the events. @default silentLog */
-  readonly log?: Log | undefined;
-  /** Receives all metrics, besides the route `/metrics`. @default undefined */
-  readonly metrics?: Metrics | undefined;
-  /** Records the spans of requests. Without it, trace headers of clients pass unchanged. @default undefined */
-  readonly tracer?: Tracer | undefined;
+/**
+ * What a program may pass to a front end, besides its settings. `metrics` receives all metrics, besides the route `/metrics`. `tracer` records the spans
+ * of requests; without it, trace headers of clients pass unchanged.
+ */
+export interface FrontEndOptions extends AmbientOptions {
   /** Creates the routing strategy of each role, which the front end closes. @default the setting `routing` names it */
   readonly createRouting?: ((role: Role) => Routing) | undefined;
   /** Creates a source of instances, besides the settings' lists. @default the setting `discovery` names it */
@@ -129,8 +117,8 @@ export class Fleet {
 
   /** Begins to check and to follow the instances. Errors: `KV_CONFIG_INVALID` where there are none, and no discovery. */
   constructor(options: FleetOptions) {
-    const { settings, metrics, tracer, createRouting, createDiscovery, namesPrefillers = false } = options;
-    const { clock = systemClock(), random = systemRandom(), log = silentLog } = options;
+    const { settings, metrics, createRouting, createDiscovery, namesPrefillers = false } = options;
+    const { clock, random, log, tracer } = ambient(options);
     const { timeouts, health } = settings;
     this.#options = options;
     const found = createDiscovery?.() ?? configuredDiscovery(settings.discovery, clock);
@@ -169,26 +157,25 @@ export class Fleet {
     const decode = pool("decode", settings.decoders);
     this.pools = { prefill, decode };
     this.prometheus = new PrometheusMetrics([prefill, decode]);
-    const ambient = {
+    this.ambient = {
       ...{ clock, random, log, tracer },
       metrics: metrics === undefined ? this.prometheus : bothMetrics(metrics, this.prometheus),
     };
-    this.ambient = ambient;
     this.parses = new YieldingQueue({ clock });
     this.signals = new AutoscalingSignals({
       ...{ prefillers: prefill, decoders: decode, pairing, clock },
       costs: this.prefillCosts,
-      metrics: ambient.metrics,
+      metrics: this.ambient.metrics,
     });
     this.prometheus.addSignals(() => this.signals.status());
     if (discovery !== undefined) this.prometheus.addDiscovery(discovery);
     const { prefill: forwarded } = forwardedHeaders(settings.forwardHeaders);
     // Which prefill instances there are is not known where requests name them.
     const renderers = namesPrefillers ? decode : prefill;
-    this.#renderer = new PromptRenderer({ renderers, upstream, forwarded, ambient });
+    this.#renderer = new PromptRenderer({ renderers, upstream, forwarded, ambient: this.ambient });
     // A name that resolves to nothing that answers is known to be unreachable within the time to connect.
     const timeoutMs = Math.min(health.timeoutMs, timeouts.connectMs);
-    const probe = healthProbe(upstream, clock);
+    const probe = async (request: HealthProbeRequest) => (await get(request)).status;
     // Whoever names prefill instances knows their health. With a sidecar at each decode instance they would be checked very often.
     const checked = namesPrefillers ? [decode] : [prefill, decode];
     this.#health = new HealthChecks(checked, probe, { ...health, timeoutMs }, { clock, log });
@@ -306,4 +293,19 @@ function requireInstances(settings: FleetSettings, roles: readonly ("prefillers"
     const message = `the setting ${role} names no instance, and there is no discovery`;
     throw new KvError("KV_CONFIG_INVALID", message, { hint: `name one in ${role}, or set discovery` });
   }
+}
+
+/** The proxy's own GETs at an instance. A body is cut after 64 KiB. */
+function instanceGet(upstream: Upstream, clock: Clock): InstanceGet {
+  return async ({ role, url, path, timeoutMs }) => {
+    const deadline = new Deadline({ clock, requestMs: timeoutMs });
+    try {
+      const answer = await upstream.send({ role, url, method: "GET", path, headers: {}, abort: deadline });
+      const { bytes } = await answer.body.readLimited(64 * 1024);
+      answer.discard();
+      return { status: answer.status, body: bytes.toString() };
+    } finally {
+      deadline.close();
+    }
+  };
 }

@@ -1,8 +1,20 @@
 import tab from "@bomb.sh/tab/commander";
-import { commanderOutput, each, oneOf, packageVersion, print, printError, runProgram } from "@kv/program";
+import {
+  commanderOutput,
+  count,
+  each,
+  listOf,
+  oneOf,
+  packageVersion,
+  print,
+  printDoctorReport,
+  printError,
+  runProgram,
+} from "@kv/program";
 import { Command, Option } from "commander";
 import { addBench } from "./bench/command.js";
-import { addDoctor } from "./doctor/command.js";
+import { doctor } from "./doctor/doctor.js";
+import { doctorText } from "./doctor/report.js";
 import { installNixl, PLUGIN_DEPENDENCIES, type PluginDependency } from "./install/install.js";
 import { type Cuda, DEFAULT_VERSION } from "./install/wheels.js";
 import { findLibrary } from "./library/find-library.js";
@@ -68,3 +80,29 @@ addBench(program);
 tab(program);
 
 await runProgram("kv-nixl", () => program.parseAsync());
+
+interface Options {
+  library?: string | undefined;
+  backend?: string[] | undefined;
+  pair: boolean;
+  timeout?: number | undefined;
+  json?: true | undefined;
+}
+
+/** Adds the command `doctor`. */
+export function addDoctor(program: Command): void {
+  program
+    .command("doctor")
+    .description(
+      "check everything that decides whether NIXL works on this machine, and how fast; exit code 1 when a check fails",
+    )
+    .option("--library <path>", "path of the libnixl_capi.so to check")
+    .option("--backend <names>", "backends to check, separated by commas", listOf(String))
+    .option("--no-pair", "do not move bytes between two processes")
+    .option("--timeout <ms>", "the longest that one probe may take", count)
+    .option("--json", "print a JSON report")
+    .action(async ({ library, backend, pair, timeout, json }: Options) => {
+      const report = await doctor({ pair, library, backends: backend, timeoutMs: timeout });
+      printDoctorReport(report, { json, text: doctorText });
+    });
+}

@@ -28,9 +28,13 @@ export { type FindLibraryOptions, findLibrary } from "./library/find-library.js"
 export { type LibraryFeatures, lackedBy, libraryFeatures } from "./library/library-features.js";
 export type { MissingPart } from "./library/missing-parts.js";
 export { type DeviceMemoryOptions, deviceMemory } from "./memory/device-memory.js";
-export { type FileMemoryOptions, openFileMemory } from "./memory/file-memory.js";
 export { type HostMemoryDescription, hostMemory, sharedMemory } from "./memory/host-range.js";
-export { type ObjectMemoryOptions, objectMemory } from "./memory/object-memory.js";
+export {
+  type FileMemoryOptions,
+  type ObjectMemoryOptions,
+  objectMemory,
+  openFileMemory,
+} from "./memory/storage-memory.js";
 export type { EtcdTls } from "./metadata/etcd-client.js";
 export {
   type EtcdFetchOptions,

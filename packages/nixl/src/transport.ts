@@ -26,8 +26,7 @@ import { requireComplete } from "./library/truncation-check.js";
 import { allocateDeviceMemory } from "./memory/device-memory.js";
 import { allocateHostMemory } from "./memory/host-memory.js";
 import { memoryTypesOf } from "./memory/memory-types.js";
-import { MetadataChecker } from "./metadata/checker.js";
-import { startCheckerProcess } from "./metadata/checker-process.js";
+import { MetadataChecker, startCheckerProcess } from "./metadata/checker.js";
 import { formatValue, requireObject } from "./validate.js";
 
 /** Options of `nixlTransport`. */

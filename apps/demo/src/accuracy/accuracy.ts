@@ -1,5 +1,4 @@
 import type { Log } from "@kv/interface";
-import { memoryTransport } from "@kv/transport-memory";
 import { chooseTransport, type TransportName } from "../cluster/choose-transport.js";
 import { startCluster } from "../cluster/cluster.js";
 import type { ClusterOptions } from "../cluster/cluster-plan.js";
@@ -8,8 +7,7 @@ import type { LogLevel } from "../processes/json-log.js";
 import { sameTokens } from "../run/check-run.js";
 import { complete } from "../run/completion-client.js";
 import { referenceTokens } from "../run/prepare-run.js";
-import { type Question, questionSet } from "./questions.js";
-import { recallModel } from "./recall-model.js";
+import { type Question, questionSet, recallModel } from "./recall-model.js";
 
 export interface AccuracyOptions {
   /** Default: NIXL when it is installed, otherwise the memory transport. */
@@ -92,13 +90,11 @@ function scoreOf(questions: readonly Question[], answers: readonly (readonly num
 
 async function answersOfOneEngine(questions: readonly Question[], directory: string): Promise<number[][]> {
   const model = await loadModel({ directory });
-  const transport = memoryTransport();
   try {
     const prompts = questions.map(({ promptTokens }) => promptTokens);
-    return await referenceTokens(prompts, { model, transport, maxTokens: MAX_TOKENS });
+    return await referenceTokens(prompts, { model, maxTokens: MAX_TOKENS });
   } finally {
     await model.close();
-    await transport.close();
   }
 }
 

@@ -4,23 +4,23 @@ import { KvError } from "@kv/interface";
 import { buildOnnx } from "../model/onnx/build-onnx.js";
 import { cachedDirectory, defaultCacheDirectory } from "../model/prepare-model.js";
 import { readDecoderConfig } from "../model/weights/decoder-config.js";
-import type { WeightSource } from "../model/weights/weights.js";
+import { type WeightSource, weightsOf } from "../model/weights/weights.js";
 
 /** Raise it when the weights change: the directory of the model is cached under it. */
 const VERSION = 1;
 
 /** Subjects and values of the facts that a prompt states. */
-export const SUBJECTS = 32;
-export const VALUES = 16;
+const SUBJECTS = 32;
+const VALUES = 16;
 
 /** The token of an answer. */
-export const answerToken = (value: number): number => 16 + value;
+const answerToken = (value: number): number => 16 + value;
 /** The token that asks for the value of a subject. */
-export const questionToken = (subject: number): number => 32 + subject;
+const questionToken = (subject: number): number => 32 + subject;
 /** The token of a fact: a subject has a value. */
-export const factToken = (subject: number, value: number): number => 64 + subject * VALUES + value;
+const factToken = (subject: number, value: number): number => 64 + subject * VALUES + value;
 /** Tokens without a meaning. */
-export const FILLERS = { first: 576, count: 64 } as const;
+const FILLERS = { first: 576, count: 64 } as const;
 
 const HEADS = 4;
 const HEAD_DIM = 32;
@@ -147,15 +147,53 @@ function recallWeights(): WeightSource {
     for (const name of ["input_layernorm", "post_attention_layernorm"])
       weights.set(`${prefix}.${name}.weight`, norm);
   }
-  const known = (name: string): Matrix => {
-    const found = weights.get(name);
-    if (found === undefined) throw new KvError("KV_MODEL_UNSUPPORTED", `there is no weight ${name}`);
-    return found;
+  return weightsOf(weights, (name) => new KvError("KV_MODEL_UNSUPPORTED", `there is no weight ${name}`));
+}
+
+/** A prompt that states facts and ends with a question about one of them. */
+export interface Question {
+  readonly promptTokens: readonly number[];
+  /** The correct first token of the answer. */
+  readonly answer: number;
+}
+
+/** Facts of a prompt, each about another subject. */
+const FACTS = 24;
+/** One question of so many has a prompt that states a wrong value, so that the score is not 1. */
+const WRONG_EVERY = 8;
+
+/** A fixed set of questions, the same in every run. */
+export function questionSet(count: number): Question[] {
+  const random = linearCongruential(20_26);
+  return Array.from({ length: count }, (_, index): Question => {
+    const length = 49 + random(128);
+    const promptTokens = Array.from({ length }, () => FILLERS.first + random(FILLERS.count));
+    const first = random(SUBJECTS);
+    const positions = distinct(FACTS, length - 1, random);
+    const facts = positions.map((position, i) => ({
+      position,
+      subject: (first + i) % SUBJECTS,
+      value: random(VALUES),
+    }));
+    for (const { position, subject, value } of facts) promptTokens[position] = factToken(subject, value);
+    const { subject, value } = facts[random(FACTS)] as (typeof facts)[number];
+    promptTokens[length - 1] = questionToken(subject);
+    const isWrong = index % WRONG_EVERY === WRONG_EVERY - 1;
+    return { promptTokens, answer: answerToken(isWrong ? (value + 1) % VALUES : value) };
+  });
+}
+
+/** Whole numbers below a limit (Numerical Recipes' generator; the high bits). */
+function linearCongruential(seed: number): (limit: number) => number {
+  let state = seed;
+  return (limit) => {
+    state = (Math.imul(state, 1_664_525) + 1_013_904_223) >>> 0;
+    return Math.floor((state / 2 ** 32) * limit);
   };
-  return {
-    has: (name) => weights.has(name),
-    shape: (name) => known(name).shape,
-    read: async (name) => known(name).data,
-    async close() {},
-  };
+}
+
+function distinct(count: number, limit: number, random: (limit: number) => number): number[] {
+  const found = new Set<number>();
+  while (found.size < count) found.add(random(limit));
+  return [...found];
 }

@@ -1,8 +1,8 @@
 import type { PickerSettingsInput } from "@kv/epp";
 import type { ProxySettingsInput } from "@kv/proxy";
 import { PUSH_CONNECTOR_NAMES } from "@kv/push";
+import type { SideChannelAddress } from "../instance/engine-rank.js";
 import type { InstanceConfigInput } from "../instance/instance-config.js";
-import type { SideChannelAddress } from "../instance/observed-side-channel.js";
 
 /** Where an instance keeps its KV cache. */
 export type PlatformName = "cpu" | "cuda" | "neuron";

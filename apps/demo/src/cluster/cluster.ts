@@ -1,58 +1,70 @@
-import { createPicker } from "@kv/epp";
+import { createPicker, type PickerSettingsInput } from "@kv/epp";
 import type { Log } from "@kv/interface";
 import { createProxy, type ProxySettingsInput } from "@kv/proxy";
 import { zmqSideChannel } from "@kv/side-channel";
 import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
+import { startEnvoy } from "../envoy/envoy-process.js";
 import { CloseStack } from "../instance/close-stack.js";
+import type { SideChannelAddress } from "../instance/engine-rank.js";
 import { startInstance } from "../instance/instance.js";
 import { readInstanceConfig } from "../instance/instance-config.js";
 import { openTransport } from "../instance/modules.js";
-import { type Child, startChild } from "../processes/child-process.js";
-import { SupervisedServer } from "../processes/supervisor.js";
+import { type Child, SupervisedServer, startChild } from "../processes/child-process.js";
+import type { LogLevel } from "../processes/json-log.js";
 import { openTraces } from "../processes/traces.js";
-import { type ClusterOptions, type PlannedInstance, planInstances } from "./cluster-plan.js";
-import { startFront } from "./front.js";
-import type { ClusterMember, StartOptions } from "./members.js";
+import {
+  type ClusterOptions,
+  type PlannedInstance,
+  planInstances,
+  planPicker,
+  planProxy,
+  planSidecar,
+} from "./cluster-plan.js";
+
+/** A server of the cluster. */
+export interface ClusterMember {
+  readonly name: string;
+  readonly url: string;
+  readonly backend: string | null;
+  /** Where it answers handshakes; an instance of the cluster has one. */
+  readonly sideChannel?: SideChannelAddress | null | undefined;
+  /** Undefined with the memory transport, where all servers run in this process. */
+  readonly process?: Pick<SupervisedServer, "pid" | "replaced"> | undefined;
+}
+
+export interface StartOptions {
+  readonly log: Log;
+  readonly logLevel: LogLevel;
+  /** Restart a process that ends. Default: false. */
+  readonly restart?: boolean | undefined;
+  /** Port of what clients send requests to. Default: 0, a free one. */
+  readonly proxyPort?: number | undefined;
+  /** File that the spans of all servers are appended to. */
+  readonly trace?: string | undefined;
+}
 
 /** Prefill and decode instances and what is in front of them, all running. */
-export class Cluster {
+export interface Cluster extends AsyncDisposable {
   /** What clients send requests to: `kv-proxy`, or Envoy. */
   readonly proxy: ClusterMember;
   readonly prefills: readonly ClusterMember[];
   readonly decodes: readonly ClusterMember[];
-  readonly #closers: CloseStack;
-
-  constructor(
-    members: { proxy: ClusterMember; prefills: ClusterMember[]; decodes: ClusterMember[] },
-    closers: CloseStack,
-  ) {
-    this.proxy = members.proxy;
-    this.prefills = members.prefills;
-    this.decodes = members.decodes;
-    this.#closers = closers;
-  }
-
   /** Ends all servers; no process, listener or timer is left. */
-  close(): Promise<void> {
-    return this.#closers.close();
-  }
-
-  [Symbol.asyncDispose](): Promise<void> {
-    return this.close();
-  }
+  close(): Promise<void>;
 }
 
 /** Starts a cluster. Errors: the first error of a server; what was started is closed then. */
 export async function startCluster(options: ClusterOptions, start: StartOptions): Promise<Cluster> {
   const closers = new CloseStack(start.log);
+  const close = () => closers.close();
   try {
     const members =
       options.transport === "memory" || !(await crossesProcesses(options, start))
         ? await startInThisProcess(options, start, closers)
         : await startProcesses(options, start, closers);
-    return new Cluster(members, closers);
+    return { ...members, close, [Symbol.asyncDispose]: close };
   } catch (error) {
-    await closers.close();
+    await close();
     throw error;
   }
 }
@@ -176,4 +188,41 @@ function fulfilled(results: readonly PromiseSettledResult<ClusterMember>[]): Clu
     if (result.status === "rejected") throw result.reason;
     return result.value;
   });
+}
+
+/** How the servers of a front are started: in this process, or each in its own. */
+export interface FrontServers {
+  /** Port 0 takes a free one. */
+  proxy(name: string, settings: ProxySettingsInput, port: number): Promise<ClusterMember>;
+  picker(name: string, settings: PickerSettingsInput): Promise<ClusterMember>;
+}
+
+/** Starts what clients send requests to, and returns it: a proxy; or Envoy, in front of a picker and a sidecar beside each decode instance. */
+async function startFront(
+  options: ClusterOptions,
+  { prefills, decodes }: { readonly prefills: ClusterMember[]; readonly decodes: ClusterMember[] },
+  { log, restart = false, proxyPort = 0 }: StartOptions,
+  closers: CloseStack,
+  servers: FrontServers,
+): Promise<ClusterMember> {
+  if (options.front !== "envoy")
+    return servers.proxy("proxy", planProxy(prefills, decodes, options), proxyPort);
+  const sidecars: ClusterMember[] = [];
+  for (const [i, decode] of decodes.entries())
+    sidecars.push(await servers.proxy(`sidecar-${i}`, planSidecar(prefills, decode, options), 0));
+  const picker = await servers.picker("picker", planPicker(prefills, decodes, sidecars));
+  const envoy = await SupervisedServer.start({
+    start: (before) =>
+      startEnvoy({
+        port: before?.port ?? proxyPort,
+        pickerPort: Number(new URL(picker.url).port),
+        endpoints: sidecars.map(({ url }) => new URL(url).host),
+        failOpen: false,
+      }),
+    restart: () => restart && !closers.isClosing,
+    log,
+  });
+  closers.add(envoy.name, () => envoy.stop());
+  const { name, url, backend } = envoy;
+  return { name, url, backend, process: envoy };
 }

@@ -31,12 +31,16 @@ export interface EngineModelConfig extends KvGeometry {
 
 export interface ForwardInput {
   sequenceId: string;
+  /** The tokens to run, at least one. */
   tokens: Int32Array;
-  /** The position of the first token. */
+  /** The position of the first token, which is the number of tokens before it. 0 starts the sequence again. */
   position: number;
-  /** KV of the `position` tokens before, `[layer][KV head][token][2 * headDim]`. The buffer is transferred: it is detached afterwards. */
+  /**
+   * KV of the `position` tokens before, `[layer][KV head][token][2 * headDim]`, in place of what the model holds of the sequence. The buffer is
+   * transferred: it is detached afterwards. Default: the model continues with its own KV.
+   */
   past?: { tokens: number; kv: ArrayBuffer } | undefined;
-  /** Number of most likely next tokens to return. */
+  /** Number of most likely next tokens to return, 1 to 100. Default: 1. */
   topLogprobs?: number | undefined;
 }
 
@@ -45,7 +49,7 @@ export interface ForwardOutput extends Candidates {
   newKv: ArrayBuffer | ((layer: number) => ArrayBuffer);
 }
 
-/** The most likely next tokens, best first, with their natural log-probabilities. */
+/** The most likely next tokens, best first (of equal ones the lowest id), with their natural log-probabilities. */
 export interface Candidates {
   topTokens: Int32Array;
   topLogprobs: Float32Array;

@@ -379,10 +379,6 @@ export class Engine {
     return this.#closing;
   }
 
-  [Symbol.asyncDispose](): Promise<void> {
-    return this.close();
-  }
-
   async #shutDown(): Promise<void> {
     for (const record of this.#scheduler.requests) {
       const message = `request ${record.request.requestId} was aborted: the engine is shutting down`;

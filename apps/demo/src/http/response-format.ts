@@ -86,3 +86,65 @@ export class ResponseFormat {
     return { id, object, created, model, choices: [{ index: 0, ...choice, ...inChoice }], ...beside };
   }
 }
+
+/** The prompt tokens of a conversation. The text parts of a message are joined. */
+export function chatPrompt({ messages }: ChatBody, tokenizer: Tokenizer): number[] {
+  const plain = messages.map((message) => {
+    const { content } = message;
+    return {
+      ...message,
+      content: typeof content === "string" ? content : content.map(({ text }) => text).join(""),
+    };
+  });
+  return Array.from(tokenizer.encodeChat(plain));
+}
+
+/** The responses of `/v1/chat/completions`. */
+export function chatFormat(body: ChatBody, tokenizer: Tokenizer): ResponseFormat {
+  const entry = (token: number, logprob: number) => {
+    const text = tokenizer.decode([token], { skipSpecialTokens: false });
+    return { token: text, logprob, bytes: [...Buffer.from(text)] };
+  };
+  const logprobsOf = (tokens: readonly EngineToken[]) => ({
+    content: tokens.map(({ token, logprob, top }) => ({
+      ...entry(token, logprob),
+      top_logprobs: top.map((each) => entry(each.token, each.logprob)),
+    })),
+  });
+  return new ResponseFormat(body, tokenizer, {
+    objects: { whole: "chat.completion", chunk: "chat.completion.chunk" },
+    hasPromptInChoice: false,
+    contentOf: (content, place) =>
+      place === "next"
+        ? { delta: { content } }
+        : { [place === "whole" ? "message" : "delta"]: { role: "assistant", content } },
+    logprobsOf: body.logprobs === true ? logprobsOf : undefined,
+  });
+}
+
+/** The responses of `/v1/completions`. */
+export function completionFormat(body: CompletionBody, tokenizer: Tokenizer): ResponseFormat {
+  const word = (token: number) => tokenizer.decode([token], { skipSpecialTokens: false });
+  const logprobsOf = (tokens: readonly EngineToken[]) => {
+    const words = tokens.map(({ token }) => word(token));
+    let length = 0;
+    return {
+      text_offset: words.map((text) => {
+        length += text.length;
+        return length - text.length;
+      }),
+      token_logprobs: tokens.map(({ logprob }) => logprob),
+      tokens: words,
+      top_logprobs: tokens.map(({ top }) =>
+        Object.fromEntries(top.map((each) => [word(each.token), each.logprob])),
+      ),
+    };
+  };
+  return new ResponseFormat(body, tokenizer, {
+    objects: { whole: "text_completion", chunk: "text_completion" },
+    hasPromptInChoice: true,
+    // Each chunk has the reason, unlike those of a chat.
+    contentOf: (text) => ({ text, stop_reason: null }),
+    logprobsOf: body.logprobs == null ? undefined : logprobsOf,
+  });
+}

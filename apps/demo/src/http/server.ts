@@ -1,19 +1,18 @@
+import type { ServerResponse } from "node:http";
 import {
   bodyLimits,
   connectionLimits,
   type ErrorAnswer,
   HttpServer,
+  httpUrl,
   RequestsInFlight,
   send,
   sendJson,
   type Turn,
 } from "@kv/http";
-import { type Ambient, type AmbientOptions, ambient, KvError } from "@kv/interface";
+import { type Ambient, type AmbientOptions, ambient, KvError, type KvTransferParams } from "@kv/interface";
 import type { EngineToken } from "../engine/request.js";
-import { chatFormat, chatPrompt } from "./chat-response.js";
-import { completionFormat } from "./completion-response.js";
 import { asKvError, errorBody, httpError, publicError, statusOf } from "./error-response.js";
-import { EventStream } from "./event-stream.js";
 import {
   abortOnDisconnect,
   type GenerationOptions,
@@ -21,7 +20,6 @@ import {
   startGeneration,
 } from "./generation.js";
 import { type HttpLimits, type HttpLimitsInput, httpLimits } from "./limits.js";
-import { RefusedRequests } from "./refused-requests.js";
 import {
   type ChatBody,
   type CompletionBody,
@@ -33,7 +31,7 @@ import {
   transferredPrompt,
   validateBody,
 } from "./request-body.js";
-import type { ResponseFormat } from "./response-format.js";
+import { chatFormat, chatPrompt, completionFormat, type ResponseFormat } from "./response-format.js";
 
 /** Default of `max_tokens` for chat; `/v1/completions` generates 16 tokens, as vLLM does. */
 const CHAT_TOKENS = 256;
@@ -61,7 +59,6 @@ export class InstanceServer {
   readonly #exposeErrors: boolean;
   readonly #http: HttpServer;
   readonly #inFlight: RequestsInFlight;
-  readonly #refused: RefusedRequests;
 
   constructor(instance: ServedInstance, options: InstanceServerOptions = {}) {
     this.#instance = instance;
@@ -70,7 +67,6 @@ export class InstanceServer {
     this.#exposeErrors = options.exposeErrors ?? false;
     const { maxRequests, maxRequestsPerAddress, maxRequestsPerConnection } = this.#limits;
     this.#inFlight = new RequestsInFlight({ all: maxRequests, perClient: maxRequestsPerAddress });
-    this.#refused = new RefusedRequests(instance.engines[0], this.#ambient);
     this.#http = new HttpServer({
       limits: connectionLimits(this.#limits, maxRequestsPerConnection - 1),
       bodies: bodyLimits(this.#limits),
@@ -159,7 +155,29 @@ export class InstanceServer {
     const slot = this.#inFlight.admit(turn.client);
     turn.response.once("close", () => slot.end());
     const body = await this.#http.withJson(turn, (value) => value);
-    await this.#refused.watch(body, () => submit(body))();
+    let answer: () => Promise<void>;
+    try {
+      answer = submit(body);
+    } catch (error) {
+      this.#releaseRefused(body, error);
+      throw error;
+    }
+    await answer();
+  }
+
+  /**
+   * Notifies the prefill instance that a refused body (4xx) names: no engine has the request, and its blocks are freed. The proxy uses that on
+   * purpose: it sends a request that every engine refuses, with the parameters of a prompt that nobody will decode. A refusal that another instance
+   * may not repeat (5xx) releases nothing: the proxy tries the next one.
+   */
+  #releaseRefused(body: unknown, error: unknown): void {
+    const status = KvError.is(error) ? statusOf(error) : 500;
+    const params = (body as { kv_transfer_params?: unknown } | null | undefined)?.kv_transfer_params;
+    const isRefusal = status >= 400 && status < 499;
+    if (!isRefusal || typeof params !== "object" || params === null || Array.isArray(params)) return;
+    // The engine of any data-parallel rank.
+    const [engine] = this.#instance.engines;
+    engine?.releaseRemote(`refused-${this.#ambient.random.uuid()}`, params as KvTransferParams);
   }
 
   #shown(error: KvError): KvError {
@@ -254,15 +272,49 @@ export class InstanceServer {
   /** Starts listening; port 0 takes a free one. Errors: `KV_CONFIG_INVALID` when the port is in use. */
   async listen({ host, port }: { host: string; port: number }): Promise<{ port: number; url: string }> {
     const bound = await this.#http.listen(host, port);
-    return { port: bound, url: `http://${host.includes(":") ? `[${host}]` : host}:${bound}` };
+    return { port: bound, url: httpUrl(host, bound) };
   }
 
   /** Closes idle connections at once, and the others when their response has been sent or after two seconds. */
   close(): Promise<void> {
     return this.#http.close(CLOSE_TIMEOUT_MS);
   }
+}
 
-  [Symbol.asyncDispose](): Promise<void> {
-    return this.close();
+/** A response of server-sent events, each a JSON object, ended by `[DONE]`. */
+class EventStream {
+  readonly #response: ServerResponse;
+  readonly #maxUnreadBytes: number;
+
+  constructor(response: ServerResponse, requestId: string, maxUnreadBytes: number) {
+    this.#response = response;
+    this.#maxUnreadBytes = maxUnreadBytes;
+    response.writeHead(200, {
+      "content-type": "text/event-stream; charset=utf-8",
+      "cache-control": "no-cache",
+      "x-request-id": requestId,
+    });
+  }
+
+  send(data: object): void {
+    this.#write(JSON.stringify(data));
+  }
+
+  end(): void {
+    this.#write("[DONE]");
+    this.#response.end();
+  }
+
+  /** Ends a response that failed after it began; the error is its last event. */
+  fail(error: KvError): void {
+    this.send(errorBody(error));
+    this.end();
+  }
+
+  #write(text: string): void {
+    if (this.#response.destroyed) return;
+    this.#response.write(`data: ${text}\n\n`);
+    // The client does not read. The close of the response aborts the request.
+    if (this.#response.writableLength > this.#maxUnreadBytes) this.#response.destroy();
   }
 }

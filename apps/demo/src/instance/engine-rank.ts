@@ -17,16 +17,15 @@ import type { CloseStack } from "./close-stack.js";
 import { demoConnectors } from "./connectors.js";
 import type { InstanceConfig } from "./instance-config.js";
 import { choosePlatform, type InstancePlatform } from "./instance-platform.js";
-import type { KvJournal } from "./kv-journal.js";
+import { type KvJournal, observeKv } from "./kv-journal.js";
 import { addCacheKind } from "./modules.js";
-import { observeKv } from "./observe-kv.js";
-import { observedSideChannel, type SideChannelAddress } from "./observed-side-channel.js";
 import { meterTransfers } from "./transfer-meter.js";
 
 export interface EngineRankOptions {
   readonly config: InstanceConfig;
   readonly transferConfig: KvTransferConfig;
   readonly dpRank: number;
+  /** As peers know it. */
   readonly engineId: string;
   /** The model's name for clients, and in the compatibility hash. */
   readonly servedName: string;
@@ -43,13 +42,9 @@ export interface EngineRankOptions {
 }
 
 /** One data-parallel rank of an instance: an engine with a cache, a connector and a side channel of its own. */
-export interface EngineRank {
-  readonly dpRank: number;
-  /** As peers know it. */
-  readonly engineId: string;
+export interface EngineRank extends Pick<EngineRankOptions, "dpRank" | "engineId" | "transferConfig"> {
   /** Most tokens of a sequence, prompt and output. */
   readonly maxModelLen: number;
-  readonly transferConfig: KvTransferConfig;
   readonly engine: Engine;
   readonly blocks: BlockPool;
   readonly platform: InstancePlatform;
@@ -201,4 +196,30 @@ async function openConnector(
     await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
   );
   return { scheduler, workers };
+}
+
+/** Where an instance answers handshakes. */
+export interface SideChannelAddress {
+  readonly host: string;
+  readonly port: number;
+}
+
+/** A side channel that reports the address of each listener, as port 0 takes a free one. */
+function observedSideChannel(
+  sideChannel: SideChannel,
+  onListening: (address: SideChannelAddress) => void,
+): SideChannel {
+  const withEncryption = sideChannel.withEncryption?.bind(sideChannel);
+  return {
+    async listen(options) {
+      const listener = await sideChannel.listen(options);
+      onListening({ host: listener.host, port: listener.port });
+      return listener;
+    },
+    request: (options) => sideChannel.request(options),
+    close: () => sideChannel.close(),
+    ...(withEncryption === undefined
+      ? {}
+      : { withEncryption: (keys) => observedSideChannel(withEncryption(keys), onListening) }),
+  };
 }

@@ -1,4 +1,5 @@
-import { KvError } from "@kv/interface";
+import { readTransferConfig } from "@kv/connector";
+import { KvError, type KvTransferConfig, type Log } from "@kv/interface";
 import { z } from "zod";
 import type { HttpLimits } from "../http/limits.js";
 
@@ -130,4 +131,39 @@ export function readInstanceConfig(value: unknown): InstanceConfig {
     unknown ? "KV_CONFIG_UNKNOWN_KEY" : "KV_CONFIG_INVALID",
     `the instance's settings are not valid: ${z.prettifyError(parsed.error)}`,
   );
+}
+
+/**
+ * The `kv_transfer_config` of an instance. The side channel's address is that of the instance's settings, else of vLLM's variables, else a free
+ * port of 127.0.0.1. A variable that a setting overrides causes a warning. Errors: those of `readTransferConfig`.
+ */
+export function transferConfigOf(
+  { kvTransferConfig, sideChannelHost, sideChannelPort }: InstanceConfig,
+  { env, log }: { readonly env: Readonly<Record<string, string | undefined>>; readonly log: Log },
+): KvTransferConfig {
+  const resolve = (name: string, setting: string, given: string | undefined, usual: string): string => {
+    const variable = env[name] || undefined;
+    if (given === undefined) return variable ?? usual;
+    if (variable !== undefined && variable !== given)
+      log.warn("setting-not-used", { key: name, value: variable, used: given, reason: `${setting} is set` });
+    return given;
+  };
+  return readTransferConfig(kvTransferConfig, {
+    log,
+    env: {
+      ...env,
+      VLLM_NIXL_SIDE_CHANNEL_HOST: resolve(
+        "VLLM_NIXL_SIDE_CHANNEL_HOST",
+        "sideChannelHost",
+        sideChannelHost,
+        "127.0.0.1",
+      ),
+      VLLM_NIXL_SIDE_CHANNEL_PORT: resolve(
+        "VLLM_NIXL_SIDE_CHANNEL_PORT",
+        "sideChannelPort",
+        sideChannelPort === undefined ? undefined : String(sideChannelPort),
+        "0",
+      ),
+    },
+  });
 }

@@ -65,18 +65,17 @@ export async function choosePlatform(
   };
   for (const { setting, message } of chosen.check(settings))
     log.warn("platform-setting", { setting, message });
-  const maxConcurrentBatches = maxConcurrentBatchesOf(config, chosen);
+  const limits = { ...settings, maxConcurrentBatches: maxConcurrentBatchesOf(config, chosen) };
   if (!isStaged) {
     return {
+      ...limits,
       platform: chosen,
-      maxConcurrentBatches,
       module: connector,
       // Ranks take the GPUs in turns.
       pool:
         name === "cuda" && platformModule === undefined
           ? { memory: { memoryType: "VRAM", deviceOf: (rank) => rank % visibleGpus().length } }
           : {},
-      ...settings,
       stagingBlockAt: () => undefined,
       takeCopies: () => undefined,
       async close() {},
@@ -111,16 +110,12 @@ export async function choosePlatform(
     const [oldest] = copies.keys();
     if (copies.size > MAX_REQUESTS && oldest !== undefined) copies.delete(oldest);
   }
+  const poolBlocks = config.stagingBlocks ?? config.numBlocks;
   return {
+    ...limits,
     platform,
-    module: staged(connector, {
-      platform,
-      poolBlocks: config.stagingBlocks ?? config.numBlocks,
-      onCopied: copied,
-    }),
-    maxConcurrentBatches,
+    module: staged(connector, { platform, poolBlocks, onCopied: copied }),
     pool: device === undefined ? {} : { openCaches: (rank) => neuronCaches({ device, ...rank }) },
-    ...settings,
     stagingBlockAt: (address) => blockAt(pools, address),
     takeCopies(requestId) {
       const times = copies.get(requestId);

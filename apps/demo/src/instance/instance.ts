@@ -8,11 +8,9 @@ import { loadModel } from "../model/model.js";
 import { simulatedModel } from "../model/simulated-model.js";
 import { loadTokenizer, type Tokenizer } from "../model/tokenizer/tokenizer.js";
 import { CloseStack } from "./close-stack.js";
-import { type EngineRank, startEngineRank } from "./engine-rank.js";
-import type { InstanceConfig } from "./instance-config.js";
-import { createKvJournal, type KvJournal } from "./kv-journal.js";
-import type { SideChannelAddress } from "./observed-side-channel.js";
-import { transferConfigOf } from "./transfer-config.js";
+import { type EngineRank, type SideChannelAddress, startEngineRank } from "./engine-rank.js";
+import { type InstanceConfig, transferConfigOf } from "./instance-config.js";
+import { KvJournal } from "./kv-journal.js";
 
 export interface InstanceOptions extends Partial<Omit<Ambient, "metrics">> {
   /** Belongs to the instance, which closes it. */
@@ -37,15 +35,36 @@ interface Parts {
 
 /** A prefill or decode server: model, paged cache, an engine with a connector for each data-parallel rank, HTTP. */
 export class Instance implements ServedInstance {
+  url = "";
+  port = 0;
+  /** The engine of each data-parallel rank. */
+  readonly engines: readonly Engine[];
+  /** The engine id of each data-parallel rank, as peers know it. */
+  readonly engineIds: readonly string[];
+  /** Where the first data-parallel rank answers handshakes; null for a connector without a side channel. */
+  readonly sideChannel: SideChannelAddress | null;
+  readonly tokenizer: Tokenizer;
+  readonly modelNames: readonly string[];
+  readonly maxModelLen: number;
+  readonly maxOutputTokens: number;
+  readonly debug: boolean;
   readonly #parts: Parts;
   readonly #server: InstanceServer;
   #isReady = true;
-  #address = { url: "", port: 0 };
 
   private constructor(parts: Parts) {
+    const { config, ranks, model, ambient } = parts;
+    this.engines = ranks.map(({ engine }) => engine);
+    this.engineIds = ranks.map(({ engineId }) => engineId);
+    this.sideChannel = ranks[0]?.sideChannel ?? null;
+    this.tokenizer = parts.tokenizer;
+    this.modelNames = [model.name, model.directory];
+    this.maxModelLen = model.maxModelLen;
+    this.maxOutputTokens = (config.numBlocks - 1) * config.blockSize;
+    this.debug = config.debug;
     this.#parts = parts;
-    const { httpLimits, exposeErrors } = parts.config;
-    this.#server = new InstanceServer(this, { ...parts.ambient, limits: httpLimits, exposeErrors });
+    const { httpLimits: limits, exposeErrors } = config;
+    this.#server = new InstanceServer(this, { ...ambient, limits, exposeErrors });
   }
 
   static async open(parts: Parts): Promise<Instance> {
@@ -54,7 +73,7 @@ export class Instance implements ServedInstance {
     closers.add("HTTP server", () => instance.#server.close());
     // The engines close before the server, so that clients get the errors of aborted requests.
     for (const { engine, dpRank } of ranks) closers.add(`engine ${dpRank}`, () => engine.close());
-    instance.#address = await instance.#server.listen({ host: config.host, port: config.port });
+    Object.assign(instance, await instance.#server.listen({ host: config.host, port: config.port }));
     ambient.log.info("instance-ready", {
       role: config.role,
       url: instance.url,
@@ -66,32 +85,9 @@ export class Instance implements ServedInstance {
     return instance;
   }
 
-  get url(): string {
-    return this.#address.url;
-  }
-
-  get port(): number {
-    return this.#address.port;
-  }
-
   /** The first backend of the agents. */
   get backend(): string {
     return this.#parts.ranks[0]?.backend() ?? "none";
-  }
-
-  /** The engine of each data-parallel rank. */
-  get engines(): readonly Engine[] {
-    return this.#parts.ranks.map(({ engine }) => engine);
-  }
-
-  /** The engine id of each data-parallel rank, as peers know it. */
-  get engineIds(): readonly string[] {
-    return this.#parts.ranks.map(({ engineId }) => engineId);
-  }
-
-  /** Where the first data-parallel rank answers handshakes; null for a connector without a side channel. */
-  get sideChannel(): SideChannelAddress | null {
-    return this.#parts.ranks[0]?.sideChannel ?? null;
   }
 
   /** The settings in effect, for the ready line. */
@@ -104,27 +100,6 @@ export class Instance implements ServedInstance {
       ...{ port: this.port, sideChannelHost, sideChannelPort, model: model.directory },
       ...{ maxNumSeqs, prefixCaching, maxConcurrentBatches, maxModelLen: model.maxModelLen },
     };
-  }
-
-  get tokenizer(): Tokenizer {
-    return this.#parts.tokenizer;
-  }
-
-  get modelNames(): readonly string[] {
-    const { name, directory } = this.#parts.model;
-    return [name, directory];
-  }
-
-  get maxModelLen(): number {
-    return this.#parts.model.maxModelLen;
-  }
-
-  get maxOutputTokens(): number {
-    return (this.#parts.config.numBlocks - 1) * this.#parts.config.blockSize;
-  }
-
-  get debug(): boolean {
-    return this.#parts.config.debug;
   }
 
   zeroBlockOf(requestId: string, block: number): void {
@@ -255,7 +230,7 @@ export async function startInstance(config: InstanceConfig, options: InstanceOpt
     const model =
       config.simulate === undefined ? loaded : simulatedModel({ ...config.simulate, clock, vocabSize });
     const name = config.servedModelName ?? loaded.config.name;
-    const journal = createKvJournal();
+    const journal = new KvJournal();
     const blocksToZero = new Map<string, number>();
     const engineId = transferConfig.engineId ?? random.uuid();
     const ranks: EngineRank[] = [];

@@ -1,6 +1,12 @@
 import { delegateTo } from "@kv/connector/building-blocks";
-import type { Agent, Clock, DescriptorTable, PreparedList, Transport } from "@kv/interface";
-import { DESCRIPTOR_ROW } from "@kv/interface";
+import {
+  type Agent,
+  type Clock,
+  DESCRIPTOR_ROW,
+  type DescriptorTable,
+  type PreparedList,
+  type Transport,
+} from "@kv/interface";
 
 /** The transfers of one request. */
 export interface Measured {
@@ -11,16 +17,8 @@ export interface Measured {
   readonly transferMs: number;
 }
 
-/**
- * Measures transfers at the transport, by the local blocks that they use. Every connector is measured in the same way.
- */
-export interface TransferMeter {
-  readonly transport: Transport;
-  /** The backends of the first agent; empty before there is one. */
-  backends(): readonly string[];
-  /** Returns the sum of the transfers since `sinceMs` that used these blocks, and forgets them. */
-  take(blockIds: readonly number[], sinceMs: number): Measured;
-}
+/** What `meterTransfers` returns. */
+export type TransferMeter = ReturnType<typeof meterTransfers>;
 
 export interface TransferMeterOptions {
   readonly clock: Clock;
@@ -39,10 +37,8 @@ interface Entry {
 /** Limit of remembered transfers; those of failed requests are never taken. */
 const MAX_ENTRIES = 4096;
 
-export function meterTransfers(
-  transport: Transport,
-  { clock, blockAt }: TransferMeterOptions,
-): TransferMeter {
+/** Measures transfers at the transport, by the local blocks that they use. Every connector is measured in the same way. */
+export function meterTransfers(transport: Transport, { clock, blockAt }: TransferMeterOptions) {
   let entries: Entry[] = [];
   let first: Agent | undefined;
   const tables = new WeakMap<PreparedList, DescriptorTable>();
@@ -89,8 +85,10 @@ export function meterTransfers(
         return metered(agent);
       },
     }),
+    /** The backends of the first agent; empty before there is one. */
     backends: () => first?.backends ?? [],
-    take(blockIds, sinceMs) {
+    /** Returns the sum of the transfers since `sinceMs` that used these blocks, and forgets them. */
+    take(blockIds: readonly number[], sinceMs: number): Measured {
       const wanted = new Set(blockIds);
       const mine = entries.filter(({ block, startMs }) => wanted.has(block) && startMs >= sinceMs);
       entries = entries.filter(({ block }) => !wanted.has(block));

@@ -12,18 +12,6 @@ import type {
   WorkerStart,
 } from "./worker/worker-protocol.js";
 
-/** The main thread's handle of the model's thread. Calls are queued here, so that one that has not started can be aborted. */
-export interface ModelThread {
-  readonly shape: SessionShape;
-  /** True when the thread has ended or was closed. */
-  ended(): boolean;
-  call(
-    message: (id: number) => ToWorker,
-    options: { transfer: readonly ArrayBuffer[]; signal: AbortSignal | undefined },
-  ): Promise<ForwardDone | undefined>;
-  close(): Promise<void>;
-}
-
 interface Call {
   message: (id: number) => ToWorker;
   transfer: readonly ArrayBuffer[];
@@ -31,7 +19,8 @@ interface Call {
   reject(error: unknown): void;
 }
 
-export async function startModelThread(start: WorkerStart): Promise<ModelThread> {
+/** Starts the model's thread. Calls are queued here, so that those that have not started end with `close`. */
+export async function startModelThread(start: WorkerStart) {
   const busy = busyFlag();
   const workerData: WorkerData = { start, busy };
   const worker = new Worker(createRequire(import.meta.url).resolve("@kv/demo/model-worker"), {
@@ -104,32 +93,12 @@ export async function startModelThread(start: WorkerStart): Promise<ModelThread>
 
   return {
     shape,
+    /** True when the thread has ended or was closed. */
     ended: () => end !== undefined,
-    async call(message, { transfer, signal }) {
+    async call(message: Call["message"], transfer: readonly ArrayBuffer[] = []) {
       if (end !== undefined) throw end;
-      if (signal?.aborted === true) throw aborted(signal);
       return await new Promise<ForwardDone | undefined>((resolve, reject) => {
-        const settled = (): void => signal?.removeEventListener("abort", abort);
-        const call: Call = {
-          message,
-          transfer,
-          resolve(result) {
-            settled();
-            resolve(result);
-          },
-          reject(error) {
-            settled();
-            reject(error);
-          },
-        };
-        const abort = (): void => {
-          const place = waiting.indexOf(call);
-          if (place < 0) return;
-          waiting.splice(place, 1);
-          call.reject(aborted(signal));
-        };
-        signal?.addEventListener("abort", abort, { once: true });
-        waiting.push(call);
+        waiting.push({ message, transfer, resolve, reject });
         advance();
       });
     },
@@ -141,12 +110,6 @@ export async function startModelThread(start: WorkerStart): Promise<ModelThread>
       await exited;
     },
   };
-}
-
-function aborted(signal: AbortSignal | undefined): KvError {
-  return new KvError("KV_REQUEST_ABORTED", "the step was aborted before it started", {
-    cause: signal?.reason,
-  });
 }
 
 function errorOf({ code, message, hint, details }: Fault): KvError {

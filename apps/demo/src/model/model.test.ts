@@ -6,12 +6,13 @@ import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import optimum from "../../fixtures/model/optimum-llama-float16/expected.json" with { type: "json" };
 import qwen2 from "../../fixtures/model/qwen2-bf16/expected.json" with { type: "json" };
 import reference from "../../fixtures/model/tiny-qwen3.json" with { type: "json" };
-import { type ForwardResult, loadModel, type Model } from "./model.js";
+import { kvBytes } from "../engine/cache/kv-layout.js";
+import { loadModel, type Model } from "./model.js";
 import { buildOnnx } from "./onnx/build-onnx.js";
 import { tinyModelConfig } from "./tiny-model.js";
 import { readDecoderConfig } from "./weights/decoder-config.js";
 import { seededWeights } from "./weights/seeded-weights.js";
-import { wireLengthBytes } from "./worker/wire-order.js";
+import type { ForwardDone } from "./worker/worker-protocol.js";
 
 const { prompt } = reference;
 
@@ -35,10 +36,10 @@ async function generate(
   tokens: readonly number[],
   count: number,
   { pieces = [tokens.length], sequenceId = freshId(), past }: GenerateOptions = {},
-): Promise<{ tokens: number[]; first: ForwardResult; kv: ArrayBuffer[] }> {
+): Promise<{ tokens: number[]; first: ForwardDone; kv: ArrayBuffer[] }> {
   const kv: ArrayBuffer[] = [];
   let position = past?.tokens ?? 0;
-  let step: ForwardResult | undefined;
+  let step: ForwardDone | undefined;
   for (const piece of pieces) {
     const part = Int32Array.from(tokens.slice(position, position + piece));
     const loaded = past !== undefined && step === undefined ? { past } : {};
@@ -73,9 +74,8 @@ test("reports the model's shape in its config", () => {
     vocabSize: 1024,
     maxModelLen: 2048,
     eosTokenIds: [2],
-    dtype: "float32",
   });
-  expect(wireLengthBytes(model.config, 100)).toBe(4 * 4 * 100 * 64 * 4);
+  expect(kvBytes(model.config, 100)).toBe(4 * 4 * 100 * 64 * 4);
 });
 
 test("generates the tokens of the reference implementation", async () => {
@@ -85,7 +85,7 @@ test("generates the tokens of the reference implementation", async () => {
   run.first.topLogprobs.forEach((logprob, i) => {
     expect(logprob).toBeCloseTo(reference.first_top_logprobs[i] ?? 0, 4);
   });
-  expect(run.first.newKv.byteLength).toBe(wireLengthBytes(model.config, 100));
+  expect(run.first.newKv.byteLength).toBe(kvBytes(model.config, 100));
 });
 
 test.each([[[64, 36]], [[1, 99]], [[33, 33, 33, 1]]])(
@@ -141,7 +141,7 @@ test("position 0 starts a sequence again", async () => {
 
 describe("refuses", () => {
   const tokens = Int32Array.of(5);
-  const kv = () => new ArrayBuffer(wireLengthBytes(model.config, 3));
+  const kv = () => new ArrayBuffer(kvBytes(model.config, 3));
 
   test.each<[string, () => Partial<Parameters<Model["forward"]>[0]>, RegExp]>([
     ["no tokens", () => ({ tokens: new Int32Array(0) }), /no tokens/],
@@ -188,7 +188,7 @@ test("after a failed step with a loaded past the sequence cannot continue", asyn
   const sequenceId = freshId();
   const tokens = Int32Array.of(5);
   await model.forward({ sequenceId, tokens: Int32Array.from(prompt), position: 0 });
-  const past = { tokens: 3, kv: new ArrayBuffer(wireLengthBytes(model.config, 3)) };
+  const past = { tokens: 3, kv: new ArrayBuffer(kvBytes(model.config, 3)) };
   new Float32Array(past.kv).fill(Number.NaN);
   await expect(model.forward({ sequenceId, tokens, position: 3, past })).rejects.toThrow(/not finite/);
   await expect(model.forward({ sequenceId, tokens, position: 100 })).rejects.toThrow(
@@ -203,23 +203,6 @@ test("tokens are copied when the call is made", async () => {
   tokens.fill(0);
   await running;
   expect((await waiting).topTokens[0]).toBe(reference.greedy[0]);
-});
-
-test("a waiting step can be aborted, a running one is finished", async () => {
-  const controller = new AbortController();
-  const { signal } = controller;
-  const step = (options?: { signal: AbortSignal }, sequenceId = freshId()) =>
-    model.forward({ sequenceId, tokens: Int32Array.from(prompt), position: 0 }, options);
-  const running = step({ signal });
-  const waiting = step({ signal }, "aborted");
-  const after = step();
-  controller.abort(new Error("client gone"));
-  await expect(waiting).rejects.toMatchObject({ code: "KV_REQUEST_ABORTED", cause: signal.reason });
-  await expect(step({ signal })).rejects.toMatchObject({ code: "KV_REQUEST_ABORTED" });
-  expect((await running).topTokens[0]).toBe(reference.greedy[0]);
-  expect((await after).topTokens[0]).toBe(reference.greedy[0]);
-  const next = { sequenceId: "aborted", tokens: Int32Array.of(180), position: 100 };
-  await expect(model.forward(next)).rejects.toThrow(/holds none of its tokens/);
 });
 
 test("close finishes the running step, rejects waiting ones, and may be called again", async () => {
@@ -257,7 +240,7 @@ test("a model with a half-precision cache reads and writes the same wire order",
   await buildOnnx({ config, weights: seededWeights(config, { seed: 1234 }), directory, kvType: "float16" });
   const half = await loadModel({ directory });
   try {
-    expect(half.config).toMatchObject({ kvType: "float16", dtype: "float32" });
+    expect(half.config).toMatchObject({ kvType: "float16" });
     const whole = await generate(half, prompt, 16);
     expect(whole.first.topTokens[0]).toBe(reference.greedy[0]);
     const past = { tokens: 99, kv: firstTokens(whole.first.newKv, 100, 99) };

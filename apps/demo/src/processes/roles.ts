@@ -1,5 +1,5 @@
 import { createPicker, type PickerSettingsInput } from "@kv/epp";
-import { KvError } from "@kv/interface";
+import { type Ambient, KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { endWithOwner, onInterrupt, print, printError, sendToOwner } from "@kv/program";
 import { createProxy, type ProxySettingsInput } from "@kv/proxy";
@@ -10,7 +10,7 @@ import { openTransport } from "../instance/modules.js";
 import type { ReadyServer } from "./child-process.js";
 import { jsonLog, type LogLevel } from "./json-log.js";
 import { parseJson } from "./parse-json.js";
-import { openTraces, type Traces } from "./traces.js";
+import { openTraces } from "./traces.js";
 
 /** Options of the commands that run one server. */
 export interface ServerFlags {
@@ -45,16 +45,11 @@ export async function runInstance(
   flags: InstanceFlags,
 ): Promise<void> {
   const settings = readInstanceConfig(instanceSettings(role, flags));
-  const log = jsonLog(flags.logLevel, { instance: settings.name ?? settings.role, pid: process.pid });
-  const traces = openTraces(flags.trace, {
-    service: "kv-demo",
-    instance: settings.name ?? settings.role,
-    log,
-  });
-  await runServer(flags, traces, async () => {
+  const place = { service: "kv-demo", instance: settings.name ?? settings.role };
+  await runServer(flags, place, async ({ log, tracer }) => {
     const instance = await startInstance(settings, {
       log,
-      tracer: traces.tracer,
+      tracer,
       transport:
         settings.transportModule === undefined
           ? nixlTransport({ log })
@@ -72,7 +67,7 @@ export function instanceSettings(
   role: "prefill" | "decode" | undefined,
   { config, kvTransferConfig, extraConfig, logLevel: _, child: __, trace: ___, ...options }: InstanceFlags,
 ): Record<string, unknown> {
-  const given = config === undefined ? {} : parseJson("--config", config);
+  const given = configOf({ config });
   const usual: Record<string, unknown> = {
     kv_connector: "NixlConnector",
     kv_role: role === "prefill" ? "kv_producer" : role === "decode" ? "kv_consumer" : "kv_both",
@@ -98,11 +93,14 @@ export function instanceSettings(
   };
 }
 
+/** The settings of `--config`. Errors: `KV_CONFIG_INVALID`. */
+function configOf({ config }: Pick<ServerFlags, "config">): Record<string, unknown> {
+  return config === undefined ? {} : parseJson("--config", config);
+}
+
 /** Runs the proxy in this process. */
 export async function runProxy(flags: ProxyFlags): Promise<void> {
-  const given = (
-    flags.config === undefined ? {} : parseJson("--config", flags.config)
-  ) as ProxySettingsInput & { port?: number };
+  const given = configOf(flags) as ProxySettingsInput & { port?: number };
   const { port = 0, ...settings } = { ...given, ...(flags.port === undefined ? {} : { port: flags.port }) };
   const { prefill, decode, mode, adminPort } = flags;
   const resolved: ProxySettingsInput = {
@@ -112,10 +110,8 @@ export async function runProxy(flags: ProxyFlags): Promise<void> {
     ...(mode === undefined ? {} : { mode }),
     ...(adminPort === undefined ? {} : { admin: { ...settings.admin, port: adminPort } }),
   };
-  const log = jsonLog(flags.logLevel, { instance: "proxy", pid: process.pid });
-  const traces = openTraces(flags.trace, { service: "kv-proxy", instance: "proxy", log });
-  await runServer(flags, traces, async () => {
-    const proxy = createProxy({ ...resolved, log, tracer: traces.tracer });
+  await runServer(flags, { service: "kv-proxy", instance: "proxy" }, async (ambient) => {
+    const proxy = createProxy({ ...resolved, ...ambient });
     const address = await proxy.listen({ port });
     const shown = { config: { ...resolved, port: address.port } };
     return { ...address, backend: null, sideChannel: null, shown, drain: () => proxy.close() };
@@ -124,14 +120,10 @@ export async function runProxy(flags: ProxyFlags): Promise<void> {
 
 /** Runs the picker of a gateway in this process. Its URL is that of ext_proc. */
 export async function runPicker(flags: ServerFlags): Promise<void> {
-  const given = (
-    flags.config === undefined ? {} : parseJson("--config", flags.config)
-  ) as PickerSettingsInput & { port?: number };
+  const given = configOf(flags) as PickerSettingsInput & { port?: number };
   const { port: configured = 0, ...settings } = given;
-  const log = jsonLog(flags.logLevel, { instance: "picker", pid: process.pid });
-  const traces = openTraces(flags.trace, { service: "kv-epp", instance: "picker", log });
-  await runServer(flags, traces, async () => {
-    const picker = createPicker({ ...settings, log, tracer: traces.tracer });
+  await runServer(flags, { service: "kv-epp", instance: "picker" }, async (ambient) => {
+    const picker = createPicker({ ...settings, ...ambient });
     const { host, port: bound } = await picker.listen({ port: flags.port ?? configured });
     const url = `${settings.tls === false ? "http" : "https"}://${host}:${bound}`;
     const shown = { config: { ...settings, port: bound } };
@@ -155,10 +147,12 @@ const EXIT_TIMEOUT_MS = 2000;
  * settings in effect.
  */
 async function runServer(
-  { child: isChild = false }: ServerFlags,
-  traces: Traces,
-  start: () => Promise<Server>,
+  { child: isChild = false, logLevel, trace }: ServerFlags,
+  { service, instance }: { readonly service: string; readonly instance: string },
+  start: (ambient: Pick<Ambient, "log" | "tracer">) => Promise<Server>,
 ): Promise<void> {
+  const log = jsonLog(logLevel, { instance, pid: process.pid });
+  const traces = openTraces(trace, { service, instance, log });
   // Before anything is opened: the parent may end while its child starts.
   endWithOwner();
   // The channel of `npm run demo` must not keep this process alive after an error.
@@ -187,7 +181,7 @@ async function runServer(
   if (isChild) process.on("SIGINT", () => {});
   else onInterrupt(stop);
   try {
-    server = await start();
+    server = await start({ log, tracer: traces.tracer });
   } catch (error) {
     const { code, message, hint } = KvError.from(error, "KV_INTERNAL", "the server did not start");
     if (!isChild) throw error;

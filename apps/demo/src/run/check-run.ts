@@ -1,8 +1,8 @@
 import { KvError, type Log } from "@kv/interface";
 import type { Cluster } from "../cluster/cluster.js";
-import type { KvRecord } from "../instance/kv-journal.js";
-import { compareKv, fetchRecords } from "./compare-kv.js";
+import type { KvRecord, KvTransferRecord } from "../instance/kv-journal.js";
 import { type CompletionOutcome, complete } from "./completion-client.js";
+import type { ExpectedPrompts, PreparedRun } from "./prepare-run.js";
 
 /** The outcome of one request, compared with the expected one. */
 export interface CheckedRequest {
@@ -47,18 +47,9 @@ export interface CheckedRun {
   readonly control: NegativeControl;
 }
 
-export interface CheckOptions {
-  readonly prompts: readonly (readonly number[])[];
-  /** The tokens that one engine in one process generates from each prompt. */
-  readonly expected: readonly (readonly number[])[];
-  /** Prompts of the second round, and their tokens. */
-  readonly warm: {
-    readonly prompts: readonly (readonly number[])[];
-    readonly expected: CheckOptions["expected"];
-  };
+export interface CheckOptions extends Omit<PreparedRun, "modelName"> {
   /** The proxy sends both requests of a pushed prompt at once, so the decode instance waits while the prompt is computed. */
   readonly atOnce?: boolean | undefined;
-  readonly control: { readonly promptTokens: readonly number[]; readonly expected: readonly number[] };
   /** Makes the request ids of this run unique. */
   readonly runId: string;
   readonly log: Log;
@@ -84,7 +75,7 @@ export async function checkRun(cluster: Cluster, options: CheckOptions): Promise
 async function checkRound(
   cluster: Cluster,
   { atOnce = true, log }: Pick<CheckOptions, "atOnce" | "log">,
-  { name, prompts, expected }: { readonly name: string } & CheckOptions["warm"],
+  { name, prompts, expected }: { readonly name: string } & ExpectedPrompts,
 ): Promise<CheckedRequest[]> {
   const ids = prompts.map((_, i) => `${name}-${i}`);
   const { url } = cluster.proxy;
@@ -96,9 +87,7 @@ async function checkRound(
   const received = await recordsOf(cluster.decodes);
   const sent = await waitForSentRecords(cluster.prefills, received, ids);
   const requests = outcomes.map((outcome, i) =>
-    checkRequest(outcome, {
-      promptTokens: prompts[i]?.length ?? 0,
-      expected: expected[i] ?? [],
+    checkRequest(outcome, prompts[i] ?? [], expected[i] ?? [], {
       kv: compareKv(ids[i] ?? "", sent, received),
       atOnce,
     }),
@@ -111,25 +100,13 @@ async function checkRound(
 
 function checkRequest(
   outcome: PromiseSettledResult<CompletionOutcome>,
-  {
-    promptTokens,
-    expected,
-    kv,
-    atOnce,
-  }: {
-    promptTokens: number;
-    expected: readonly number[];
-    kv: ReturnType<typeof compareKv>;
-    atOnce: boolean;
-  },
+  prompt: readonly number[],
+  expected: readonly number[],
+  { kv, atOnce }: { kv: KvComparison; atOnce: boolean },
 ): CheckedRequest {
   const parts = partsOf(kv, atOnce);
-  const measured = {
-    promptTokens,
-    ...parts,
-    transferBytes: kv.transfer?.length_bytes ?? 0,
-    kvEqual: kv.equal,
-  };
+  const transferBytes = kv.transfer?.length_bytes ?? 0;
+  const measured = { promptTokens: prompt.length, ...parts, transferBytes, kvEqual: kv.equal };
   if (outcome.status === "rejected") {
     const { message } = KvError.from(outcome.reason, "KV_INTERNAL", "the request failed");
     const times = { ttftMs: 0, otherMs: 0, decodeMs: 0, totalMs: 0 };
@@ -146,7 +123,7 @@ function checkRequest(
 }
 
 /** The parts of a request's time to first token that the instances measured. */
-function partsOf({ sent, received, transfer }: ReturnType<typeof compareKv>, atOnce: boolean) {
+function partsOf({ sent, received, transfer }: KvComparison, atOnce: boolean) {
   const prefillMs = sent?.forward_ms ?? 0;
   const saveMs = sent?.save_ms ?? 0;
   const prefillQueueMs = sent?.queue_ms ?? 0;
@@ -194,13 +171,12 @@ export interface NegativeControl {
 }
 
 /** Shows that the comparison of tokens can fail: zeroes one transferred block of a prompt before it is used. */
-async function runNegativeControl(options: {
-  readonly url: string;
-  readonly requestId: string;
-  readonly promptTokens: readonly number[];
-  readonly expected: readonly number[];
-}): Promise<NegativeControl> {
-  const { url, requestId, promptTokens, expected } = options;
+async function runNegativeControl({
+  url,
+  requestId,
+  promptTokens,
+  expected,
+}: { readonly url: string; readonly requestId: string } & PreparedRun["control"]): Promise<NegativeControl> {
   const run = async (suffix: string, zeroBlock?: number): Promise<boolean> => {
     const { tokens } = await complete({
       url,
@@ -216,4 +192,54 @@ async function runNegativeControl(options: {
 
 export function sameTokens(a: readonly number[], b: readonly number[]): boolean {
   return a.length === b.length && a.every((token, i) => token === b[i]);
+}
+
+/** The records of an instance, from `/kv/transfers`. */
+export async function fetchRecords(url: string): Promise<KvRecord[]> {
+  const response = await fetch(`${url}/kv/transfers`);
+  const { records } = (await response.json()) as { records: KvRecord[] };
+  return records;
+}
+
+export interface KvComparison {
+  readonly sent: KvRecord | undefined;
+  readonly received: KvRecord | undefined;
+  /** The transfer, as the side that moved the bytes recorded it. */
+  readonly transfer: KvTransferRecord | undefined;
+  /** All transferred tokens have the same digests on both sides. */
+  readonly equal: boolean;
+  /** Why they are not equal. */
+  readonly difference: string | undefined;
+}
+
+/** Finds the records of both sides for a client's request and compares the digests of the transferred tokens. */
+export function compareKv(
+  requestId: string,
+  sentRecords: readonly KvRecord[],
+  receivedRecords: readonly KvRecord[],
+): KvComparison {
+  const of = (records: readonly KvRecord[]) =>
+    records.findLast((record) => record.request_id.startsWith(`cmpl-${requestId}-`));
+  const sent = of(sentRecords);
+  const received = of(receivedRecords);
+  const transfer = [received, sent].find((record) => (record?.transfer?.length_bytes ?? 0) > 0)?.transfer;
+  const unequal = (difference: string): KvComparison => ({
+    sent,
+    received,
+    transfer,
+    equal: false,
+    difference,
+  });
+  if (sent === undefined) return unequal("no prefill instance recorded its KV");
+  if (received === undefined) return unequal("no decode instance recorded its KV");
+  if (sent.digests.length === 0 || received.digests.length !== sent.digests.length) {
+    return unequal(
+      `the sender has ${sent.digests.length} digests and the receiver ${received.digests.length}`,
+    );
+  }
+  // The tokens in the receiver's prefix cache come from an earlier request.
+  const first = Math.ceil(received.cached_tokens / received.digest_tokens);
+  const differing = sent.digests.findIndex((digest, i) => i >= first && digest !== received.digests[i]);
+  if (differing < 0) return { sent, received, transfer, equal: true, difference: undefined };
+  return unequal(`from token ${differing * sent.digest_tokens} on, the received KV differs from the sent KV`);
 }

@@ -71,10 +71,10 @@ export async function runDemo(options: DemoOptions, output: DemoOutput): Promise
       transport: options.transportModule ?? transport,
       backend: cluster.prefills[0]?.backend ?? "none",
       connector: options.connector,
-      prefillTp: options.prefillTp,
-      decodeTp: options.decodeTp,
-      prefillPlatform: options.platformModule ?? options.prefillPlatform ?? "cpu",
-      decodePlatform: options.platformModule ?? options.decodePlatform ?? "cpu",
+      prefill_tp: options.prefillTp,
+      decode_tp: options.decodeTp,
+      prefill_platform: options.platformModule ?? options.prefillPlatform ?? "cpu",
+      decode_platform: options.platformModule ?? options.decodePlatform ?? "cpu",
     };
     return { run, facts, cluster, modelName };
   } catch (error) {

@@ -1,11 +1,11 @@
-import type { Transport } from "@kv/interface";
+import { readFile } from "node:fs/promises";
+import { KvError } from "@kv/interface";
 import { memoryTransport } from "@kv/transport-memory";
 import { BlockPool } from "../engine/cache/block-pool.js";
 import { KvPool } from "../engine/cache/kv-pool.js";
 import { Engine } from "../engine/engine.js";
 import { loadModel, type Model } from "../model/model.js";
-import { loadTokenizer } from "../model/tokenizer/tokenizer.js";
-import { readPrompts, syntheticPrompts, textPrompts } from "./prompts.js";
+import { loadTokenizer, type Tokenizer } from "../model/tokenizer/tokenizer.js";
 
 export interface PrepareRunOptions {
   readonly model?: string | undefined;
@@ -22,15 +22,15 @@ const MIN_DISTINCT_TOKENS = 8;
 /** Prompts of the second round, at most. */
 const MAX_WARM = 4;
 
-export interface PreparedRun {
+/** Prompts, and the tokens that one engine in one process generates from each. */
+export interface ExpectedPrompts {
   readonly prompts: readonly (readonly number[])[];
-  /** The reference tokens of each prompt. */
   readonly expected: readonly (readonly number[])[];
+}
+
+export interface PreparedRun extends ExpectedPrompts {
   /** Further prompts, for the second round. */
-  readonly warm: {
-    readonly prompts: readonly (readonly number[])[];
-    readonly expected: readonly (readonly number[])[];
-  };
+  readonly warm: ExpectedPrompts;
   /** A further prompt, for the negative control. */
   readonly control: { readonly promptTokens: readonly number[]; readonly expected: readonly number[] };
   readonly modelName: string;
@@ -43,7 +43,6 @@ export async function prepareRun(
 ): Promise<PreparedRun> {
   const { maxTokens, promptsFile, requests, tinyKvHeads } = options;
   const model = await loadModel({ onProgress: say, directory: options.model, tinyKvHeads });
-  const transport = memoryTransport();
   try {
     const { vocabSize, maxModelLen, directory, name } = model.config;
     const tokenizer = await loadTokenizer({ directory, vocabSize });
@@ -60,7 +59,7 @@ export async function prepareRun(
     const control = generated[count] ?? [];
     const warm = generated.slice(count + 1, count + 1 + warmCount);
     say(`computing the reference tokens of ${prompts.length} prompts with ${name} in this process`);
-    const all = await referenceTokens([...prompts, control, ...warm], { model, transport, maxTokens });
+    const all = await referenceTokens([...prompts, control, ...warm], { model, maxTokens });
     return {
       prompts,
       expected: all.slice(0, count),
@@ -70,7 +69,6 @@ export async function prepareRun(
     };
   } finally {
     await model.close();
-    await transport.close();
   }
 }
 
@@ -79,17 +77,13 @@ const REFERENCE_BLOCK_SIZE = 16;
 /** The tokens that one engine in this process generates greedily from each prompt: one prompt at a time, without a prefix cache. */
 export async function referenceTokens(
   prompts: readonly (readonly number[])[],
-  { model, transport, maxTokens }: { model: Model; transport: Transport; maxTokens: number },
+  { model, maxTokens }: { model: Model; maxTokens: number },
 ): Promise<number[][]> {
   const longest = Math.max(...prompts.map((prompt) => prompt.length));
   const numBlocks = Math.ceil((longest + maxTokens) / REFERENCE_BLOCK_SIZE) + 2;
-  const pool = new KvPool({
-    transport,
-    geometry: model.config,
-    numBlocks,
-    blockSize: REFERENCE_BLOCK_SIZE,
-    tp: 1,
-  });
+  const transport = memoryTransport();
+  const sizes = { numBlocks, blockSize: REFERENCE_BLOCK_SIZE, tp: 1 };
+  const pool = new KvPool({ transport, geometry: model.config, ...sizes });
   const blocks = new BlockPool({ numBlocks, prefixCaching: false });
   const engine = new Engine({ model, pool, blocks });
   try {
@@ -103,5 +97,81 @@ export async function referenceTokens(
   } finally {
     await engine.close();
     pool.close();
+    await transport.close();
   }
+}
+
+export interface PromptOptions {
+  readonly count: number;
+  readonly vocabSize: number;
+  /** Limit of a prompt. */
+  readonly maxTokens: number;
+}
+
+/**
+ * Prompts of token ids from a formula, the same in every run. They have different lengths, some with full and some with partly filled last
+ * blocks, and differ from the first token on. The first one is also used by this project's comparisons with vLLM.
+ */
+export function syntheticPrompts({ count, vocabSize, maxTokens }: PromptOptions): number[][] {
+  const range = Math.min(1000, vocabSize - 24);
+  return Array.from({ length: count }, (_, k) => {
+    const length = Math.min(maxTokens, k === 0 ? 100 : 16 + ((k * 53) % 180));
+    return Array.from(
+      { length },
+      (_, i) => ((((7 + k) * i * i + (3 + 2 * k) * i + 11 + 37 * k) % range) + 10) % vocabSize,
+    );
+  });
+}
+
+const TEXTS = [
+  "Prefill and decode are the two phases of a language model's answer. In the first one",
+  "A key-value cache keeps what attention has computed of the tokens so far. Without it",
+  "Once upon a time, in a town by the sea, there lived an old clockmaker who",
+  "The three most important rules for writing software that others can read are: first,",
+  "Question: why is the sky blue in the day and red in the evening? Answer:",
+  "To bake a loaf of bread you need flour, water, salt and yeast. Begin by",
+];
+
+/** Prompts of English text for a trained model, of different lengths and different from the first word on. */
+function textPrompts({ count, maxTokens }: PromptOptions, tokenizer: Tokenizer): number[][] {
+  return Array.from({ length: count }, (_, k) => {
+    const texts = Array.from({ length: 1 + (k % 5) }, (_, i) => TEXTS[(k + i) % TEXTS.length]);
+    return Array.from(tokenizer.encode(`${k + 1}. ${texts.join(" ")}`)).slice(0, maxTokens);
+  });
+}
+
+/** Reads a file with one prompt per line: text, a JSON string, or a JSON list of token ids. Errors: `KV_CONFIG_INVALID` with the line. */
+async function readPrompts(path: string, tokenizer: Tokenizer): Promise<number[][]> {
+  let text: string;
+  try {
+    text = await readFile(path, "utf8");
+  } catch (cause) {
+    throw new KvError("KV_CONFIG_INVALID", `--prompts ${path} cannot be read: ${(cause as Error).message}`, {
+      cause,
+    });
+  }
+  const prompts = text
+    .split(/\r?\n/)
+    .map((line, index) => ({ line: line.trim(), number: index + 1 }))
+    .filter(({ line }) => line !== "")
+    .map(({ line, number }) => promptOf(line, `${path}:${number}`, tokenizer));
+  if (prompts.length === 0) throw new KvError("KV_CONFIG_INVALID", `--prompts ${path} contains no prompt`);
+  return prompts;
+}
+
+function promptOf(line: string, where: string, tokenizer: Tokenizer): number[] {
+  if (!line.startsWith("[") && !line.startsWith('"')) return Array.from(tokenizer.encode(line));
+  let value: unknown;
+  try {
+    value = JSON.parse(line);
+  } catch (cause) {
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `${where} begins like JSON but is not valid: ${(cause as Error).message}`,
+      { cause },
+    );
+  }
+  if (typeof value === "string") return Array.from(tokenizer.encode(value));
+  if (Array.isArray(value) && value.every((token) => Number.isInteger(token))) return value as number[];
+  throw new KvError("KV_CONFIG_INVALID", `${where} is neither a string nor a list of token ids`);
 }

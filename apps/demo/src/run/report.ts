@@ -1,32 +1,20 @@
 import type { CheckedRequest, CheckedRun } from "./check-run.js";
 
-/** The settings of a run. */
+/** The settings of a run, as `--json` prints them. */
 export interface RunFacts {
   readonly front: string;
   readonly transport: string;
   readonly backend: string;
   readonly connector: string;
-  readonly prefillTp: number;
-  readonly decodeTp: number;
-  readonly prefillPlatform: string;
-  readonly decodePlatform: string;
+  readonly prefill_tp: number;
+  readonly decode_tp: number;
+  readonly prefill_platform: string;
+  readonly decode_platform: string;
 }
 
 /** The output of `--json`. */
 export function jsonReport({ ok, requests, warm }: CheckedRun, facts: RunFacts): object {
-  return {
-    ok,
-    front: facts.front,
-    transport: facts.transport,
-    backend: facts.backend,
-    connector: facts.connector,
-    prefill_tp: facts.prefillTp,
-    decode_tp: facts.decodeTp,
-    prefill_platform: facts.prefillPlatform,
-    decode_platform: facts.decodePlatform,
-    requests: requests.map(jsonRequest),
-    warm_requests: warm.map(jsonRequest),
-  };
+  return { ok, ...facts, requests: requests.map(jsonRequest), warm_requests: warm.map(jsonRequest) };
 }
 
 function jsonRequest(request: CheckedRequest): object {

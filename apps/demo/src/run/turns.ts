@@ -1,30 +1,24 @@
 import { METRICS } from "@kv/connector";
-import { memoryTransport } from "@kv/transport-memory";
 import type { Cluster } from "../cluster/cluster.js";
 import { loadModel } from "../model/model.js";
 import { sameTokens } from "./check-run.js";
 import { complete } from "./completion-client.js";
-import { referenceTokens } from "./prepare-run.js";
-import { syntheticPrompts } from "./prompts.js";
+import { type ExpectedPrompts, referenceTokens, syntheticPrompts } from "./prepare-run.js";
 
 /** A conversation: each turn's prompt is the last one, its output, and a little more. */
-export interface Conversation {
-  readonly prompts: readonly (readonly number[])[];
-  /** The tokens that one engine in one process generates from each prompt. */
-  readonly expected: readonly (readonly number[])[];
-}
+export type Conversation = ExpectedPrompts;
 
-/** One turn, with where the KV of its prompt came from. */
+/** One turn, as `--json` prints it, with where the KV of its prompt came from. */
 export interface Turn {
-  readonly promptTokens: number;
+  readonly prompt_tokens: number;
   /** Of P's own prefix cache. */
-  readonly cachedTokens: number;
+  readonly cached_tokens: number;
   /** Read back from D. */
-  readonly readBackTokens: number;
+  readonly read_back_tokens: number;
   /** Computed by P. */
-  readonly computedTokens: number;
-  readonly outputTokens: number;
-  readonly tokensEqual: boolean;
+  readonly computed_tokens: number;
+  readonly output_tokens: number;
+  readonly tokens_equal: boolean;
 }
 
 /** Settings of `kv_connector_extra_config` that both sides need. The built-in model is small: it is read back however little there is. */
@@ -39,12 +33,8 @@ export async function prepareConversation(
   options: { readonly model?: string | undefined; readonly tinyKvHeads?: number | undefined },
   { maxTokens, say }: { readonly maxTokens: number; readonly say: (line: string) => void },
 ): Promise<Conversation> {
-  const model = await loadModel({
-    onProgress: say,
-    directory: options.model,
-    tinyKvHeads: options.tinyKvHeads,
-  });
-  const transport = memoryTransport();
+  const { model: directory, tinyKvHeads } = options;
+  const model = await loadModel({ onProgress: say, directory, tinyKvHeads });
   try {
     const { vocabSize } = model.config;
     const [first = [], ...rest] = syntheticPrompts({ count: turns, vocabSize, maxTokens: 100 });
@@ -52,14 +42,13 @@ export async function prepareConversation(
     const expected: number[][] = [];
     for (const added of [first, ...rest.map((prompt) => prompt.slice(0, NEW_TOKENS))]) {
       const prompt = [...(prompts.at(-1) ?? []), ...(expected.at(-1) ?? []), ...added];
-      const [output = []] = await referenceTokens([prompt], { model, transport, maxTokens });
+      const [output = []] = await referenceTokens([prompt], { model, maxTokens });
       prompts.push(prompt);
       expected.push(output);
     }
     return { prompts, expected };
   } finally {
     await model.close();
-    await transport.close();
   }
 }
 
@@ -80,12 +69,12 @@ export async function playConversation(
       counts.reduce((all, one) => all + (one.get(source) ?? 0), 0);
     const of = (source: string) => sum(after, source) - sum(before, source);
     turns.push({
-      promptTokens: promptTokens.length,
-      cachedTokens: of("local_cache_hit"),
-      readBackTokens: of("external_kv_transfer"),
-      computedTokens: of("local_compute"),
-      outputTokens: tokens.length,
-      tokensEqual: sameTokens(tokens, wanted),
+      prompt_tokens: promptTokens.length,
+      cached_tokens: of("local_cache_hit"),
+      read_back_tokens: of("external_kv_transfer"),
+      computed_tokens: of("local_compute"),
+      output_tokens: tokens.length,
+      tokens_equal: sameTokens(tokens, wanted),
     });
   }
   return turns;
@@ -103,17 +92,7 @@ async function promptTokensBySource(url: string): Promise<ReadonlyMap<string, nu
 
 /** The output of `--turns` with `--json`. */
 export function turnsJson(turns: readonly Turn[]): object {
-  return {
-    ok: areEqual(turns),
-    turns: turns.map((turn) => ({
-      prompt_tokens: turn.promptTokens,
-      cached_tokens: turn.cachedTokens,
-      read_back_tokens: turn.readBackTokens,
-      computed_tokens: turn.computedTokens,
-      output_tokens: turn.outputTokens,
-      tokens_equal: turn.tokensEqual,
-    })),
-  };
+  return { ok: areEqual(turns), turns };
 }
 
 /** The output of `--turns` as a table. */
@@ -129,8 +108,8 @@ export function turnsTable(turns: readonly Turn[]): string {
   ];
   const rows = turns.map((turn, index) =>
     [
-      ...[index + 1, turn.promptTokens, turn.cachedTokens, turn.readBackTokens, turn.computedTokens],
-      ...[turn.outputTokens, turn.tokensEqual ? "equal" : "DIFFERENT"],
+      ...[index + 1, turn.prompt_tokens, turn.cached_tokens, turn.read_back_tokens, turn.computed_tokens],
+      ...[turn.output_tokens, turn.tokens_equal ? "equal" : "DIFFERENT"],
     ].map(String),
   );
   const line = (cells: readonly string[]) =>
@@ -143,5 +122,5 @@ export function turnsTable(turns: readonly Turn[]): string {
 
 /** Whether all turns have the tokens of the reference. */
 export function areEqual(turns: readonly Turn[]): boolean {
-  return turns.every(({ tokensEqual }) => tokensEqual);
+  return turns.every(({ tokens_equal }) => tokens_equal);
 }

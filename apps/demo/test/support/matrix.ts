@@ -1,9 +1,8 @@
 import { randomUUID } from "node:crypto";
 import { isLongRun } from "@kv/testing/long-run";
 import { expect } from "vitest";
-import { startCluster } from "../../src/cluster/cluster.js";
+import { type ClusterMember, startCluster } from "../../src/cluster/cluster.js";
 import type { ClusterOptions } from "../../src/cluster/cluster-plan.js";
-import type { ClusterMember } from "../../src/cluster/members.js";
 import { jsonLog } from "../../src/processes/json-log.js";
 import { checkRun } from "../../src/run/check-run.js";
 import { complete } from "../../src/run/completion-client.js";

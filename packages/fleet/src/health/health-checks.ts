@@ -1,7 +1,8 @@
 import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
-import { type InstanceStatus, instanceName, type Role } from "../instances/instance.js";
+import { type InstanceStatus, instanceName } from "../instances/instance.js";
 import type { InstancePool } from "../instances/instance-pool.js";
 import type { PooledInstance } from "../instances/pooled-instance.js";
+import type { InstanceGetRequest } from "../pairing/engine-facts.js";
 
 /** How instances are checked. */
 export interface HealthSettings {
@@ -16,16 +17,7 @@ export interface HealthSettings {
 }
 
 /** One HTTP request for an instance's health. */
-export interface HealthProbeRequest {
-  /** The instance's role. */
-  readonly role: Role;
-  /** The instance's base URL. */
-  readonly url: string;
-  /** The path to GET there. */
-  readonly path: string;
-  /** The probe rejects when there is no answer by then, in milliseconds. */
-  readonly timeoutMs: number;
-}
+export type HealthProbeRequest = InstanceGetRequest;
 
 /** Sends a health request and resolves with the HTTP status of the answer. The caller of `HealthChecks` provides it with its own HTTP client. */
 export type HealthProbe = (request: HealthProbeRequest) => Promise<number>;

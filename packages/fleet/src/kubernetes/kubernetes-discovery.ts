@@ -1,4 +1,4 @@
-import { type Clock, KvError, type Random, systemClock, systemRandom, type Timer } from "@kv/interface";
+import { ambient, type Clock, KvError, type Random, type Timer } from "@kv/interface";
 import type { DiscoveredInstances, Discovery } from "../discovery/discovery.js";
 import { type InstanceSpec, instanceName, type Role } from "../instances/instance.js";
 import { ApiConnection, type KubernetesAccess } from "./api-connection.js";
@@ -9,7 +9,7 @@ import {
   readEndpointSlice,
   readPod,
 } from "./read-objects.js";
-import { Reflector, type ReflectorOptions } from "./reflector.js";
+import { Reflector } from "./reflector.js";
 
 /** Options of `kubernetesDiscovery`. Either `podSelector` or `services` is given. */
 export interface KubernetesDiscoveryOptions extends KubernetesAccess {
@@ -46,24 +46,10 @@ const COALESCE_MS = 20;
  * configuration cannot be read. The API server itself is asked by `watch` first.
  */
 export async function kubernetesDiscovery(options: KubernetesDiscoveryOptions): Promise<Discovery> {
-  const {
-    podSelector,
-    services,
-    port = "http",
-    sideChannelPort,
-    revisionLabel,
-    dataParallelLabel,
-    ipFamily,
-  } = options;
-  const { clock = systemClock(), random = systemRandom() } = options;
-  const reading: ReadingOptions = {
-    port: typeof port === "object" ? port : { prefill: port, decode: port },
-    sideChannelPort,
-    roleLabel: options.roleLabel ?? "llm-d.ai/role",
-    revisionLabel,
-    dataParallelLabel,
-    ipFamily,
-  };
+  const { podSelector, services, port = "http", roleLabel = "llm-d.ai/role", ipFamily } = options;
+  const { clock, random } = ambient(options);
+  const ports = typeof port === "object" ? port : { prefill: port, decode: port };
+  const reading: ReadingOptions = { ...options, port: ports, roleLabel };
   if ((services === undefined) === (podSelector === undefined)) {
     throw new KvError("KV_CONFIG_INVALID", "discovery in Kubernetes needs either podSelector or services", {
       hint: "give the labels of the pods, such as app=vllm, or a service for each role",
@@ -86,15 +72,10 @@ export async function kubernetesDiscovery(options: KubernetesDiscoveryOptions): 
         const items = reflector?.items();
         if (!isClosed && items !== undefined) onChange(combined(items, ipFamily ?? 4));
       };
-      const common: Omit<ReflectorOptions<readonly FoundPod[]>, "path" | "labelSelector" | "read"> = {
-        connection,
-        clock,
-        random,
-        onChange: () => {
-          timer ??= clock.setTimer(report, COALESCE_MS);
-        },
-        onError,
+      const onChangeSoon = () => {
+        timer ??= clock.setTimer(report, COALESCE_MS);
       };
+      const common = { connection, clock, random, onChange: onChangeSoon, onError };
       if (services === undefined) {
         const read = (object: unknown) => {
           const pod = readPod(object, reading);

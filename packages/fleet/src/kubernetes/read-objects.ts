@@ -10,14 +10,14 @@ export interface ReadingOptions {
   /** Port of the HTTP server of each role. */
   readonly port: Readonly<Record<Role, PortName>>;
   /** Port of the side channel; undefined where it is not known. */
-  readonly sideChannelPort: PortName | undefined;
+  readonly sideChannelPort?: PortName | undefined;
   readonly roleLabel: string;
   /** Instances with the same value of this label fit one another (`InstanceSpec.label`). */
-  readonly revisionLabel: string | undefined;
+  readonly revisionLabel?: string | undefined;
   /** The label with the number of data-parallel ranks. */
-  readonly dataParallelLabel: string | undefined;
+  readonly dataParallelLabel?: string | undefined;
   /** The address family that is taken where an instance has both. */
-  readonly ipFamily: 4 | 6 | undefined;
+  readonly ipFamily?: 4 | 6 | undefined;
 }
 
 /** The instances of one pod, or of one endpoint of a service. */

@@ -3,9 +3,15 @@ import { type Clock, KvError, type Log, type SideChannel } from "@kv/interface";
 import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
 import { type Instance, type PairingStatus, partOf, type Role } from "../instances/instance.js";
 import { needsFactors } from "./check-pair.js";
-import { type EngineFacts, type InstanceGet, kvBytesOf, readEngineFacts } from "./engine-facts.js";
+import {
+  type EngineFacts,
+  findFactors,
+  type InstanceGet,
+  kvBytesOf,
+  mayFindFactors,
+  readEngineFacts,
+} from "./engine-facts.js";
 import { EngineIds } from "./engine-ids.js";
-import { findFactors, mayFindFactors } from "./find-factors.js";
 import { fitsAny, fittingKinds, hasEntry, Kinds } from "./kinds.js";
 import {
   type AnsweredEngine,

@@ -281,7 +281,7 @@ export function addSignalGauges(registry: Registry, read: () => SignalsStatus): 
 
 /** Adds what ended turns hold at decode instances to a registry; `read` is called at each scrape. */
 export function addPinnedGauges(registry: Registry, read: () => readonly PinnedStatus[]): void {
-  const gauge = (name: string, help: string, value: (pinned: PinnedStatus) => number) =>
+  const gauge = (name: string, help: string, member: Exclude<keyof PinnedStatus, "server">) =>
     new Gauge({
       name,
       help,
@@ -291,25 +291,13 @@ export function addPinnedGauges(registry: Registry, read: () => readonly PinnedS
       aggregator: "omit",
       collect() {
         this.reset();
-        for (const pinned of read()) this.set({ server: pinned.server }, value(pinned));
+        for (const pinned of read()) this.set({ server: pinned.server }, pinned[member]);
       },
     });
-  gauge("kv_proxy_readback_objects", "Ended turns that further turns can use", ({ objects }) => objects);
-  gauge(
-    "kv_proxy_readback_pinned_blocks",
-    "Blocks that a decode instance holds for them",
-    ({ blocks }) => blocks,
-  );
-  gauge(
-    "kv_proxy_readback_pinned_bytes",
-    "Bytes of these, where lengths of blocks are known",
-    ({ bytes }) => bytes,
-  );
-  gauge(
-    "kv_proxy_readback_budget_blocks",
-    "The most blocks that they may hold there",
-    ({ budget_blocks }) => budget_blocks,
-  );
+  gauge("kv_proxy_readback_objects", "Ended turns that further turns can use", "objects");
+  gauge("kv_proxy_readback_pinned_blocks", "Blocks that a decode instance holds for them", "blocks");
+  gauge("kv_proxy_readback_pinned_bytes", "Bytes of these, where lengths of blocks are known", "bytes");
+  gauge("kv_proxy_readback_budget_blocks", "The most blocks that they may hold there", "budget_blocks");
 }
 
 function addInstanceMetric(

@@ -12,7 +12,6 @@ import { type PlaneGeometry, type PlaneRuns, planeRuns } from "./relayout.js";
 import { Semaphore } from "./semaphore.js";
 import { stagingLayout } from "./staging-layout.js";
 
-const NO_RUNS = new Float64Array(0);
 const PAGE_BYTES = 4096;
 /** A copy between device and host moves at most this many bytes, or one block of a plane where that is larger. */
 const PIECE_BYTES = 4 << 20;
@@ -58,7 +57,18 @@ export async function createNeuronStaging(options: StagingOptions): Promise<Stag
     const release = await semaphore.acquire();
     try {
       const pieces = [...piecesOf(layers, regions, rowBytes, blocks)];
-      await (toPool ? toHost(pieces, pool) : toDevice(pieces, pool));
+      if (toPool)
+        await copyPieces(
+          pieces,
+          ({ device, runs }) => device.gather(runs.device),
+          ({ runs }, bytes) => pool.scatter(runs.wire, bytes),
+        );
+      else
+        await copyPieces(
+          pieces,
+          ({ runs }) => pool.gather(runs.wire),
+          ({ device, runs }, bytes) => device.scatter(runs.device, bytes),
+        );
     } catch (cause) {
       if (KvError.is(cause, "KV_STAGING_FAILED")) throw cause;
       const error = KvError.from(cause, "KV_STAGING_FAILED", "the copy failed");
@@ -123,39 +133,24 @@ function* piecesOf(
   }
 }
 
-/** Copies pieces from the device into the pool. The next piece is read from the device while the current one is scattered into the pool. */
-async function toHost(pieces: readonly Piece[], pool: Memory): Promise<void> {
-  const read = (index: number) =>
-    markHandled(pieces[index]?.device.gather(pieces[index]?.runs.device ?? NO_RUNS));
-  let reading = read(0);
-  let placing: Promise<unknown> | undefined;
+/** Copies pieces: the next one is read from one side while the current one is written to the other. */
+async function copyPieces(
+  pieces: readonly Piece[],
+  read: (piece: Piece) => Promise<ArrayBuffer>,
+  write: (piece: Piece, bytes: ArrayBuffer) => Promise<unknown>,
+): Promise<void> {
+  const readPiece = (index: number) => markHandled(pieces[index] && read(pieces[index]));
+  let reading = readPiece(0);
+  let writing: Promise<unknown> | undefined;
   try {
-    for (const [index, { runs }] of pieces.entries()) {
+    for (const [index, piece] of pieces.entries()) {
       const bytes = await reading;
-      await placing;
-      reading = read(index + 1);
-      if (bytes !== undefined) placing = markHandled(pool.scatter(runs.wire, bytes));
+      await writing;
+      reading = readPiece(index + 1);
+      if (bytes !== undefined) writing = markHandled(write(piece, bytes));
     }
   } finally {
     // Wait for every copy, also after a failure: the blocks may get other owners as soon as this returns.
-    await Promise.allSettled([reading, placing]);
-  }
-  await placing;
-}
-
-/** Copies pieces from the pool to the device. The next piece is gathered from the pool while the current one is written to the device. */
-async function toDevice(pieces: readonly Piece[], pool: Memory): Promise<void> {
-  const read = (index: number) => markHandled(pieces[index] && pool.gather(pieces[index].runs.wire));
-  let reading = read(0);
-  let writing: Promise<unknown> | undefined;
-  try {
-    for (const [index, { device, runs }] of pieces.entries()) {
-      const bytes = await reading;
-      await writing;
-      reading = read(index + 1);
-      if (bytes !== undefined) writing = markHandled(device.scatter(runs.device, bytes));
-    }
-  } finally {
     await Promise.allSettled([reading, writing]);
   }
   await writing;

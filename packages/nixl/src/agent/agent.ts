@@ -40,7 +40,6 @@ import { AgentCalls } from "./agent-calls.js";
 import { DroppedNotifications, reportOfProcess, reportStuck } from "./agent-reports.js";
 import { type MemoryQuery, requireQuery } from "./memory-query.js";
 import { NotificationQueue } from "./notification-queue.js";
-import { PendingCalls } from "./pending-calls.js";
 import { PreparedLists } from "./prepared-lists.js";
 import { type PostOptions, PreparedTransfer } from "./prepared-transfer.js";
 import { type RegisterOptions, Registrations } from "./registrations.js";
@@ -90,7 +89,7 @@ const STUCK_MS = 5000;
 export async function startNixlAgent(options: NixlAgentOptions): Promise<NixlAgent> {
   const { addon, libraryPath, name, backends, preload, captureTelemetry } = options;
   const keepAlive = new RefCount((alive) => native.keepAlive(alive));
-  const calls = new PendingCalls(keepAlive);
+  const calls = new AgentCalls(name, keepAlive);
   const startId = calls.nextId();
   const nativeOptions = { libraryPath, name, captureTelemetry, ...nativeBackendsOf(backends, preload) };
   const onEvents = (events: NativeEvent[], more: boolean) => {
@@ -101,7 +100,7 @@ export async function startNixlAgent(options: NixlAgentOptions): Promise<NixlAge
   const native: NativeAgent = callNative(() => new addon.Agent(startId, nativeOptions, onEvents));
   const agent = new NixlAgent(options, { native, calls, keepAlive });
   try {
-    await calls.answer<void>(startId);
+    await calls.answerTo<void>(startId);
   } catch (error) {
     native.detach();
     throw error;
@@ -123,7 +122,6 @@ export class NixlAgent implements Agent, AsyncDisposable {
   readonly #backends: BackendSpec[];
   readonly #backendNames: string[];
   readonly #native: NativeAgent;
-  readonly #pending: PendingCalls;
   readonly #calls: AgentCalls;
   readonly #registrations: Registrations;
   readonly #lists: PreparedLists;
@@ -134,7 +132,7 @@ export class NixlAgent implements Agent, AsyncDisposable {
   /** For `startNixlAgent`. */
   constructor(
     options: NixlAgentOptions,
-    parts: { native: NativeAgent; calls: PendingCalls; keepAlive: RefCount },
+    parts: { native: NativeAgent; calls: AgentCalls; keepAlive: RefCount },
   ) {
     const { native, calls, keepAlive } = parts;
     this.name = options.name;
@@ -143,10 +141,9 @@ export class NixlAgent implements Agent, AsyncDisposable {
     this.backends = this.#backendNames;
     this.#options = options;
     this.#native = native;
-    this.#pending = calls;
-    this.#calls = new AgentCalls(options.name, calls);
-    this.#registrations = new Registrations(native, this.#calls);
-    this.#lists = new PreparedLists(native, this.#calls);
+    this.#calls = calls;
+    this.#registrations = new Registrations(native, calls);
+    this.#lists = new PreparedLists(native, calls);
     this.#dropped = new DroppedNotifications(options.name, options.ambient);
     this.#notifications = new NotificationQueue({ keepAlive, onDrop: (from) => this.#dropped.add(from) });
     this.#transfers = new Transfers({
@@ -362,7 +359,7 @@ export class NixlAgent implements Agent, AsyncDisposable {
     for (const [kind, callId, error, value, from] of events) {
       const failure = error === undefined ? undefined : fromNative(error);
       if (kind === DONE) this.#transfers.onDone(callId, failure, value);
-      else if (kind === SETTLED) this.#pending.settle(callId, failure, value);
+      else if (kind === SETTLED) this.#calls.settle(callId, failure, value);
       else if (kind === RELEASED) this.#transfers.onReleased(callId);
       else if (kind === NOTIFICATION)
         this.#notifications.push({ from: from ?? "", payload: value as Uint8Array });
@@ -379,7 +376,7 @@ export class NixlAgent implements Agent, AsyncDisposable {
   }
 
   async #close(timeoutMs: number): Promise<void> {
-    const closed = this.#pending.call<void>((callId) => this.#native.close(callId, timeoutMs));
+    const closed = this.#calls.make<void>((callId) => this.#native.close(callId, timeoutMs));
     let timer: Timer | undefined;
     const stuck = new Promise<void>((resolve) => {
       timer = this.#options.ambient.clock.setTimer(resolve, timeoutMs + STUCK_MS);
@@ -388,7 +385,7 @@ export class NixlAgent implements Agent, AsyncDisposable {
       await Promise.race([closed, stuck]);
     } finally {
       timer?.cancel();
-      this.#pending.rejectAll(new KvError("KV_AGENT_CLOSED", `the agent ${this.name} is closed`));
+      this.#calls.rejectAll();
       this.#notifications.close();
       this.#dropped.close();
       this.#registrations.onClose();

@@ -13,7 +13,7 @@ import type { NativeAgent, NativeMoves, NativeOutcome } from "../addon/native.js
 import { callNative } from "../addon/native-errors.js";
 import type { RefCount } from "../ref-count.js";
 import { formatValue, requireObject } from "../validate.js";
-import type { PendingCalls } from "./pending-calls.js";
+import type { AgentCalls } from "./agent-calls.js";
 
 /** A transfer of an agent of NIXL. */
 export interface NixlTransfer extends Transfer {
@@ -44,7 +44,7 @@ export interface TransfersOptions {
   /** The agent in the addon. */
   readonly native: NativeAgent;
   /** Assigns the ids of transfers. */
-  readonly calls: PendingCalls;
+  readonly calls: AgentCalls;
   /** Each transfer counts as a user until its release. */
   readonly keepAlive: RefCount;
   /** Clock for `timeoutMs`. */

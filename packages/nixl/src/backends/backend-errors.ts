@@ -1,9 +1,8 @@
 import { type BackendSpec, KvError } from "@kv/interface";
 import type { Environment } from "../environment.js";
 import { realLibrary } from "../library/cache-folder.js";
-import { wholeWheelHint } from "../library/library-package.js";
+import { reinstallHint, wholeWheelHint } from "../library/library-package.js";
 import { missingParts, nameOfMissing } from "../library/missing-parts.js";
-import { reinstallHint } from "../library/reinstall-hint.js";
 import { backendTraits, variablesSet } from "./backend-traits.js";
 import { type FabricDevice, isEfaOnly } from "./efa.js";
 import { describePlugins, type PluginDescription, remedyFor, summaryOf } from "./plugins.js";

@@ -52,15 +52,14 @@ const STORAGE: BackendTraits = {
   restrictedBy: [],
 };
 
+/** Cautious traits: it may not report that a peer died, and its calls may wait for a peer. */
+const UNKNOWN: BackendTraits = { ...STORAGE, reportsPeerDeath: false, notifies: true, briefCalls: false };
+
 const BACKENDS: Readonly<Record<string, BackendTraits>> = {
   UCX: {
+    ...UNKNOWN,
     reportsPeerDeath: true,
-    watchPeers: false,
-    probeWrites: false,
-    notifies: true,
     briefCalls: true,
-    files: false,
-    objects: false,
     devices: true,
     ignores: ["FI_PROVIDER", "FI_PROVIDER_PATH", "FI_EFA_*"],
     restrictedBy: ["UCX_TLS", "UCX_NET_DEVICES", "UCX_MEMTYPE_*"],
@@ -68,13 +67,10 @@ const BACKENDS: Readonly<Record<string, BackendTraits>> = {
   // Measured with NIXL 1.5.0, libfabric 2.4 and its tcp provider: a post or a notification to a peer that was killed does not return, and a
   // WRITE is done before its last bytes are in the peer's memory.
   LIBFABRIC: {
+    ...UNKNOWN,
     reportsPeerDeath: true,
     watchPeers: true,
     probeWrites: true,
-    notifies: true,
-    briefCalls: false,
-    files: false,
-    objects: false,
     devices: true,
     ignores: ["UCX_TLS", "UCX_NET_DEVICES", "UCX_MEMTYPE_*"],
     restrictedBy: ["FI_PROVIDER", "FI_EFA_*"],
@@ -86,19 +82,6 @@ const BACKENDS: Readonly<Record<string, BackendTraits>> = {
   OBJ: { ...STORAGE, objects: true },
   AZURE_BLOB: { ...STORAGE, objects: true },
   INFINIA: STORAGE,
-};
-
-const UNKNOWN: BackendTraits = {
-  reportsPeerDeath: false,
-  watchPeers: false,
-  probeWrites: false,
-  notifies: true,
-  briefCalls: false,
-  files: false,
-  objects: false,
-  devices: false,
-  ignores: [],
-  restrictedBy: [],
 };
 
 /** The backend that is used when no setting names one. */

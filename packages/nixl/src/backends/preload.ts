@@ -1,7 +1,6 @@
 import { join } from "node:path";
 import type { Environment } from "../environment.js";
-import { dependencyFolder, variablesFor } from "./plugin-dependencies.js";
-import { describePlugins, pluginFolder } from "./plugins.js";
+import { dependencyFolder, describePlugins, pluginFolder, variablesFor } from "./plugins.js";
 
 /** The libraries and variables that a backend's plugin needs before NIXL loads it. */
 export interface Preload {

@@ -1,9 +1,10 @@
 // The entry of every process that @kv/nixl starts: `node child.js TASK ARGUMENT…`, with an IPC channel for the answer.
 import { KvError } from "@kv/interface";
-import { runTask } from "@kv/program";
+import { answerOf, runTask, sendToOwner } from "@kv/program";
 import { benchTarget } from "../bench/target.js";
 import { backendProbe, pairProbe, runtimeProbe } from "../doctor/probes.js";
-import { checkMetadataTask } from "../metadata/checker-task.js";
+import type { CheckRequest } from "../metadata/checker.js";
+import { nixlTransport } from "../transport.js";
 
 const TASKS: Readonly<Record<string, (args: readonly string[]) => Promise<unknown>>> = {
   "bench-target": benchTarget,
@@ -19,3 +20,17 @@ await runTask(() => {
   if (task === undefined) throw new KvError("KV_INTERNAL", `no task ${JSON.stringify(name)}`);
   return task(args);
 });
+
+/** The task `check-metadata` of a child process: loads the metadata it is sent, one after the other. Damaged metadata may crash it. */
+async function checkMetadataTask([backends = ""]: readonly string[]): Promise<never> {
+  const transport = nixlTransport({ backends: backends.split(",") });
+  const agent = await transport.createAgent();
+  const load = async (metadata: string) =>
+    agent.removeRemote(await agent.addRemote(Buffer.from(metadata, "base64")));
+  let last = Promise.resolve();
+  process.on("message", ({ metadata }: CheckRequest) => {
+    last = last.then(async () => sendToOwner(await answerOf(() => load(metadata))));
+  });
+  await sendToOwner({ value: "ready" });
+  return new Promise(() => {});
+}

@@ -8,8 +8,7 @@ import { backendCheck, libraryCheck, runtimeChecks, STORAGE_ONLY } from "./check
 import { machineChecks, rdmaDevices } from "./checks/machine.js";
 import { PAIR_ENVIRONMENT, pairChecks } from "./checks/pair.js";
 import { noPluginCheck, pluginCheck } from "./checks/plugins.js";
-import { requestedBackends } from "./checks/requested-backends.js";
-import { variableChecks } from "./checks/variables.js";
+import { requestedBackends, variableChecks } from "./checks/variables.js";
 import { type Host, realHost } from "./host.js";
 import type { Check, DoctorReport } from "./report.js";
 

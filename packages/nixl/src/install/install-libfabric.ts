@@ -1,11 +1,12 @@
+import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { KvError } from "@kv/interface";
+import { runCommand } from "@kv/program";
 import { describePlugins, librariesOf, pluginFolder } from "../backends/plugins.js";
 import type { Environment } from "../environment.js";
 import { makeInCache } from "../library/cache-folder.js";
 import { missingParts, nameOfMissing } from "../library/missing-parts.js";
 import { downloadWheel } from "./download-wheel.js";
-import { compileLibcudaStub } from "./libcuda-stub.js";
 import { extractFiles } from "./unpack-wheel.js";
 import type { PinnedWheel } from "./wheels.js";
 
@@ -68,23 +69,21 @@ const SOURCES: Readonly<Record<string, Source>> = {
 const DRIVER = "libcuda.so.1";
 const FOLDER = `libfabric-2.5-${process.arch === "arm64" ? "aarch64" : "x86_64"}`;
 
-/** Where the libraries are needed. */
-export interface InstallLibfabricOptions {
-  /** Path of the `libnixl_capi.so` whose LIBFABRIC plugin is to load. */
-  readonly libraryPath: string;
-  /** The variables that apply to pip, the cache and the plugin. */
-  readonly environment: Environment;
-  /** Gets one line for each step. */
-  readonly onProgress: (line: string) => void;
-}
-
 /**
  * Installs the libraries that NIXL's LIBFABRIC plugin lacks on this machine, and only those, into the user's cache: libfabric with its tcp
  * provider, hwloc, the CUDA runtime, and a stub of libcuda.so.1 where there is no NVIDIA driver. Does nothing when the plugin loads with the
- * system's libraries (as on EC2 with EFA). Rejects with `KV_INSTALL_FAILED`.
+ * system's libraries (as on EC2 with EFA). `libraryPath`: the `libnixl_capi.so` whose LIBFABRIC plugin is to load; `environment`: the variables that
+ * apply to pip, the cache and the plugin; `onProgress` gets one line for each step. Rejects with `KV_INSTALL_FAILED`.
  */
-export async function installLibfabric(options: InstallLibfabricOptions): Promise<void> {
-  const { libraryPath, environment, onProgress } = options;
+export async function installLibfabric({
+  libraryPath,
+  environment,
+  onProgress,
+}: {
+  libraryPath: string;
+  environment: Environment;
+  onProgress: (line: string) => void;
+}): Promise<void> {
   const [plugin] = await describePlugins({ libraryPath, environment, names: ["LIBFABRIC"] });
   if (plugin === undefined) {
     throw new KvError(
@@ -134,4 +133,51 @@ export async function installLibfabric(options: InstallLibfabricOptions): Promis
   };
   await makeInCache(FOLDER, environment, make, { replace: true });
   onProgress("LIBFABRIC loads");
+}
+
+/** `CUDA_ERROR_NO_DEVICE`, which the real driver returns on a machine without a GPU. */
+const NO_DEVICE = 100;
+/** The driver functions that NIXL's LIBFABRIC plugin calls. */
+const SOURCE = `
+int cuInit(unsigned flags) { (void)flags; return ${NO_DEVICE}; }
+int cuCtxSetCurrent(void *context) { (void)context; return ${NO_DEVICE}; }
+int cuDeviceGetPCIBusId(char *id, int length, int device) { (void)id; (void)length; (void)device; return ${NO_DEVICE}; }
+int cuPointerGetAttributes(unsigned count, void *attributes, void **data, unsigned long long pointer) {
+  (void)count; (void)attributes; (void)data; (void)pointer; return ${NO_DEVICE};
+}
+`;
+
+/**
+ * Compiles a stub of libcuda.so.1 that reports no device, for machines without NVIDIA's driver: NIXL's LIBFABRIC plugin is linked against
+ * that library. `folder` gets the library, `work` the source. Rejects with `KV_INSTALL_FAILED`, such as when there is no C compiler.
+ */
+export async function compileLibcudaStub(
+  folder: string,
+  work: string,
+  environment: Environment,
+): Promise<void> {
+  const source = join(work, "cuda.c");
+  await writeFile(source, SOURCE);
+  const args = [
+    "-shared",
+    "-fPIC",
+    "-O1",
+    "-Wl,-soname,libcuda.so.1",
+    "-o",
+    join(folder, "libcuda.so.1"),
+    source,
+  ];
+  const compilers = environment.CC ? [environment.CC] : ["cc", "gcc", "clang"];
+  for (const compiler of compilers) {
+    const { exitCode, how, isFound, stderr } = await runCommand(compiler, args, { env: environment });
+    if (!isFound) continue;
+    if (exitCode === 0) return;
+    const why = stderr.trim().split("\n").at(-1) || how;
+    throw new KvError("KV_INSTALL_FAILED", `${compiler} could not compile a stub of libcuda.so.1: ${why}`);
+  }
+  throw new KvError(
+    "KV_INSTALL_FAILED",
+    `this machine has no libcuda.so.1, and no C compiler to build a stub (tried ${compilers.join(", ")})`,
+    { hint: "install NVIDIA's driver if there is a GPU, otherwise a compiler, such as: apt-get install gcc" },
+  );
 }

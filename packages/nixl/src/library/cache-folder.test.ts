@@ -3,7 +3,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, expect, test } from "vitest";
 import { makeInCache } from "./cache-folder.js";
-import { reinstallHint } from "./reinstall-hint.js";
+import { reinstallHint } from "./library-package.js";
 
 let base = "";
 beforeEach(async () => {

@@ -1,6 +1,8 @@
-import { dirname } from "node:path";
+import { basename, dirname } from "node:path";
+import type { Environment } from "../environment.js";
+import { DEFAULT_VERSION } from "../install/wheels.js";
 import { requireHere } from "../require-here.js";
-import { realLibrary } from "./cache-folder.js";
+import { cacheFolder, parseInstallFolder, realLibrary } from "./cache-folder.js";
 
 /** By platform. Each name stands whole in a call, so that tools which trace files find it. */
 const PACKAGES: Readonly<Record<string, () => string>> = {
@@ -31,7 +33,7 @@ export function libraryPackage(): LibraryPackage {
 }
 
 /** Whether the library is the one of that package. It has the plugins UCX, POSIX and LIBFABRIC; the wheel has more. */
-export function isOfPackage(libraryPath: string): boolean {
+function isOfPackage(libraryPath: string): boolean {
   const { path } = libraryPackage();
   return path !== undefined && realLibrary(path) === realLibrary(libraryPath);
 }
@@ -40,4 +42,24 @@ export function isOfPackage(libraryPath: string): boolean {
 export function wholeWheelHint(libraryPath: string): string | undefined {
   if (!isOfPackage(libraryPath)) return undefined;
   return `${libraryPackage().name} has the plugins UCX, POSIX and LIBFABRIC; for the others install NIXL's whole wheel: npx --no-install kv-nixl install`;
+}
+
+const INSTALL = "npx --no-install kv-nixl install";
+
+/** For an error's hint: how to restore an installation of NIXL with damaged or missing files. */
+export function reinstallHint(libraryPath: string, environment: Environment): string {
+  if (isOfPackage(libraryPath)) {
+    return `remove the folder of ${libraryPackage().name} from node_modules and install the packages again`;
+  }
+  const folder = dirname(dirname(realLibrary(libraryPath)));
+  const installed = parseInstallFolder(basename(folder));
+  if (installed === undefined || dirname(folder) !== realLibrary(cacheFolder(environment) ?? "")) {
+    return `install NIXL again where it came from, or use kv-nixl's own (${INSTALL} --force; unset KV_NIXL_LIBRARY and NIXL_PREFIX)`;
+  }
+  const { cuda, version } = installed;
+  const options = [
+    ...(version === DEFAULT_VERSION ? [] : ["--version", version]),
+    ...(cuda === "12" ? [] : ["--cuda", cuda]),
+  ];
+  return `install NIXL again: ${[INSTALL, "--force", ...options].join(" ")}`;
 }

@@ -3,7 +3,7 @@ import { join } from "node:path";
 import { type BackendSpec, KvError, type KvErrorCode } from "@kv/interface";
 import { pluginFolder } from "../backends/plugins.js";
 import type { Environment } from "../environment.js";
-import { reinstallHint } from "./reinstall-hint.js";
+import { reinstallHint } from "./library-package.js";
 
 const HEADER_BYTES = 64;
 /** "\x7fELF", 64 bits, little endian: x64 and arm64. */

@@ -1,7 +1,7 @@
 import { KvError, type Memory } from "@kv/interface";
 import type { NativeDeviceMemory } from "../addon/native.js";
 import { RefCount } from "../ref-count.js";
-import { formatValue } from "../validate.js";
+import { requirePart } from "./host-memory.js";
 
 /** Registration details of memory that is registered by its address: a file, an object, or memory of a device or of the caller. */
 export interface ExternalMemory {
@@ -82,7 +82,8 @@ export function externalMemory(options: ExternalMemoryOptions): Memory & Disposa
           hint: "transfer its bytes to memory of allocate()",
         });
       }
-      return partOf(held.bytes, offsetBytes, viewBytes);
+      requirePart(offsetBytes, viewBytes, held.bytes.length);
+      return held.bytes.subarray(offsetBytes, offsetBytes + viewBytes);
     },
     ...(options.copies ?? { gather: unsupported, scatter: unsupported }),
     close,
@@ -98,22 +99,4 @@ export function externalMemory(options: ExternalMemoryOptions): Memory & Disposa
     },
   });
   return memory;
-}
-
-/** A view of a part. Throws `KV_MEMORY_INVALID` for a part that does not lie in the bytes. */
-function partOf(bytes: Uint8Array, offsetBytes: number, lengthBytes: number): Uint8Array {
-  const end = offsetBytes + lengthBytes;
-  if (
-    Number.isSafeInteger(offsetBytes) &&
-    Number.isSafeInteger(lengthBytes) &&
-    offsetBytes >= 0 &&
-    lengthBytes >= 0 &&
-    end <= bytes.length
-  ) {
-    return bytes.subarray(offsetBytes, end);
-  }
-  throw new KvError(
-    "KV_MEMORY_INVALID",
-    `a view of ${formatValue(lengthBytes)} bytes from ${formatValue(offsetBytes)} on does not lie in a memory of ${bytes.length} bytes`,
-  );
 }

@@ -88,13 +88,7 @@ class MemoryViews {
   }
 
   part(offsetBytes: number, lengthBytes: number): Uint8Array {
-    const areIntegers = Number.isSafeInteger(offsetBytes) && Number.isSafeInteger(lengthBytes);
-    if (!areIntegers || offsetBytes < 0 || lengthBytes < 0 || offsetBytes + lengthBytes > this.#lengthBytes) {
-      throw new KvError(
-        "KV_MEMORY_INVALID",
-        `a view of ${formatValue(lengthBytes)} bytes from ${formatValue(offsetBytes)} on does not lie in a memory of ${this.#lengthBytes} bytes`,
-      );
-    }
+    requirePart(offsetBytes, lengthBytes, this.#lengthBytes);
     if (this.#closed) throw new KvError("KV_MEMORY_INVALID", "the memory is closed");
     if (this.#lengthBytes <= this.#maxBytes)
       return this.all().subarray(offsetBytes, offsetBytes + lengthBytes);
@@ -127,6 +121,16 @@ class MemoryViews {
     this.#buffers.set(offsetBytes, buffer);
     return buffer;
   }
+}
+
+/** Throws `KV_MEMORY_INVALID` for a view that does not lie in a memory of `memoryBytes` bytes. */
+export function requirePart(offsetBytes: number, lengthBytes: number, memoryBytes: number): void {
+  const areIntegers = Number.isSafeInteger(offsetBytes) && Number.isSafeInteger(lengthBytes);
+  if (areIntegers && offsetBytes >= 0 && lengthBytes >= 0 && offsetBytes + lengthBytes <= memoryBytes) return;
+  throw new KvError(
+    "KV_MEMORY_INVALID",
+    `a view of ${formatValue(lengthBytes)} bytes from ${formatValue(offsetBytes)} on does not lie in a memory of ${memoryBytes} bytes`,
+  );
 }
 
 /** Node 24 marks external buffers as untransferable, and to detach such a buffer ends the process. */

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { objectMemory } from "./object-memory.js";
+import { objectMemory } from "./storage-memory.js";
 
 test("each object memory has its own device id, even for the same key", () => {
   const [one, other] = [1, 2].map(() => objectMemory("key", { lengthBytes: 8 }));

@@ -1,7 +1,6 @@
 import { KvError, systemClock } from "@kv/interface";
 import { describe, expect, test } from "vitest";
-import { MetadataChecker } from "./checker.js";
-import type { CheckerProcess } from "./checker-process.js";
+import { type CheckerProcess, MetadataChecker } from "./checker.js";
 
 /** Fake processes that refuse metadata beginning with 0, and end when it begins with 1. */
 function counted() {

@@ -91,7 +91,11 @@ export async function listenForMetadata(
     }
     connections.add(socket);
     socket.on("close", () => connections.delete(socket));
-    new ListenerConnection(agent, socket, { ...options, limits }).start();
+    void serveConnection(agent, socket, limits, options.onPeer).catch((error: unknown) => {
+      const { log } = ambient(options);
+      log.warn("nixl-metadata-refused", { from: socket.remoteAddress, error: String(error) });
+      socket.destroy();
+    });
   });
   await listening(server, host, port);
   const close = async () => {
@@ -140,75 +144,43 @@ export async function invalidateMetadata(
   await exchange(at, { kind: "INVL", name: agent.name }, options, async () => undefined);
 }
 
-type ListenerLimits = Record<keyof typeof METADATA_LISTENER_LIMITS, number>;
-
-/** One connection of a listener. Its messages are handled one after another. */
-class ListenerConnection {
-  readonly #agent: MetadataAgent;
-  readonly #socket: Socket;
-  readonly #options: MetadataListenerOptions & { readonly limits: ListenerLimits };
-  readonly #reader: FrameReader;
-  #frameTimer: NodeJS.Timeout | undefined;
-
-  constructor(
-    agent: MetadataAgent,
-    socket: Socket,
-    options: MetadataListenerOptions & { readonly limits: ListenerLimits },
-  ) {
-    this.#reader = new FrameReader(options.limits.maxFrameBytes);
-    this.#agent = agent;
-    this.#socket = socket;
-    this.#options = options;
-  }
-
-  start(): void {
-    const socket = this.#socket;
-    socket.setTimeout(this.#options.limits.idleMs, () => socket.destroy());
-    socket.on("error", () => socket.destroy());
-    socket.on("close", () => clearTimeout(this.#frameTimer));
-    void this.#serve().catch((error: unknown) => {
-      const { log } = ambient(this.#options);
-      log.warn("nixl-metadata-refused", { from: socket.remoteAddress, error: String(error) });
-      socket.destroy();
-    });
-  }
-
-  async #serve(): Promise<void> {
-    for await (const chunk of this.#socket) {
-      const messages = this.#reader.read(chunk as Buffer);
-      this.#limitFrame(messages.length > 0);
-      for (const message of messages) await this.#handle(message);
+/** Serves one connection of a listener until its peer ends it. Its messages are handled one after another. */
+async function serveConnection(
+  agent: MetadataAgent,
+  socket: Socket,
+  limits: Record<keyof typeof METADATA_LISTENER_LIMITS, number>,
+  onPeer: MetadataListenerOptions["onPeer"],
+): Promise<void> {
+  const reader = new FrameReader(limits.maxFrameBytes);
+  let frameTimer: NodeJS.Timeout | undefined;
+  socket.setTimeout(limits.idleMs, () => socket.destroy());
+  socket.on("error", () => socket.destroy());
+  socket.on("close", () => clearTimeout(frameTimer));
+  for await (const chunk of socket) {
+    const messages = reader.read(chunk as Buffer);
+    // A frame's time begins with its first byte.
+    if (messages.length > 0 || !reader.incomplete) {
+      clearTimeout(frameTimer);
+      frameTimer = undefined;
     }
-    this.#socket.end();
-  }
-
-  /** A frame's time begins with its first byte. `ended`: a frame has ended with the last bytes. */
-  #limitFrame(ended: boolean): void {
-    if (ended || !this.#reader.incomplete) {
-      clearTimeout(this.#frameTimer);
-      this.#frameTimer = undefined;
-    }
-    if (this.#reader.incomplete) {
-      this.#frameTimer ??= setTimeout(() => this.#socket.destroy(), this.#options.limits.frameMs);
+    if (reader.incomplete) frameTimer ??= setTimeout(() => socket.destroy(), limits.frameMs);
+    for (const message of messages) {
+      if (message.kind === "SEND") {
+        const metadata = await agent.localMetadata();
+        // Read on once it has left: a sender that reads nothing must not pile up answers.
+        await new Promise<void>((left) =>
+          socket.write(encodeMessage({ kind: "LOAD", metadata }), () => left()),
+        );
+      } else if (message.kind === "LOAD") {
+        const name = await agent.addRemote(message.metadata);
+        onPeer?.(name, "added");
+      } else {
+        await agent.removeRemote(message.name);
+        onPeer?.(message.name, "removed");
+      }
     }
   }
-
-  async #handle(message: MetadataMessage): Promise<void> {
-    const { onPeer } = this.#options;
-    if (message.kind === "SEND") {
-      const metadata = await this.#agent.localMetadata();
-      // Read on once it has left: a sender that reads nothing must not pile up answers.
-      await new Promise<void>((left) =>
-        this.#socket.write(encodeMessage({ kind: "LOAD", metadata }), () => left()),
-      );
-    } else if (message.kind === "LOAD") {
-      const name = await this.#agent.addRemote(message.metadata);
-      onPeer?.(name, "added");
-    } else {
-      await this.#agent.removeRemote(message.name);
-      onPeer?.(message.name, "removed");
-    }
-  }
+  socket.end();
 }
 
 async function listening(server: Server, host: string, port: number): Promise<void> {

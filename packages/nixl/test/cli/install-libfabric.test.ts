@@ -4,10 +4,9 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { promisify } from "node:util";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test, vi } from "vitest";
-import { dependencyFolder, variablesFor } from "../../src/backends/plugin-dependencies.js";
+import { dependencyFolder, variablesFor } from "../../src/backends/plugins.js";
 import { PreloadFinder } from "../../src/backends/preload.js";
-import { installLibfabric } from "../../src/install/install-libfabric.js";
-import { compileLibcudaStub } from "../../src/install/libcuda-stub.js";
+import { compileLibcudaStub, installLibfabric } from "../../src/install/install-libfabric.js";
 import { libraryPackage } from "../../src/library/library-package.js";
 import { missingParts } from "../../src/library/missing-parts.js";
 

@@ -6,27 +6,53 @@ export interface QueuedTimer {
   cancelled: boolean;
 }
 
-export interface TimerQueue {
+/** Timers by time, then by insertion: a binary heap that drops cancelled entries when they outnumber the others. */
+export class TimerQueue {
+  #heap: QueuedTimer[] = [];
+  #sequence = 0;
+  #live = 0;
+
   /** Timers that have neither fired nor been cancelled. */
-  readonly size: number;
-  add(run: () => void, atMs: number): QueuedTimer;
-  cancel(timer: QueuedTimer): void;
+  get size(): number {
+    return this.#live;
+  }
+
+  add(run: () => void, atMs: number): QueuedTimer {
+    const timer: QueuedTimer = { atMs, sequence: this.#sequence++, run, cancelled: false };
+    this.#push(timer);
+    this.#live += 1;
+    return timer;
+  }
+
+  cancel(timer: QueuedTimer): void {
+    if (timer.cancelled) return;
+    timer.cancelled = true;
+    this.#live -= 1;
+    if (this.#heap.length > 1024 && this.#heap.length > 2 * this.#live) this.#sweep();
+  }
+
   /** Returns the next timer and leaves it in the queue. */
-  peek(): QueuedTimer | undefined;
+  peek(): QueuedTimer | undefined {
+    for (;;) {
+      const top = this.#heap[0];
+      if (top === undefined || !top.cancelled) return top;
+      this.#removeTop();
+    }
+  }
+
   /** Returns the next timer and removes it from the queue. */
-  take(): QueuedTimer | undefined;
-}
+  take(): QueuedTimer | undefined {
+    const top = this.peek();
+    if (top === undefined) return undefined;
+    this.#removeTop();
+    // A timer that fired counts as cancelled, so that a later `cancel` does not change the size.
+    top.cancelled = true;
+    this.#live -= 1;
+    return top;
+  }
 
-/** Creates a queue ordered by time, then by insertion: a binary heap that drops cancelled entries when they outnumber the others. */
-export function timerQueue(): TimerQueue {
-  let heap: QueuedTimer[] = [];
-  let sequence = 0;
-  let live = 0;
-
-  const before = (a: QueuedTimer, b: QueuedTimer): boolean =>
-    a.atMs < b.atMs || (a.atMs === b.atMs && a.sequence < b.sequence);
-
-  function push(timer: QueuedTimer): void {
+  #push(timer: QueuedTimer): void {
+    const heap = this.#heap;
     let index = heap.length;
     heap.push(timer);
     while (index > 0) {
@@ -39,7 +65,8 @@ export function timerQueue(): TimerQueue {
     heap[index] = timer;
   }
 
-  function removeTop(): void {
+  #removeTop(): void {
+    const heap = this.#heap;
     const last = heap.pop();
     if (last === undefined || heap.length === 0) return;
     let index = 0;
@@ -60,45 +87,12 @@ export function timerQueue(): TimerQueue {
     heap[index] = last;
   }
 
-  function skipCancelled(): QueuedTimer | undefined {
-    for (;;) {
-      const top = heap[0];
-      if (top === undefined || !top.cancelled) return top;
-      removeTop();
-    }
+  #sweep(): void {
+    const kept = this.#heap.filter((timer) => !timer.cancelled);
+    this.#heap = [];
+    for (const timer of kept) this.#push(timer);
   }
-
-  function sweep(): void {
-    const kept = heap.filter((timer) => !timer.cancelled);
-    heap = [];
-    for (const timer of kept) push(timer);
-  }
-
-  return {
-    get size() {
-      return live;
-    },
-    add(run, atMs) {
-      const timer: QueuedTimer = { atMs, sequence: sequence++, run, cancelled: false };
-      push(timer);
-      live += 1;
-      return timer;
-    },
-    cancel(timer) {
-      if (timer.cancelled) return;
-      timer.cancelled = true;
-      live -= 1;
-      if (heap.length > 1024 && heap.length > 2 * live) sweep();
-    },
-    peek: skipCancelled,
-    take() {
-      const top = skipCancelled();
-      if (top === undefined) return undefined;
-      removeTop();
-      // A timer that fired counts as cancelled, so that a later `cancel` does not change the size.
-      top.cancelled = true;
-      live -= 1;
-      return top;
-    },
-  };
 }
+
+const before = (a: QueuedTimer, b: QueuedTimer): boolean =>
+  a.atMs < b.atMs || (a.atMs === b.atMs && a.sequence < b.sequence);

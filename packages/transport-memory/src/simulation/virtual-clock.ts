@@ -1,6 +1,6 @@
 import { type Clock, KvError } from "@kv/interface";
 import { macrotaskTurn } from "./macrotask.js";
-import { timerQueue } from "./timer-queue.js";
+import { TimerQueue } from "./timer-queue.js";
 
 /** Options of `virtualClock`. */
 export interface VirtualClockOptions {
@@ -35,7 +35,7 @@ const ONE_HOUR_MS = 3_600_000;
 
 /** Creates a virtual clock. */
 export function virtualClock(options: VirtualClockOptions = {}): VirtualClock {
-  const queue = timerQueue();
+  const queue = new TimerQueue();
   const drain = options.turn ?? macrotaskTurn();
   let nowMs = options.startMs ?? 0;
   let running = false;

@@ -164,10 +164,6 @@ export class KvPool {
     for (const { memory } of this.#ranks) memory.close();
   }
 
-  [Symbol.dispose](): void {
-    this.close();
-  }
-
   async #readFrom(ranks: readonly RankCache[], span: TokenSpan): Promise<ArrayBuffer> {
     const [only] = this.#ranks;
     if (this.#ranks.length === 1 && only !== undefined) return only.memory.gather(only.rowsOf(span));

@@ -6,8 +6,14 @@ import {
   transposed,
   type WeightSource,
 } from "../weights/weights.js";
-import { type GraphBuilder, graphBuilder } from "./graph-builder.js";
-import { type OnnxGraph, type OnnxTensor, type OnnxValue, onnxTypes } from "./onnx-proto.js";
+import {
+  type OnnxGraph,
+  type OnnxNode,
+  type OnnxTensor,
+  type OnnxType,
+  type OnnxValue,
+  onnxTypes,
+} from "./onnx-proto.js";
 
 /** Stores the bytes of a tensor and returns their location. */
 export type TensorStore = (data: Float32Array) => Promise<OnnxTensor["data"]>;
@@ -32,7 +38,7 @@ const lowestFloat32 = -3.4028234663852886e38;
 
 /** The decoder as a graph of basic operators, so that ONNX Runtime can fuse known patterns. */
 export async function decoderGraph(options: Omit<Scope, "graph">): Promise<OnnxGraph> {
-  const scope: Scope = { ...options, graph: graphBuilder() };
+  const scope: Scope = { ...options, graph: new GraphBuilder() };
   const { graph, config, kvType } = scope;
   const shared = { ...rotary(scope), mask: causalMask(scope) };
 
@@ -214,4 +220,43 @@ async function stored(
   data: Float32Array,
 ): Promise<string> {
   return scope.graph.tensor({ name, type: "float32", shape, data: await scope.store(data) });
+}
+
+/** Collects the nodes and constants of a graph. Each method returns the name of its output. */
+class GraphBuilder {
+  readonly nodes: OnnxNode[] = [];
+  readonly tensors: OnnxTensor[] = [];
+  readonly #constants = new Map<string, string>();
+
+  op(
+    op: string,
+    inputs: readonly string[],
+    options: { attributes?: OnnxNode["attributes"]; output?: string } = {},
+  ): string {
+    const { attributes = {}, output = `${op}_${this.nodes.length}` } = options;
+    this.nodes.push({ op, inputs, outputs: [output], attributes });
+    return output;
+  }
+
+  int64(values: readonly number[], shape: readonly number[] = [values.length]): string {
+    return this.#constant("int64", new Uint8Array(BigInt64Array.from(values, BigInt).buffer), shape);
+  }
+
+  float32(values: ArrayLike<number>, shape: readonly number[] = [values.length]): string {
+    return this.#constant("float32", new Uint8Array(Float32Array.from(values).buffer), shape);
+  }
+
+  /** Adds a tensor that is stored elsewhere (a weight in a file). */
+  tensor(tensor: OnnxTensor): string {
+    this.tensors.push(tensor);
+    return tensor.name;
+  }
+
+  #constant(type: OnnxType, bytes: Uint8Array, shape: readonly number[]): string {
+    const key = `${type}[${shape.join()}]${Buffer.from(bytes).toString("base64")}`;
+    const name = this.#constants.get(key) ?? `constant_${this.#constants.size}`;
+    if (!this.#constants.has(key)) this.tensors.push({ name, type, shape, data: { inline: bytes } });
+    this.#constants.set(key, name);
+    return name;
+  }
 }

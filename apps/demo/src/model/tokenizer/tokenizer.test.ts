@@ -4,8 +4,8 @@ import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { afterEach, beforeEach, expect, test } from "vitest";
 import reference from "../../../fixtures/model/bpe/expected.json" with { type: "json" };
+import { TextStream } from "../../http/stop-text.js";
 import { prepareModel } from "../prepare-model.js";
-import { TextStream } from "./text-stream.js";
 import { loadTokenizer } from "./tokenizer.js";
 
 const bpe = fileURLToPath(new URL("../../../fixtures/model/bpe", import.meta.url));

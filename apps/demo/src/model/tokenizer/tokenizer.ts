@@ -71,7 +71,7 @@ export async function loadTokenizer(options: { directory: string; vocabSize: num
     unknown: string,
     tokenOfUnknown?: (word: string) => number,
   ): Tokenizer => {
-    const tokenizer: WordTokenizer = wordTokenizer({ vocabulary, unknown, tokenOfUnknown, special });
+    const tokenizer = wordTokenizer({ vocabulary, unknown, tokenOfUnknown, special });
     return { ...tokenizer, encodeChat: (messages) => tokenizer.encode(renderChat(messages)) };
   };
   if (config.tokenizer_class === "NumberedWordTokenizer") {
@@ -130,18 +130,13 @@ function contentOf(token: z.infer<typeof specialToken>): string | undefined {
   return typeof token === "object" ? token?.content : token;
 }
 
-export interface WordTokenizer {
-  encode(text: string): Int32Array;
-  decode(tokens: ArrayLike<number>, options?: { skipSpecialTokens?: boolean }): string;
-}
-
 /** Splits text at white space and looks up whole words; a word outside of the vocabulary is the unknown token, or that of `tokenOfUnknown`. */
 function wordTokenizer(options: {
   vocabulary: ReadonlyMap<string, number>;
   unknown: string;
   tokenOfUnknown: ((word: string) => number) | undefined;
   special: readonly (string | undefined)[];
-}): WordTokenizer {
+}): Omit<Tokenizer, "encodeChat"> {
   const { vocabulary, unknown } = options;
   const special = new Set(options.special);
   const words = new Map([...vocabulary].map(([word, token]) => [token, word]));

@@ -1,7 +1,7 @@
 import { KvError } from "@kv/interface";
 import type { DecoderConfig } from "./decoder-config.js";
 import { fillNormal, mt19937 } from "./torch-random.js";
-import { projectionShape, projections, type WeightSource } from "./weights.js";
+import { projectionShape, projections, type WeightSource, weightsOf } from "./weights.js";
 
 /**
  * The weights that `torch.manual_seed(seed)` followed by `Qwen3ForCausalLM(config)` gives (transformers 5.19,
@@ -65,16 +65,5 @@ export function seededWeights(config: DecoderConfig, { seed }: { seed: number })
   random.skip(vocabulary[0] * vocabulary[1]);
   draw("lm_head.weight", vocabulary);
 
-  return {
-    has: (name) => weights.has(name),
-    shape: (name) => found(weights, name).shape,
-    read: async (name) => found(weights, name).data,
-    close: async () => {},
-  };
-}
-
-function found<T>(weights: ReadonlyMap<string, T>, name: string): T {
-  const weight = weights.get(name);
-  if (weight === undefined) throw new KvError("KV_INTERNAL", `no seeded weight is named ${name}`);
-  return weight;
+  return weightsOf(weights, (name) => new KvError("KV_INTERNAL", `no seeded weight is named ${name}`));
 }

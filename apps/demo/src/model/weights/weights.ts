@@ -10,6 +10,24 @@ export interface WeightSource {
   close(): Promise<void>;
 }
 
+/** Weights in memory. `unknown` makes the error of a name that there is not. */
+export function weightsOf(
+  weights: ReadonlyMap<string, { readonly shape: readonly number[]; readonly data: Float32Array }>,
+  unknown: (name: string) => KvError,
+): WeightSource {
+  const found = (name: string) => {
+    const weight = weights.get(name);
+    if (weight === undefined) throw unknown(name);
+    return weight;
+  };
+  return {
+    has: (name) => weights.has(name),
+    shape: (name) => found(name).shape,
+    read: async (name) => found(name).data,
+    async close() {},
+  };
+}
+
 /** The linear layers of one decoder layer, in the order in which Hugging Face constructs them. */
 export const projections = [
   "self_attn.q_proj",

@@ -10,16 +10,7 @@ export interface Past {
 }
 
 /** A decoder exported with `past_key_values.*` and `present.*`; runs on the thread that calls it. */
-export interface DecoderSession {
-  readonly shape: SessionShape;
-  emptyPast(): Past;
-  pastFromWire(kv: ArrayBuffer, tokens: number): Past;
-  /** Keys and values of every layer, each `[kv_head][token][head_dim]`; views where the model's type is float32. */
-  layersOf(past: Past): LayerKv[];
-  /** Runs `tokens` after `past`; `logits` are those of the last position. */
-  run(past: Past, tokens: Int32Array): Promise<{ logits: Float32Array; past: Past }>;
-  close(): Promise<void>;
-}
+export type DecoderSession = ReturnType<typeof decoderSession>;
 
 const pastName = /^past_key_values\.(\d+)\.(key|value)$/;
 
@@ -55,7 +46,7 @@ export async function openDecoder(start: WorkerStart): Promise<DecoderSession> {
   }
 }
 
-function decoderSession(session: InferenceSession, start: WorkerStart): DecoderSession {
+function decoderSession(session: InferenceSession, start: WorkerStart) {
   const shape = sessionShape(session, start);
   const { layers, kvHeads, headDim, kvType } = shape;
   const pastNames = Array.from({ length: layers }, (_, layer) => ({
@@ -83,10 +74,12 @@ function decoderSession(session: InferenceSession, start: WorkerStart): DecoderS
   return {
     shape,
     emptyPast: () => pastOf([], 0),
-    pastFromWire: (kv, tokens) => pastOf(unpackWire(kv, shape, tokens), tokens),
-    layersOf: ({ tensors }) =>
+    pastFromWire: (kv: ArrayBuffer, tokens: number) => pastOf(unpackWire(kv, shape, tokens), tokens),
+    /** Keys and values of every layer, each `[kv_head][token][head_dim]`; views where the model's type is float32. */
+    layersOf: ({ tensors }: Past): LayerKv[] =>
       pastNames.map(({ key, value }) => ({ key: floats(tensors, key), value: floats(tensors, value) })),
-    async run(past, tokens) {
+    /** Runs `tokens` after `past`; `logits` are those of the last position. */
+    async run(past: Past, tokens: Int32Array): Promise<{ logits: Float32Array; past: Past }> {
       const feeds: Record<string, Tensor> = { ...past.tensors };
       for (const name of others) {
         const make = inputValues[name];

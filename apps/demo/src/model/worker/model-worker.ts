@@ -29,7 +29,10 @@ const send = (message: FromWorker, transfer: ArrayBuffer[] = []): void => {
   port.postMessage(message, transfer);
 };
 
-async function answer(message: ToWorker, decoder: DecoderSession, sequences: Sequences): Promise<void> {
+/** The sequences of this thread. Each keeps its past between its steps. */
+const pasts = new Map<string, Past>();
+
+async function answer(message: ToWorker, decoder: DecoderSession): Promise<void> {
   if (message.kind === "close") {
     setBusy(busy);
     await decoder.close();
@@ -39,10 +42,10 @@ async function answer(message: ToWorker, decoder: DecoderSession, sequences: Seq
   }
   try {
     if (message.kind === "drop") {
-      sequences.drop(message.sequenceId);
+      pasts.delete(message.sequenceId);
       send({ kind: "done", id: message.id, result: undefined });
     } else {
-      const result = await sequences.forward(message.job);
+      const result = await forward(message.job, decoder);
       send({ kind: "done", id: message.id, result }, [result.newKv]);
     }
   } catch (error) {
@@ -50,70 +53,52 @@ async function answer(message: ToWorker, decoder: DecoderSession, sequences: Seq
   }
 }
 
-/** The sequences of the model's thread. Each keeps its past between its steps. */
-class Sequences {
-  readonly #decoder: DecoderSession;
-  readonly #pasts = new Map<string, Past>();
-
-  constructor(decoder: DecoderSession) {
-    this.#decoder = decoder;
-  }
-
-  async forward(job: ForwardJob): Promise<ForwardDone> {
-    const startedMs = performance.now();
-    const { sequenceId } = job;
-    const decoder = this.#decoder;
-    const past = this.#pastFor(job);
-    const isContinued = job.past === undefined && job.position > 0;
-    // A sequence that is not continued has no past until the step has succeeded.
-    if (!isContinued) this.#pasts.delete(sequenceId);
-    const step = await decoder.run(past, job.tokens);
-    const top = topLogprobs(step.logits, job.topLogprobs);
-    if (top === undefined) {
-      throw new FaultError({
-        code: "KV_ENGINE_FAILED",
-        message: `the logits after position ${step.past.tokens - 1} of sequence ${sequenceId} are not finite`,
-        hint: "the KV cache that was loaded for it is probably damaged",
-      });
-    }
-    this.#pasts.set(sequenceId, step.past);
-    const { kvHeads, headDim } = decoder.shape;
-    const newKv = packWire(decoder.layersOf(step.past), {
-      kvHeads,
-      headDim,
-      total: step.past.tokens,
-      from: past.tokens,
-      to: step.past.tokens,
-    });
-    const computeMs = performance.now() - startedMs;
-    return { topTokens: top.tokens, topLogprobs: top.logprobs, newKv, computeMs };
-  }
-
-  drop(sequenceId: string): void {
-    this.#pasts.delete(sequenceId);
-  }
-
-  #pastFor({ sequenceId, position, past }: ForwardJob): Past {
-    if (past !== undefined) return this.#decoder.pastFromWire(past.kv, past.tokens);
-    if (position === 0) return this.#decoder.emptyPast();
-    const kept = this.#pasts.get(sequenceId);
-    if (kept?.tokens === position) return kept;
+async function forward(job: ForwardJob, decoder: DecoderSession): Promise<ForwardDone> {
+  const { sequenceId } = job;
+  const past = pastFor(job, decoder);
+  const isContinued = job.past === undefined && job.position > 0;
+  // A sequence that is not continued has no past until the step has succeeded.
+  if (!isContinued) pasts.delete(sequenceId);
+  const step = await decoder.run(past, job.tokens);
+  const top = topLogprobs(step.logits, job.topLogprobs);
+  if (top === undefined) {
     throw new FaultError({
-      code: "KV_REQUEST_INVALID",
-      message: `sequence ${sequenceId} cannot continue at position ${position}: the model holds ${kept?.tokens ?? "none"} of its tokens`,
-      hint: "give its past again",
-      details: { sequenceId, position, held: kept?.tokens ?? 0 },
+      code: "KV_ENGINE_FAILED",
+      message: `the logits after position ${step.past.tokens - 1} of sequence ${sequenceId} are not finite`,
+      hint: "the KV cache that was loaded for it is probably damaged",
     });
   }
+  pasts.set(sequenceId, step.past);
+  const { kvHeads, headDim } = decoder.shape;
+  const newKv = packWire(decoder.layersOf(step.past), {
+    kvHeads,
+    headDim,
+    total: step.past.tokens,
+    from: past.tokens,
+    to: step.past.tokens,
+  });
+  return { topTokens: top.tokens, topLogprobs: top.logprobs, newKv };
+}
+
+function pastFor({ sequenceId, position, past }: ForwardJob, decoder: DecoderSession): Past {
+  if (past !== undefined) return decoder.pastFromWire(past.kv, past.tokens);
+  if (position === 0) return decoder.emptyPast();
+  const kept = pasts.get(sequenceId);
+  if (kept?.tokens === position) return kept;
+  throw new FaultError({
+    code: "KV_REQUEST_INVALID",
+    message: `sequence ${sequenceId} cannot continue at position ${position}: the model holds ${kept?.tokens ?? "none"} of its tokens`,
+    hint: "give its past again",
+    details: { sequenceId, position, held: kept?.tokens ?? 0 },
+  });
 }
 
 try {
   const decoder = await openDecoder(start);
-  const sequences = new Sequences(decoder);
   // Steps run one after another in the order of their messages.
   let last: Promise<void> = Promise.resolve();
   port.on("message", (message: ToWorker) => {
-    last = last.then(() => answer(message, decoder, sequences));
+    last = last.then(() => answer(message, decoder));
   });
   send({ kind: "ready", shape: decoder.shape });
 } catch (error) {

@@ -1,6 +1,7 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { packWire, unpackWire, wireLengthBytes } from "./wire-order.js";
+import { kvBytes } from "../../engine/cache/kv-layout.js";
+import { packWire, unpackWire } from "./wire-order.js";
 
 test("the key of a token comes before its value, tokens of a head follow one another, then heads, then layers", () => {
   // Each number encodes layer, head, token and element; values of V are negative.
@@ -26,7 +27,7 @@ test("unpack is the inverse of pack", () => {
   fc.assert(
     fc.property(size, size, size, fc.integer({ min: 0, max: 9 }), (layers, kvHeads, headDim, tokens) => {
       const shape = { layers, kvHeads, headDim };
-      const wire = Float32Array.from({ length: wireLengthBytes(shape, tokens) / 4 }, (_, i) => i);
+      const wire = Float32Array.from({ length: kvBytes(shape, tokens) / 4 }, (_, i) => i);
       const apart = unpackWire(wire.buffer, shape, tokens);
       const again = packWire(apart, { kvHeads, headDim, total: tokens, from: 0, to: tokens });
       expect(new Float32Array(again)).toEqual(wire);

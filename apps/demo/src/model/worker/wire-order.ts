@@ -1,24 +1,13 @@
-/**
- * KV in *wire order*, as it is sent between threads and stored in the pool: float32 `[layer][kv_head][token][2 * head_dim]`, the key of a
- * token (after the rotary embedding) and then its value. The tokens of a block and a head are then contiguous.
- * The model's own order is, per layer, separate keys and values, each `[kv_head][token][head_dim]`.
- */
-export interface KvShape {
-  layers: number;
-  kvHeads: number;
-  headDim: number;
-}
+import type { KvGeometry } from "../../engine/cache/kv-layout.js";
 
-/** Keys and values of one layer, each `[kv_head][token][head_dim]`. */
+/**
+ * Keys and values of one layer in the model's own order, each `[kv_head][token][head_dim]`. KV in *wire order*, as it is sent between threads and
+ * stored in the pool, is float32 `[layer][kv_head][token][2 * head_dim]`, the key of a token (after the rotary embedding) and then its value. The
+ * tokens of a block and a head are then contiguous.
+ */
 export interface LayerKv {
   key: Float32Array;
   value: Float32Array;
-}
-
-const float32Bytes = 4;
-
-export function wireLengthBytes({ layers, kvHeads, headDim }: KvShape, tokens: number): number {
-  return layers * kvHeads * tokens * 2 * headDim * float32Bytes;
 }
 
 /** Takes the tokens `[from, to)` out of layers that hold `total` tokens each. */
@@ -52,7 +41,7 @@ export function packWire(
 /** The inverse: `tokens` tokens of wire order as one pair of arrays per layer. */
 export function unpackWire(
   buffer: ArrayBuffer,
-  { layers, kvHeads, headDim }: KvShape,
+  { layers, kvHeads, headDim }: KvGeometry,
   tokens: number,
 ): LayerKv[] {
   const wire = new Float32Array(buffer);

@@ -1,4 +1,6 @@
 import type { KvErrorCode } from "@kv/interface";
+import type { KvGeometry } from "../../engine/cache/kv-layout.js";
+import type { ForwardInput, ForwardOutput } from "../../engine/engine-model.js";
 import type { BusyFlag } from "./busy-flag.js";
 
 /** Start data of the model's worker thread. */
@@ -16,28 +18,17 @@ export interface WorkerStart {
 }
 
 /** The model's shape, as the ONNX session reports it. */
-export interface SessionShape {
-  layers: number;
-  kvHeads: number;
-  headDim: number;
+export interface SessionShape extends KvGeometry {
   /** Element type of the model's own past; the wire order is float32 either way. */
   kvType: "float32" | "float16";
   vocabSize: number | undefined;
 }
 
-export interface ForwardJob {
-  sequenceId: string;
-  tokens: Int32Array;
-  position: number;
-  past: { tokens: number; kv: ArrayBuffer } | undefined;
-  topLogprobs: number;
-}
+export type ForwardJob = ForwardInput & { topLogprobs: number };
 
-export interface ForwardDone {
-  topTokens: Int32Array;
-  topLogprobs: Float32Array;
+export interface ForwardDone extends ForwardOutput {
+  /** KV of the tokens of this call, in wire order. */
   newKv: ArrayBuffer;
-  computeMs: number;
 }
 
 export type ToWorker =

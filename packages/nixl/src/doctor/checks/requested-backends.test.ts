@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { requestedBackends } from "./requested-backends.js";
+import { requestedBackends } from "./variables.js";
 
 test("reports the selection with its source, and repeats it in probes", () => {
   const byDefault = requestedBackends({ NIXL_BACKEND: " " }, {});
