@@ -90,7 +90,7 @@ interface Options {
 }
 
 /** Adds the command `doctor`. */
-export function addDoctor(program: Command): void {
+function addDoctor(program: Command): void {
   program
     .command("doctor")
     .description(
