@@ -31,8 +31,9 @@ export { type InstanceSpecInput, instanceSpecSchema, parseInstanceSpec } from ".
 export type { InstanceTimes, PooledInstance, PooledInstanceOptions } from "./instances/pooled-instance.js";
 export { KvEventSubscriber, type KvEventSubscriberOptions } from "./kv-events/kv-event-subscriber.js";
 export type { InstanceGet, InstanceGetRequest } from "./pairing/engine-facts.js";
-export { Pairing, type PairingOptions } from "./pairing/pairing.js";
+export { Pairing } from "./pairing/pairing.js";
 export type { AnsweredEngine, AnyPartner, PairedInstance, Partner } from "./pairing/pairing-entry.js";
+export type { PairingOptions } from "./pairing/pairing-settings.js";
 export { PAIRING_MODES, type PairingMode, type PairingSettings } from "./pairing/pairing-settings.js";
 export {
   assumedGroups,

@@ -1,3 +1,6 @@
+import type { Clock, Log } from "@kv/interface";
+import type { InstanceGet } from "./engine-facts.js";
+
 /**
  * What pairs with an instance whose side channel was never read, because its address is not known or it cannot be reached. `lenient`: every
  * instance, as without pairing; it is logged. `label`: instances with its label. `strict`: none. With `off`, no side channel is read
@@ -17,4 +20,14 @@ export interface PairingSettings {
   readonly refreshMs: number;
   /** The file with the key of the side channels, where the engines have one (`handshake_key_file`). */
   readonly handshakeKeyFile?: string | undefined;
+}
+
+/** What `Pairing` gets from its user. */
+export interface PairingOptions extends PairingSettings {
+  /** Sends a GET to an instance. */
+  readonly get: InstanceGet;
+  /** Times readings. */
+  readonly clock: Clock;
+  /** Gets one line when an instance finds no partner any more, or is paired unread. */
+  readonly log: Log;
 }

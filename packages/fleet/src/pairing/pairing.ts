@@ -1,16 +1,9 @@
 import { setMaxListeners } from "node:events";
-import { type Clock, KvError, type Log, type SideChannel } from "@kv/interface";
+import { KvError, type SideChannel } from "@kv/interface";
 import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
 import { type Instance, type PairingStatus, partOf, type Role } from "../instances/instance.js";
 import { needsFactors } from "./check-pair.js";
-import {
-  type EngineFacts,
-  findFactors,
-  type InstanceGet,
-  kvBytesOf,
-  mayFindFactors,
-  readEngineFacts,
-} from "./engine-facts.js";
+import { type EngineFacts, findFactors, kvBytesOf, mayFindFactors, readEngineFacts } from "./engine-facts.js";
 import { EngineIds } from "./engine-ids.js";
 import { fitsAny, fittingKinds, hasEntry, Kinds } from "./kinds.js";
 import {
@@ -26,18 +19,10 @@ import {
   requireAnsweredEngine,
   sameEngine,
 } from "./pairing-entry.js";
-import type { PairingSettings } from "./pairing-settings.js";
+import type { PairingOptions } from "./pairing-settings.js";
 import { logStatus, pairingStatus, refusalText } from "./pairing-status.js";
 
-/** What `Pairing` gets from its user. */
-export interface PairingOptions extends PairingSettings {
-  /** Sends a GET to an instance. */
-  readonly get: InstanceGet;
-  /** Times readings. */
-  readonly clock: Clock;
-  /** Gets one line when an instance finds no partner any more, or is paired unread. */
-  readonly log: Log;
-}
+type HasEngine = "yes" | "no" | "unknown" | "unreadable" | "shared";
 
 /** A handshake of a model with hundreds of layers has some hundred KiB. An engine is asked once a minute. */
 const READING = { maxReplyFrames: 4, maxReplyBytes: 4 * 2 ** 20, keepsConnections: false };
@@ -172,10 +157,7 @@ export class Pairing {
    * Whether an instance still has the engine `engineId`. Where it may have been restarted, its side channel is read first. `unknown`: it was never read; `unreadable`: it is
    * not readable now; `shared`: another instance has the same id, and peers may read its blocks instead.
    */
-  async hasEngine(
-    instance: Instance,
-    engineId: string,
-  ): Promise<"yes" | "no" | "unknown" | "unreadable" | "shared"> {
+  async hasEngine(instance: Instance, engineId: string): Promise<HasEngine> {
     const entry = this.#entryOf(instance);
     if (entry?.facts === undefined) return "unknown";
     if (entry.stale) await this.#read(entry);
