@@ -33,8 +33,12 @@ export { KvEventSubscriber, type KvEventSubscriberOptions } from "./kv-events/kv
 export type { InstanceGet, InstanceGetRequest } from "./pairing/engine-facts.js";
 export { Pairing } from "./pairing/pairing.js";
 export type { AnsweredEngine, AnyPartner, PairedInstance, Partner } from "./pairing/pairing-entry.js";
-export type { PairingOptions } from "./pairing/pairing-settings.js";
-export { PAIRING_MODES, type PairingMode, type PairingSettings } from "./pairing/pairing-settings.js";
+export {
+  PAIRING_MODES,
+  type PairingMode,
+  type PairingOptions,
+  type PairingSettings,
+} from "./pairing/pairing-settings.js";
 export {
   assumedGroups,
   CONVERSIONS,

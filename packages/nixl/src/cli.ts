@@ -20,6 +20,14 @@ import { type Cuda, DEFAULT_VERSION } from "./install/wheels.js";
 import { findLibrary } from "./library/find-library.js";
 
 /** As commander parses them. */
+interface DoctorCommandOptions {
+  library?: string | undefined;
+  backend?: string[] | undefined;
+  pair: boolean;
+  timeout?: number | undefined;
+  json?: true | undefined;
+}
+
 interface InstallCommandOptions {
   readonly version: string;
   readonly cuda: Cuda;
@@ -73,36 +81,24 @@ program
     print(`${await findLibrary()}\n`);
   });
 
-addDoctor(program);
+program
+  .command("doctor")
+  .description(
+    "check everything that decides whether NIXL works on this machine, and how fast; exit code 1 when a check fails",
+  )
+  .option("--library <path>", "path of the libnixl_capi.so to check")
+  .option("--backend <names>", "backends to check, separated by commas", listOf(String))
+  .option("--no-pair", "do not move bytes between two processes")
+  .option("--timeout <ms>", "the longest that one probe may take", count)
+  .option("--json", "print a JSON report")
+  .action(async ({ library, backend, pair, timeout, json }: DoctorCommandOptions) => {
+    const report = await doctor({ pair, library, backends: backend, timeoutMs: timeout });
+    printDoctorReport(report, { json, text: doctorText });
+  });
+
 addBench(program);
 
 // `complete <shell>` prints the completion of a shell.
 tab(program);
 
 await runProgram("kv-nixl", () => program.parseAsync());
-
-interface Options {
-  library?: string | undefined;
-  backend?: string[] | undefined;
-  pair: boolean;
-  timeout?: number | undefined;
-  json?: true | undefined;
-}
-
-/** Adds the command `doctor`. */
-function addDoctor(program: Command): void {
-  program
-    .command("doctor")
-    .description(
-      "check everything that decides whether NIXL works on this machine, and how fast; exit code 1 when a check fails",
-    )
-    .option("--library <path>", "path of the libnixl_capi.so to check")
-    .option("--backend <names>", "backends to check, separated by commas", listOf(String))
-    .option("--no-pair", "do not move bytes between two processes")
-    .option("--timeout <ms>", "the longest that one probe may take", count)
-    .option("--json", "print a JSON report")
-    .action(async ({ library, backend, pair, timeout, json }: Options) => {
-      const report = await doctor({ pair, library, backends: backend, timeoutMs: timeout });
-      printDoctorReport(report, { json, text: doctorText });
-    });
-}
