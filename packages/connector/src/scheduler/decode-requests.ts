@@ -11,7 +11,7 @@ import {
 import { exchangedBlocks } from "@kv/plan";
 import { namesReadback, type PromptPrefix, promptContent, promptDigest, readbackParams } from "@kv/protocol";
 import { type PrefillBackoff, requireLastTokensLeft } from "./prefill-backoff.js";
-import { HeartbeatSet, RemoteReferences } from "./remote-requests.js";
+import { HeartbeatSet, type RemoteReference, RemoteReferences } from "./remote-requests.js";
 import type { HeartbeatChange, RemoteRequest } from "./step-types.js";
 
 /** The P of a request, and how much of the prompt it has. */
@@ -78,6 +78,8 @@ type Phase = "queued" | "fetching" | "leaving" | "at-risk" | "ended";
 interface RequestState<Source> {
   phase: Phase;
   readonly source: Source | undefined;
+  /** To the blocks of `source`. */
+  readonly reference: RemoteReference | undefined;
   readonly refusal: KvError | undefined;
   readonly seenAtMs: number;
   numComputedTokens: number;
@@ -172,7 +174,7 @@ export class DecodeRequests<Source extends PromptSource> {
     if (state.phase !== "queued" || source === undefined) return;
     if (externalTokens === 0) {
       // The local prefix cache has the whole prompt: there is nothing to fetch, and the engine does not wait.
-      this.#releaseUnread(request, source.remote);
+      this.#releaseUnread(request, state);
       this.#enter(state, "ended");
       return;
     }
@@ -212,10 +214,10 @@ export class DecodeRequests<Source extends PromptSource> {
           return { keepBlocks: true };
         }
         // The workers do not know the request: nothing touches its blocks.
-        this.#releaseUnread(request, state.source?.remote);
+        this.#releaseUnread(request, state);
         break;
       case "queued":
-        this.#releaseUnread(request, state.source?.remote);
+        this.#releaseUnread(request, state);
         break;
       case "at-risk":
         this.#enter(state, "leaving");
@@ -242,9 +244,10 @@ export class DecodeRequests<Source extends PromptSource> {
       return;
     }
     this.#orders.ended?.(requestId);
-    const { phase, source } = state;
-    if (source !== undefined && (phase === "fetching" || phase === "leaving" || phase === "at-risk")) {
-      if (this.#references.remove(source.remote)) this.#orders.fetched?.(source.remote);
+    const { phase } = state;
+    if (phase === "fetching" || phase === "leaving" || phase === "at-risk") {
+      const remote = this.#removeReader(state);
+      if (remote !== undefined) this.#orders.fetched?.(remote);
     }
     if (state.phase === "leaving") this.#forget(requestId, state);
     else if (state.phase !== "queued") this.#enter(state, "ended");
@@ -302,8 +305,9 @@ export class DecodeRequests<Source extends PromptSource> {
       refusal = KvError.from(error, "KV_REQUEST_INVALID", `request ${request.requestId}`);
       this.#releaseRefused(request, this.#orders.addressToNotify(params));
     }
+    let reference: RemoteReference | undefined;
     try {
-      if (source !== undefined) this.#references.add(source.remote);
+      reference = source && this.#references.add(source.remote);
     } catch (error) {
       refusal = KvError.from(error, "KV_INTERNAL", `request ${request.requestId}`);
       source = undefined;
@@ -311,6 +315,7 @@ export class DecodeRequests<Source extends PromptSource> {
     const state: RequestState<Source> = {
       phase: refusal === undefined ? "queued" : "ended",
       source,
+      reference,
       refusal,
       seenAtMs: this.#clock.now(),
       numComputedTokens: 0,
@@ -322,19 +327,27 @@ export class DecodeRequests<Source extends PromptSource> {
   }
 
   /** Ends the use of P's blocks by a request that has fetched none of them. */
-  #releaseUnread(request: ConnectorRequest, remote: Source["remote"] | undefined): void {
-    if (remote !== undefined && this.#references.remove(remote)) this.#orders.release(request, remote);
+  #releaseUnread(request: ConnectorRequest, state: RequestState<Source>): void {
+    const remote = this.#removeReader(state);
+    if (remote !== undefined) this.#orders.release(request, remote);
+  }
+
+  /** The request at P that no reader is left of; undefined while others read it. */
+  #removeReader({ source, reference }: RequestState<Source>): Source["remote"] | undefined {
+    const isLast = reference !== undefined && this.#references.remove(reference);
+    return isLast ? source?.remote : undefined;
   }
 
   /** Releases the blocks of refused parameters, unless another request reads them, or they were released before. */
   #releaseRefused(request: ConnectorRequest, remote: Source["remote"] | undefined): void {
     if (remote === undefined) return;
+    let reference: RemoteReference;
     try {
-      this.#references.add(remote);
+      reference = this.#references.add(remote);
     } catch {
       return;
     }
-    this.#releaseUnread(request, remote);
+    if (this.#references.remove(reference)) this.#orders.release(request, remote);
   }
 
   #enter(state: RequestState<Source>, phase: Exclude<Phase, "queued" | "fetching">): void {

@@ -28,13 +28,13 @@ const code = (act: () => void): string => {
 
 test("the last of several readers releases, and a released reference is refused for the time that it is remembered", () => {
   const { clock, references } = setUp();
-  references.add(REFERENCE);
-  references.add(REFERENCE);
+  const first = references.add(REFERENCE);
+  const second = references.add(REFERENCE);
   expect(code(() => references.add(REFERENCE))).toBe("KV_REFERENCE_USED");
-  expect([references.remove(REFERENCE), references.remove(REFERENCE)]).toEqual([false, true]);
+  expect([references.remove(first), references.remove(second)]).toEqual([false, true]);
   clock.advance(999);
   expect(code(() => references.add(REFERENCE))).toBe("KV_REFERENCE_USED");
-  expect(references.remove(REFERENCE)).toBe(false);
+  expect(references.remove(second)).toBe(false);
   clock.advance(1);
   expect(code(() => references.add(REFERENCE))).toBe("ok");
 });
@@ -42,8 +42,8 @@ test("the last of several readers releases, and a released reference is refused 
 test("a full list refuses new references, and forgets none early", () => {
   const { clock, references } = setUp();
   const reference = (n: number) => ({ ...REFERENCE, requestId: `cmpl-${n}` });
-  for (const n of [1, 2, 3]) references.add(reference(n));
-  for (const n of [1, 2]) references.remove(reference(n));
+  const added = [1, 2, 3].map((n) => references.add(reference(n)));
+  for (const used of added.slice(0, 2)) references.remove(used);
   expect(code(() => references.add(reference(4)))).toBe("KV_REFERENCES_FULL");
   // A reference that is in use needs no more room.
   expect(code(() => references.add(reference(3)))).toBe("ok");
@@ -57,8 +57,7 @@ test("the next registration of P's cache, another process and another capability
   const { references } = setUp({ maxReferences: 10 });
   const lease = { incarnation: "i", generation: 1, capability: "c".repeat(22) };
   for (const used of [REFERENCE, { ...REFERENCE, requestId: "own", lease }]) {
-    references.add(used);
-    references.remove(used);
+    references.remove(references.add(used));
   }
   const again = (change: Partial<RemoteRequest>) => code(() => references.add({ ...REFERENCE, ...change }));
   expect(again({ host: "other", port: 1, tpSize: 2 })).toBe("KV_REFERENCE_USED");

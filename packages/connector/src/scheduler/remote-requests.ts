@@ -1,4 +1,4 @@
-import { createHash } from "node:crypto";
+import { hash } from "node:crypto";
 import { type BlockIds, type Clock, KvError, type KvTransferParams } from "@kv/interface";
 import { blocksDigest, parseTransferParams, type RemotePrefillParams, type TransferMode } from "@kv/protocol";
 import { addressOf, type EngineAddress, engineKey } from "../peers/engine-address.js";
@@ -136,7 +136,8 @@ export interface RemoteReferencesOptions {
 }
 
 /** A reference and the requests of this engine that read it. */
-interface Entry {
+export interface RemoteReference {
+  readonly key: string;
   readonly registrationGeneration: number;
   readers: number;
   /** When the last reader was done. */
@@ -150,8 +151,8 @@ interface Entry {
  */
 export class RemoteReferences {
   readonly #options: RemoteReferencesOptions;
-  readonly #inUse = new Map<string, Entry>();
-  readonly #released = new OldestFirst<string, Entry>();
+  readonly #inUse = new Map<string, RemoteReference>();
+  readonly #released = new OldestFirst<string, RemoteReference>();
 
   constructor(options: RemoteReferencesOptions) {
     this.#options = options;
@@ -161,7 +162,7 @@ export class RemoteReferences {
    * Adds a reader of a reference. Errors: `KV_REFERENCE_USED` for one that this engine has released, or that has as many readers as it may have;
    * `KV_REFERENCES_FULL` for a new one when there is no room to remember it.
    */
-  add(remote: RemoteRequest): void {
+  add(remote: RemoteRequest): RemoteReference {
     this.#forgetOld();
     const key = keyOf(remote);
     const { maxReaders, maxReferences = 262_144 } = this.#options;
@@ -171,28 +172,29 @@ export class RemoteReferences {
       // P has registered its cache again since then, so the id names another use of its blocks.
       this.#released.delete(key);
     }
-    const entry = this.#inUse.get(key);
-    if (entry !== undefined && isSameRegistration(entry, remote)) {
-      if (entry.readers >= maxReaders) throw usedError(remote, "already gives them to another request");
-      entry.readers += 1;
-      return;
+    const known = this.#inUse.get(key);
+    if (known !== undefined && isSameRegistration(known, remote)) {
+      if (known.readers >= maxReaders) throw usedError(remote, "already gives them to another request");
+      known.readers += 1;
+      return known;
     }
     if (this.#inUse.size + this.#released.size >= maxReferences) throw fullError(remote, maxReferences);
     const { registrationGeneration = 0 } = remote;
-    this.#inUse.set(key, { registrationGeneration, readers: 1, releasedAtMs: 0 });
+    const reference = { key, registrationGeneration, readers: 1, releasedAtMs: 0 };
+    this.#inUse.set(key, reference);
+    return reference;
   }
 
   /** Removes a reader. Returns true for the last one: P is to be notified, and the reference is refused from now on. */
-  remove(remote: RemoteRequest): boolean {
-    const key = keyOf(remote);
-    const entry = this.#inUse.get(key);
+  remove(reference: RemoteReference): boolean {
+    const { key } = reference;
     // A later registration of P's cache has replaced it: there is nobody to notify.
-    if (entry === undefined || !isSameRegistration(entry, remote)) return false;
-    entry.readers -= 1;
-    if (entry.readers > 0) return false;
-    entry.releasedAtMs = this.#options.clock.now();
+    if (this.#inUse.get(key) !== reference) return false;
+    reference.readers -= 1;
+    if (reference.readers > 0) return false;
+    reference.releasedAtMs = this.#options.clock.now();
     this.#inUse.delete(key);
-    this.#released.set(key, entry);
+    this.#released.set(key, reference);
     return true;
   }
 
@@ -218,14 +220,16 @@ export class RemoteReferences {
 function keyOf({ engineId, requestId, lease, blocks, transferId }: RemoteRequest): string {
   const { incarnation, generation, capability } = lease ?? {};
   const early = blocks === undefined && transferId !== undefined ? [transferId] : [];
-  return createHash("sha256")
-    .update(JSON.stringify([engineId, requestId, incarnation, generation, capability, ...early]))
-    .digest("base64url");
+  return hash(
+    "sha256",
+    JSON.stringify([engineId, requestId, incarnation, generation, capability, ...early]),
+    "base64",
+  );
 }
 
 /** A vLLM P counts how often it has registered its cache; parameters without the number (0) may be of any registration. */
 function isSameRegistration(
-  { registrationGeneration: known }: Pick<Entry, "registrationGeneration">,
+  { registrationGeneration: known }: Pick<RemoteReference, "registrationGeneration">,
   { registrationGeneration: given = 0 }: RemoteRequest,
 ): boolean {
   return known === given || known === 0 || given === 0;

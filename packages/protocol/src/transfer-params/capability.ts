@@ -1,4 +1,4 @@
-import { createHash, randomBytes, timingSafeEqual } from "node:crypto";
+import { hash, randomBytes, timingSafeEqual } from "node:crypto";
 import type { BlockIds } from "@kv/interface";
 import { encodeMsgpack } from "../encoding/msgpack.js";
 
@@ -30,7 +30,5 @@ export function sameCapability(a: string, b: string): boolean {
  * blocks that D has read and for no others. Throws nothing.
  */
 export function blocksDigest(blockIds: BlockIds, numTokens: number | undefined): string {
-  return createHash("sha256")
-    .update(encodeMsgpack([DOMAIN, numTokens ?? null, blockIds]))
-    .digest("hex");
+  return hash("sha256", encodeMsgpack([DOMAIN, numTokens ?? null, blockIds]), "hex");
 }

@@ -1,4 +1,4 @@
-import { createHash } from "node:crypto";
+import { hash } from "node:crypto";
 import { KvError } from "@kv/interface";
 import { encodeMsgpack } from "../encoding/msgpack.js";
 
@@ -51,10 +51,9 @@ export function promptContent(request: {
  */
 export function promptDigest({ tokenIds, contentKey }: PromptContent, numTokens: number): string | undefined {
   if (numTokens > tokenIds.length) return undefined;
-  return createHash("sha256")
-    .update(encodeMsgpack([DOMAIN, numTokens, contentKey ?? null]))
-    .update(tokenIds.subarray(0, numTokens))
-    .digest("hex");
+  const head = encodeMsgpack([DOMAIN, numTokens, contentKey ?? null]);
+  const tokens = new Uint8Array(tokenIds.buffer, tokenIds.byteOffset, 4 * numTokens);
+  return hash("sha256", Buffer.concat([head, tokens]), "hex");
 }
 
 /** Whether a peer's value has the form of a digest. */
