@@ -4,6 +4,7 @@ import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { type EnvoyOptions, envoyConfig } from "../apps/demo/src/envoy/envoy-config.js";
 import { installEnvoy } from "../apps/demo/src/envoy/install-envoy.js";
+import { containerNode } from "../tools/release/registry.js";
 import { cpuMs, firstLine, freePort, residentBytes } from "./child-processes.js";
 import { besideRouter, type LoadGenerator, OTHER_CORE, ROUTER_CORE } from "./proxy-load.js";
 import { alone, median, type Row, rowOf, spread } from "./report.js";
@@ -24,7 +25,7 @@ export const epp = (only: readonly string[] = ["latency", "picks", "memory"]): P
     const folder = mkdtempSync(join(tmpdir(), "kv-bench-epp-"));
     const cli = fileURLToPath(new URL("../packages/epp/dist/cli.js", import.meta.url));
     const env = { ...process.env, NODE_ENV: "production" };
-    const picker = start(ROUTER_CORE, process.execPath, [cli, ...flags], env);
+    const picker = start(ROUTER_CORE, await containerNode(), [cli, ...flags], env);
     const pickerPort = Number(/ready 127\.0\.0\.1:(\d+)/.exec(await firstLine(picker))?.[1]);
 
     const envoy = async (way: Exclude<Way, "direct">) => {

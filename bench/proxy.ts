@@ -2,6 +2,7 @@ import type { ChildProcess } from "node:child_process";
 import { readFileSync } from "node:fs";
 import { loadavg } from "node:os";
 import { fileURLToPath } from "node:url";
+import { containerNode } from "../tools/release/registry.js";
 import { cpuMs, firstLine, freePort, residentBytes } from "./child-processes.js";
 import { besideRouter, type LoadGenerator, type LoadResult, ROUTER_CORE } from "./proxy-load.js";
 import { openStreams } from "./proxy-streams.js";
@@ -31,8 +32,8 @@ export const proxy = (): Promise<readonly Row[]> =>
     const limits = ["--max-connections-per-address", "--max-requests-per-client"];
     const own = start(
       ROUTER_CORE,
-      process.execPath,
       // As in its container: see the README of @kv/proxy, "Measured".
+      await containerNode(),
       ["--no-memory-reducer", cli, ...flags, ...limits.flatMap((flag) => [flag, String(STREAMS)])],
       { ...process.env, NODE_ENV: "production" },
     );

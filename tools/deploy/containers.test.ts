@@ -14,6 +14,7 @@ import { basename, join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { closure, packAll } from "../pack/tarballs.js";
 import { root } from "../release/packages.js";
+import { CONTAINER_NODE } from "../release/registry.js";
 import { run } from "../release/tree.js";
 
 // The steps of each container file, in a folder in place of an image: no container engine is needed.
@@ -62,9 +63,10 @@ describe.each(PROGRAMS)("deploy/containers/$name", ({ name, package: packageName
     instructions.filter(({ instruction }) => instruction === wanted).map(({ rest }) => rest);
 
   test("the image has Node and what was installed, and is not root's", () => {
+    const [major] = CONTAINER_NODE.split(".");
     expect(restOf("FROM")).toEqual([
-      "docker.io/library/node:22-bookworm-slim AS install",
-      "docker.io/library/node:22-bookworm-slim",
+      `docker.io/library/node:${major}-bookworm-slim AS install`,
+      `docker.io/library/node:${major}-bookworm-slim`,
     ]);
     const inResult = instructions.slice(
       instructions.findLastIndex(({ instruction }) => instruction === "FROM") + 1,

@@ -33,6 +33,16 @@ export async function cachedTool(name: string, manifest: object): Promise<string
   return folder;
 }
 
+/** The release of Node in the containers of kv-proxy and kv-epp. */
+export const CONTAINER_NODE = "26.12.1";
+
+/** Installs that Node, and returns its path. */
+export async function containerNode(): Promise<string> {
+  const name = `node-linux-${process.arch}`;
+  const manifest = { private: true, dependencies: { [name]: CONTAINER_NODE } };
+  return join(await cachedTool(`node-${CONTAINER_NODE}`, manifest), "node_modules", name, "bin/node");
+}
+
 export interface Registry extends AsyncDisposable {
   /** Ends in a slash. */
   readonly url: string;

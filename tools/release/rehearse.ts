@@ -14,13 +14,12 @@ import { pageProblems } from "./follow-pages.js";
 import { licenseProblems, noticesOf, sbomOf, writeBundledNotices } from "./notices.js";
 import { examineInstalled, installInto, installLineOf } from "./outside-install.js";
 import { publishedPackages, readManifest, root } from "./packages.js";
-import { cachedTool, type Registry, startRegistry } from "./registry.js";
+import { CONTAINER_NODE, containerNode, type Registry, startRegistry } from "./registry.js";
 import { BREAKING, secondReleaseProblems } from "./second-release.js";
 import { tarballLimitBytes, tarballProblems } from "./tarball-checks.js";
 import { copyTree, pack, run } from "./tree.js";
 import { applyChangesets, versionsOf, writePublishedReadmes } from "./versions.js";
 
-const NODE_24 = "24.21.0";
 /** What a package may install, beside our own packages. */
 const LIGHT: Readonly<Record<string, readonly string[]>> = {
   "@kv/interface": [],
@@ -210,21 +209,16 @@ try {
     writeBundledNotices(tree);
     await packAndCheck([...publishedPackages(tree).keys()], first);
   });
-  const node24 = await step(`Node ${NODE_24}`, () => {
-    const name = `node-linux-${process.arch}`;
-    return cachedTool(`node-${NODE_24}`, { private: true, dependencies: { [name]: NODE_24 } }).then(
-      (folder) => join(folder, "node_modules", name, "bin/node"),
-    );
-  });
+  const newest = await step(`Node ${CONTAINER_NODE}`, containerNode);
   await using registry = await step("the registry", () => startRegistry(join(work, "registry")));
   await step("publish", () => publish(first, registry));
   const alone = [...publishedPackages(tree)].filter(([, { manifest }]) => manifest.cpu === undefined);
   if (nixlMissing !== undefined) console.log(`SKIPPED  the examples of @kv/nixl: ${nixlMissing}`);
-  await step("each package alone: npm, pnpm, lowest versions, Node 20 and 24", () =>
-    allOf(alone, ([name]) => installAlone(name, registry, [process.execPath, node24])),
+  await step("each package alone: npm, pnpm, lowest versions, Node 20 and the newest", () =>
+    allOf(alone, ([name]) => installAlone(name, registry, [process.execPath, newest])),
   );
   if (nixlMissing === undefined)
-    await step("@kv/nixl in Node 20, 22 and 24, Bun and Deno", () => report("runtimes", runtimeProblems()));
+    await step("@kv/nixl in Node 20, 22, 24 and 26, Bun and Deno", () => report("runtimes", runtimeProblems()));
   if (nixlMissing === undefined)
     await step("bundles of @kv/nixl, alone in a folder", async () => {
       const test = ["node_modules/vitest/vitest.mjs", "run", "tools/pack/bundlers.test.ts"];

@@ -9,6 +9,7 @@ const RUNTIMES: Readonly<Record<string, { npm: string; command: readonly string[
   "node-20": { npm: "node@20", command: ["node"] },
   "node-22": { npm: "node@22", command: ["node"] },
   "node-24": { npm: "node@24", command: ["node"] },
+  "node-26": { npm: "node@26", command: ["node"] },
   bun: { npm: "bun@1", command: ["bun"] },
   deno: { npm: "deno@2", command: ["deno", "run", "--allow-all", "--node-modules-dir=manual"] },
 };

@@ -16,6 +16,7 @@ export const SUBJECTS: readonly Subject[] = [
   { id: "node-20", title: "Node 20", without: "" },
   { id: "node-22", title: "Node 22", without: "" },
   { id: "node-24", title: "Node 24", without: "" },
+  { id: "node-26", title: "Node 26", without: "" },
   { id: "bun", title: "Bun", without: "" },
   { id: "deno", title: "Deno", without: "" },
   {

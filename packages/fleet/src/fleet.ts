@@ -204,8 +204,15 @@ export class Fleet {
   }
 
   /** Has an instance render the prompt of a request, and adds its token ids to the request. */
-  async addTokenIds(request: GenerationRequest, headers: IncomingHttpHeaders): Promise<void> {
-    request.tokenIds = await this.#renderer.tokenIds(request, headers);
+  addTokenIds(request: GenerationRequest, headers: IncomingHttpHeaders): Promise<void> | undefined {
+    const ids = this.#renderer.tokenIds(request, headers);
+    if (ids instanceof Promise) {
+      return ids.then((rendered) => {
+        request.tokenIds = rendered;
+      });
+    }
+    request.tokenIds = ids;
+    return undefined;
   }
 
   /** Whether requests can be served. Instances that were not seen for a second are checked first. */

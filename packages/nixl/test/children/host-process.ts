@@ -2,6 +2,7 @@
 import { type ChildProcess, spawn } from "node:child_process";
 import { createHash } from "node:crypto";
 import { closeSync, openSync, readdirSync, readFileSync, readlinkSync, readSync } from "node:fs";
+import { stat } from "node:fs/promises";
 import { nixlTransport } from "@kv/nixl";
 
 const backend = process.argv[2] ?? "UCX";
@@ -64,6 +65,8 @@ function threads(): Record<string, number> {
   return counts;
 }
 
+// The threads of Node's pool begin with its first use.
+await stat(".");
 // Node sets O_NONBLOCK when it first uses them.
 void [process.stdin, process.stdout, process.stderr];
 const programs = loadedCode();

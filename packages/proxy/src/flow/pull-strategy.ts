@@ -41,7 +41,8 @@ export class PullStrategy implements DisaggregationStrategy {
       }
       if (prefill.kind === "kv") {
         this.#engines.learn(prefill);
-        await this.#engines.confirm(prefill.instance);
+        const confirming = this.#engines.confirm(prefill.instance);
+        if (confirming !== undefined) await confirming;
         this.#releaseIfAborted(part, prefill);
       } else requireDecodeAlone(this.#legs, prefill);
       const answer = await this.#decodeOrRestart(part, prefill, round);
@@ -122,7 +123,8 @@ export class PullStrategy implements DisaggregationStrategy {
       sent = true;
     };
     try {
-      await this.#legs.fleet.pairing?.certain(instance);
+      const reading = this.#legs.fleet.pairing?.certain(instance);
+      if (reading !== undefined) await reading;
       const answer = await this.#legs.decode(part, kvTransferParams, {
         prefill: instance,
         leaseEndsAtMs,
