@@ -218,7 +218,9 @@ try {
     allOf(alone, ([name]) => installAlone(name, registry, [process.execPath, newest])),
   );
   if (nixlMissing === undefined)
-    await step("@kv/nixl in Node 20, 22, 24 and 26, Bun and Deno", () => report("runtimes", runtimeProblems()));
+    await step("@kv/nixl in Node 20, 22, 24 and 26, Bun and Deno", () =>
+      report("runtimes", runtimeProblems()),
+    );
   if (nixlMissing === undefined)
     await step("bundles of @kv/nixl, alone in a folder", async () => {
       const test = ["node_modules/vitest/vitest.mjs", "run", "tools/pack/bundlers.test.ts"];
