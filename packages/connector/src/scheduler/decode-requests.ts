@@ -244,8 +244,7 @@ export class DecodeRequests<Source extends PromptSource> {
       return;
     }
     this.#orders.ended?.(requestId);
-    const { phase } = state;
-    if (phase === "fetching" || phase === "leaving" || phase === "at-risk") {
+    if (state.phase !== "queued" && state.phase !== "ended") {
       const remote = this.#removeReader(state);
       if (remote !== undefined) this.#orders.fetched?.(remote);
     }
