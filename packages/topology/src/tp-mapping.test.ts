@@ -1,7 +1,7 @@
 import { KvError } from "@kv/interface";
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { computeTpMapping, kvHeadsOfRank, type TpMappingOptions } from "./index.js";
+import { computeTpMapping, handshakeSourceRanks, kvHeadsOfRank, type TpMappingOptions } from "./index.js";
 
 const dense = (change: Partial<TpMappingOptions>): TpMappingOptions => ({
   tpRank: 0,
@@ -177,4 +177,46 @@ test("the sources of a rank hold each of its KV heads once, in slot order", () =
     }),
     { numRuns: 500 },
   );
+});
+
+test("more prefill ranks than heads, beside a state of all ranks: those of a head share its slot", () => {
+  const mapping = computeTpMapping(dense({ remoteTpSize: 8, numKvHeads: 4, groups: ["full", "mamba"] }));
+  expect(mapping.allSourceRanks).toEqual([0, 1, 2, 3, 4, 5, 6, 7]);
+  expect(mapping.rankToAttentionSlot).toEqual({ 0: 0, 1: 0, 2: 1, 3: 1, 4: 2, 5: 2, 6: 3, 7: 3 });
+});
+
+test("one attention rank, beside a state of several: all have slot 0", () => {
+  const mapping = computeTpMapping(dense({ remoteTpSize: 2, numKvHeads: 1, groups: ["full", "mamba"] }));
+  expect(mapping.attentionRanks).toEqual([0]);
+  expect(mapping.rankToAttentionSlot).toEqual({ 0: 0, 1: 0 });
+});
+
+test.each([
+  ["a larger D", { tpSize: 4, remoteTpSize: 2 }, [[0], [0], [1], [1]]],
+  [
+    "a larger P",
+    { tpSize: 2, remoteTpSize: 4 },
+    [
+      [0, 1],
+      [2, 3],
+    ],
+  ],
+  [
+    "slices of two, and of four at the peer",
+    { tpSize: 4, remoteTpSize: 4, dcpSize: 2, remoteDcpSize: 4 },
+    [[0, 2], [1, 3], [], []],
+  ],
+  [
+    "slices of two, and whole sequences at the peer",
+    { tpSize: 2, remoteTpSize: 2, dcpSize: 2 },
+    [
+      [0, 1],
+      [0, 1],
+    ],
+  ],
+])("the ranks of the peer that shake hands with each rank: %s", (_, sizes, expected) => {
+  const ranks = Array.from({ length: sizes.tpSize }, (_, tpRank) =>
+    handshakeSourceRanks({ tpRank, ...sizes }),
+  );
+  expect(ranks).toEqual(expected);
 });
