@@ -1,16 +1,11 @@
-import { type ChildProcess, spawn } from "node:child_process";
+import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 import { builtProgram } from "@kv/testing/node-programs";
-import { afterEach } from "vitest";
+import { onTestFinished } from "vitest";
 
 const root = fileURLToPath(new URL("../../../../", import.meta.url));
-const children: ChildProcess[] = [];
-
-afterEach(() => {
-  for (const child of children.splice(0)) if (child.exitCode === null) child.kill("SIGKILL");
-});
 
 /** Runs kv-proxy in a process of its own, which ends with the test. */
 export function startCli(args: readonly string[], env: NodeJS.ProcessEnv = {}) {
@@ -19,7 +14,9 @@ export function startCli(args: readonly string[], env: NodeJS.ProcessEnv = {}) {
     stdio: ["ignore", "pipe", "pipe"],
     env: { ...process.env, ...env },
   });
-  children.push(child);
+  onTestFinished(() => {
+    if (child.exitCode === null) child.kill("SIGKILL");
+  });
   const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
   let stderr = "";
   child.stderr.setEncoding("utf8").on("data", (text: string) => (stderr += text));
