@@ -204,15 +204,8 @@ export class Fleet {
   }
 
   /** Has an instance render the prompt of a request, and adds its token ids to the request. */
-  addTokenIds(request: GenerationRequest, headers: IncomingHttpHeaders): Promise<void> | undefined {
-    const ids = this.#renderer.tokenIds(request, headers);
-    if (ids instanceof Promise) {
-      return ids.then((rendered) => {
-        request.tokenIds = rendered;
-      });
-    }
-    request.tokenIds = ids;
-    return undefined;
+  async addTokenIds(request: GenerationRequest, headers: IncomingHttpHeaders): Promise<void> {
+    request.tokenIds = await this.#renderer.tokenIds(request, headers);
   }
 
   /** Whether requests can be served. Instances that were not seen for a second are checked first. */

@@ -169,18 +169,19 @@ export class HttpServer {
    * Reads the body of a request. The caller ends its share, with the request. Errors: `KV_REQUEST_INVALID` with the HTTP status 413 or 415, or for JSON above the limits;
    * `KV_PROXY_OVERLOADED` without memory for it; `KV_REQUEST_ABORTED` when the client disconnects.
    */
-  readBody({ request, response, client, expectsContinue }: Turn): Promise<ReceivedBody> {
+  async readBody({ request, response, client, expectsContinue }: Turn): Promise<ReceivedBody> {
     const { bodies, anyContentType } = this.#options;
     if (bodies === undefined) throw new KvError("KV_INTERNAL", "this server has no limits for bodies");
-    return readJsonBody(request, {
+    const body = await readJsonBody(request, {
       limits: bodies,
       anyContentType,
       budget: this.#budget,
       queues: this.#queues,
       client,
       onAccepted: expectsContinue ? () => response.writeContinue() : undefined,
-      onReceived: () => this.#connections.received(request.socket),
     });
+    this.#connections.received(request.socket);
+    return body;
   }
 
   /** Calls `use` with the value of a request's body, whose bytes count until then. Errors: as `readBody`, and `KV_REQUEST_INVALID` for what is not JSON. */

@@ -58,11 +58,8 @@ export class PromptRenderer {
     this.#options = options;
   }
 
-  /** The token ids of a request's prompt, at once where they are known; undefined where the body has them itself, or nobody renders it. Never rejects. */
-  tokenIds(
-    request: GenerationRequest,
-    headers: IncomingHttpHeaders,
-  ): Int32Array | undefined | Promise<Int32Array | undefined> {
+  /** The token ids of a request's prompt; undefined where they are not known, or the body has them itself. Never rejects. */
+  async tokenIds(request: GenerationRequest, headers: IncomingHttpHeaders): Promise<Int32Array | undefined> {
     const { prompt, prompt_embeds: embeds } = request.fields;
     if (Array.isArray(prompt) || writtenIds(request) !== undefined || embeds != null) return undefined;
     const key = keyOf(request);
@@ -80,11 +77,10 @@ export class PromptRenderer {
     }
     const rendering = this.#render(instance, request, headers);
     this.#known.set(key, rendering);
-    return rendering.then((ids) => {
-      this.#known.delete(key);
-      if (ids !== undefined) this.#remember(key, ids);
-      return ids;
-    });
+    const ids = await rendering;
+    this.#known.delete(key);
+    if (ids !== undefined) this.#remember(key, ids);
+    return ids;
   }
 
   #remember(key: string, ids: Int32Array): void {

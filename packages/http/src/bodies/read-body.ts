@@ -39,8 +39,6 @@ export interface ReadBodyOptions {
   readonly client: string;
   /** Called when the head is accepted, before the body is read. */
   readonly onAccepted?: (() => void) | undefined;
-  /** Called when the whole body has arrived. */
-  readonly onReceived?: (() => void) | undefined;
 }
 
 /** A body that has arrived. */
@@ -98,7 +96,7 @@ export class IncomingBody {
  * disconnects.
  */
 export function readJsonBody(request: IncomingMessage, options: ReadBodyOptions): Promise<ReceivedBody> {
-  const { anyContentType, queues, onAccepted, onReceived } = options;
+  const { anyContentType, queues, onAccepted } = options;
   const type = request.headers["content-type"];
   return new Promise((resolve, reject) => {
     if (anyContentType !== true && !/^application\/json\s*(;|$)/i.test(type ?? ""))
@@ -138,7 +136,6 @@ export function readJsonBody(request: IncomingMessage, options: ReadBodyOptions)
     request.once("end", () => {
       complete = true;
       body.share.arrived();
-      onReceived?.();
       if (body.lengthBytes > AT_ONCE_BYTES) queues.parses.push(() => resolve(body));
       else resolve(body);
     });

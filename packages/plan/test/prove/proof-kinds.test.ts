@@ -69,7 +69,8 @@ test("a pair of such engines that has a plan has one for the way back, which is 
     }),
     { numRuns: isLongRun ? 500 : 100 },
   );
-  expect(back.proven).toBeGreaterThan(8 * back.refused);
+  // In 100 runs two refusals instead of one are chance.
+  expect(back.proven).toBeGreaterThan((isLongRun ? 20 : 8) * back.refused);
 });
 
 test("proves a padded page of one head across layouts", () => {

@@ -34,7 +34,7 @@ export class ConditionalStrategy implements DisaggregationStrategy {
     // What an answer says about the prompt comes from the prefill instance.
     const decode =
       part.request.promptFields === "none" ? decoders.choose(part, part.attempts.failedDecode) : undefined;
-    if (decode === undefined) return await this.#twoLegs.run(part);
+    if (decode === undefined) return this.#twoLegs.run(part);
     const readbackTokens = this.#readback === undefined ? 0 : await this.#readback.readable(part);
     const nowMs = ambient.clock.now();
     const { charactersPerToken, msPerToken } = prefillCosts;
@@ -65,7 +65,7 @@ export class ConditionalStrategy implements DisaggregationStrategy {
     ambient.metrics.count("kv_proxy_disaggregation_total", 1, { legs: twoLegs ? "2" : "1", reason });
     part.record.disaggregation = { inputs, reason };
     part.preferredDecode = decode;
-    if (twoLegs) return await this.#twoLegs.run(part);
+    if (twoLegs) return this.#twoLegs.run(part);
     this.#decodePrompts.add(decode, decodeComputeMs ?? 0, nowMs);
     return this.#legs.single(part, "one-leg-pays");
   }

@@ -151,7 +151,7 @@ export class Legs {
     };
 
     const { prefillRetries: retries, failedPrefill: avoid, failedDecode: avoiding } = attempts;
-    return await this.#try(
+    return this.#try(
       { phase: "the prefill leg", limitMs },
       { pool: this.prefillers, context: part, deadline, retries, avoid, partner: { avoiding }, only, log },
       leg,
@@ -164,7 +164,7 @@ export class Legs {
    */
   async decode(part: Part, kvTransferParams: string, options?: DecodeLegOptions): Promise<LegAnswer> {
     if (part.isSplit === true) await this.fleet.partTurn();
-    return await this.#generate(part, {
+    return this.#generate(part, {
       role: "decode",
       body: decodeBody(part.request, kvTransferParams, part.requestId),
       kvFromPrefill: true,
@@ -189,7 +189,7 @@ export class Legs {
     const whole = why !== "no-kv" && why !== "one-leg-pays";
     const role = why === "prompt-only" ? "prefill" : "decode";
     const body = singleInstanceBody(part.request);
-    return await this.#generate(part, { role, body, whole, alone: why !== "no-kv" });
+    return this.#generate(part, { role, body, whole, alone: why !== "no-kv" });
   }
 
   /** Keeps `settled` waiting for work that goes on after its request has its answer. */

@@ -41,8 +41,7 @@ export class PullStrategy implements DisaggregationStrategy {
       }
       if (prefill.kind === "kv") {
         this.#engines.learn(prefill);
-        const confirming = this.#engines.confirm(prefill.instance);
-        if (confirming !== undefined) await confirming;
+        await this.#engines.confirm(prefill.instance);
         this.#releaseIfAborted(part, prefill);
       } else requireDecodeAlone(this.#legs, prefill);
       const answer = await this.#decodeOrRestart(part, prefill, round);
@@ -123,8 +122,7 @@ export class PullStrategy implements DisaggregationStrategy {
       sent = true;
     };
     try {
-      const reading = this.#legs.fleet.pairing?.certain(instance);
-      if (reading !== undefined) await reading;
+      await this.#legs.fleet.pairing?.certain(instance);
       const answer = await this.#legs.decode(part, kvTransferParams, {
         prefill: instance,
         leaseEndsAtMs,

@@ -185,10 +185,8 @@ export class GenerationRoute {
     const { legs, strategy } = this.#options;
     const { fleet, settings, prefillers, decoders } = legs;
     const { request } = client;
-    if (prefillers.readsTokenIds() || decoders.readsTokenIds()) {
-      const rendering = fleet.addTokenIds(request, client.headers);
-      if (rendering !== undefined) await rendering;
-    }
+    if (prefillers.readsTokenIds() || decoders.readsTokenIds())
+      await fleet.addTokenIds(request, client.headers);
     if (client.prefillers?.length === 0) return this.#stream(client, await legs.single(client, "unnamed"));
     if (request.disaggregationLimit !== undefined) {
       if (settings.policy.unsplittable === "fail") throw cannotDisaggregate(request.disaggregationLimit);
@@ -206,7 +204,7 @@ export class GenerationRoute {
       return this.#runParts(client, parts);
     }
     const answer = await strategy.run(client);
-    if (answer.promptAnswer === undefined) return await this.#stream(client, answer);
+    if (answer.promptAnswer === undefined) return this.#stream(client, answer);
     const { requestId, deadline } = client;
     await mergeAnswers(legs, client, [{ ...part, requestId, deadline, answer }]);
     return undefined;

@@ -58,10 +58,9 @@ export class AnswerFilter {
   }
 
   /** The answer has ended: returns the last bytes that leave. */
-  end(): Buffer | Promise<Buffer> {
-    const whole = (last: Buffer) => Buffer.concat([last, this.#editor.end()]);
-    const last = this.#editor.push(this.#watch?.end() ?? NOTHING);
-    return last instanceof Promise ? last.then(whole) : whole(last);
+  async end(): Promise<Buffer> {
+    const last = await this.#editor.push(this.#watch?.end() ?? NOTHING);
+    return Buffer.concat([last, this.#editor.end()]);
   }
 }
 

@@ -336,8 +336,7 @@ export async function streamResponse(
     if (filter !== undefined && filter.leftOut.length > 0)
       headers[LEFT_OUT_HEADER] = filter.leftOut.join(", ");
     if (rest === undefined) {
-      const last = filter?.end();
-      if (last !== undefined) passing = Buffer.concat([passing, last instanceof Promise ? await last : last]);
+      if (filter !== undefined) passing = Buffer.concat([passing, await filter.end()]);
       // Nothing has left yet, so a problem can still be answered with an error status.
       requireNoProblem();
       lengthBytes = passing.length;
