@@ -3,10 +3,10 @@ import { connect as http2Connect } from "node:http2";
 import { connect, type Socket } from "node:net";
 import { ADMIN_LIMITS } from "@kv/fleet/front-end";
 import { after, manualClock } from "@kv/testing/manual-clock";
-import { expect, test } from "vitest";
+import { expect, onTestFinished, test } from "vitest";
 import type { PickerOptions } from "../src/index.js";
 import { PICKER_LIMITS } from "../src/index.js";
-import { afterwards, clientOf, GatewayRequest, runPicker, send, subsetHint } from "./support/gateway.js";
+import { clientOf, GatewayRequest, runPicker, send, subsetHint } from "./support/gateway.js";
 
 async function start(options: PickerOptions = {}) {
   const running = await runPicker({ prefillers: ["127.0.0.1:11"], decoders: ["127.0.0.1:21"], ...options });
@@ -15,7 +15,7 @@ async function start(options: PickerOptions = {}) {
 
 function openSocket(port: number, localAddress = "127.0.0.1"): Socket {
   const socket = connect({ port, host: "127.0.0.1", localAddress }).on("error", () => {});
-  afterwards(() => socket.destroy());
+  onTestFinished(() => void socket.destroy());
   return socket;
 }
 
@@ -23,7 +23,7 @@ function openSocket(port: number, localAddress = "127.0.0.1"): Socket {
 async function serves(port: number, localAddress: string): Promise<boolean> {
   const socket = openSocket(port, localAddress);
   const session = http2Connect(`http://127.0.0.1:${port}`, { createConnection: () => socket });
-  afterwards(() => session.destroy());
+  onTestFinished(() => void session.destroy());
   session.on("error", () => {});
   return Promise.race([
     once(session, "remoteSettings").then(() => true),
@@ -57,7 +57,7 @@ const AT_THE_LIMIT: Readonly<Record<string, () => Promise<unknown>>> = {
   "limits.requestsPerConnection": async () => {
     const { port } = await start({ limits: { requestsPerConnection: 7 } });
     const session = http2Connect(`http://127.0.0.1:${port}`);
-    afterwards(() => session.destroy());
+    onTestFinished(() => void session.destroy());
     const [settings] = await once(session, "remoteSettings");
     expect(settings).toMatchObject({ maxConcurrentStreams: 7 });
   },

@@ -10,15 +10,15 @@ import { OtlpTracer, readSpans, type TraceSpan } from "@kv/protocol";
 import { type Answer, sendJson, startUpstream } from "@kv/testing/http/fake-upstream";
 import { startSideChannel } from "@kv/testing/http/side-channel";
 import { after, manualClock } from "@kv/testing/manual-clock";
-import { expect, test } from "vitest";
-import { afterwards, checkHealth, clientOf, GatewayRequest, runPicker, send } from "./support/gateway.js";
+import { expect, onTestFinished, test } from "vitest";
+import { checkHealth, clientOf, GatewayRequest, runPicker, send } from "./support/gateway.js";
 
 const P = "127.0.0.1:11";
 const D = "127.0.0.1:21";
 
 async function upstream(answer: Answer): Promise<string> {
   const { url, close } = await startUpstream(answer);
-  afterwards(close);
+  onTestFinished(close);
   return url;
 }
 
@@ -44,7 +44,7 @@ test("by default it speaks TLS with a certificate that it makes, and nothing els
 
 test("a certificate is read again when its files change; a wrong pair leaves the one before", async () => {
   const folder = mkdtempSync(join(tmpdir(), "kv-epp-tls-"));
-  afterwards(() => rmSync(folder, { recursive: true }));
+  onTestFinished(() => rmSync(folder, { recursive: true }));
   const [certFile, keyFile] = [join(folder, "tls.crt"), join(folder, "tls.key")];
   const [first, second] = [selfSigned("test", Date.now()), selfSigned("test", Date.now())];
   const write = (file: string, bytes: Buffer) => {
@@ -77,7 +77,7 @@ test("a certificate is read again when its files change; a wrong pair leaves the
 
 test("a key that is not the certificate's is refused at the start", async () => {
   const folder = mkdtempSync(join(tmpdir(), "kv-epp-tls-"));
-  afterwards(() => rmSync(folder, { recursive: true }));
+  onTestFinished(() => rmSync(folder, { recursive: true }));
   const [certFile, keyFile] = [join(folder, "tls.crt"), join(folder, "tls.key")];
   writeFileSync(certFile, selfSigned("test", Date.now()).certificate);
   writeFileSync(keyFile, selfSigned("test", Date.now()).privateKey);
@@ -144,7 +144,7 @@ test("a P and a D that do not fit are never named together, also in place of oth
       startSideChannel(() => ({ engineId, vllmVersion })),
     ),
   );
-  afterwards(() => Promise.all([old?.close(), fresh?.close()]));
+  onTestFinished(async () => void (await Promise.all([old?.close(), fresh?.close()])));
   const kv = (side: typeof old) => ({ host: "127.0.0.1", port: side?.port });
   const urls = ["http://127.0.0.1:11", "http://127.0.0.1:12", "http://127.0.0.1:21", "http://127.0.0.1:22"];
   const [p1, p2, d1, d2] = urls as [string, string, string, string];
@@ -177,7 +177,7 @@ test("503 says which factor keeps the instances from a pair", async () => {
     startSideChannel(() => ({ engineId: "a", vllmVersion: "0.32.0" })),
     startSideChannel(() => ({ engineId: "b", vllmVersion: "0.33.0" })),
   ]);
-  afterwards(() => Promise.all([one.close(), other.close()]));
+  onTestFinished(async () => void (await Promise.all([one.close(), other.close()])));
   const { port } = await runPicker({
     prefillers: [{ url: "http://127.0.0.1:11", kv: { host: "127.0.0.1", port: one.port } }],
     decoders: [{ url: "http://127.0.0.1:21", kv: { host: "127.0.0.1", port: other.port } }],

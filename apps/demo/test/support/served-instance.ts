@@ -1,4 +1,4 @@
-import { afterEach } from "vitest";
+import { onTestFinished } from "vitest";
 import { BlockPool } from "../../src/engine/cache/block-pool.js";
 import { KvPool } from "../../src/engine/cache/kv-pool.js";
 import { Engine } from "../../src/engine/engine.js";
@@ -16,11 +16,6 @@ export const tokenizer: Tokenizer = {
   encodeChat: (messages) =>
     Int32Array.from(messages.flatMap(({ content }) => content.split(" ").map(Number))),
 };
-
-const open: (() => Promise<void>)[] = [];
-afterEach(async () => {
-  for (const close of open.splice(0)) await close();
-});
 
 /** Serves a scripted engine over HTTP until the test ends. */
 export async function serve(given: Partial<ServedInstance> = {}, options: InstanceServerOptions = {}) {
@@ -50,7 +45,7 @@ export async function serve(given: Partial<ServedInstance> = {}, options: Instan
   };
   const server = new InstanceServer(instance, options);
   const { url } = await server.listen({ host: "127.0.0.1", port: 0 });
-  open.push(async () => {
+  onTestFinished(async () => {
     await engine.close();
     await server.close();
   });

@@ -146,7 +146,12 @@ export class PrefillScheduler {
       expiresAtMs,
       unattendedExpiresAtMs,
     });
-    this.#kept.set(requestId, { blocks: blocksDigest(promptBlockIds, numTokens), content, isUnverified });
+    // A D of push reads nothing, so it does not ask whether the blocks are held.
+    const isPull = this.#options.transferMode === "pull";
+    this.#kept.set(
+      requestId,
+      isPull ? { blocks: blocksDigest(promptBlockIds, numTokens), content, isUnverified } : {},
+    );
     // The announced end is valid with and without heartbeats.
     const announcedMs = Math.min(expiresAtMs, unattendedExpiresAtMs);
     const offer = { promptBlockIds, numTokens, announcedMs, isDecode };
@@ -193,15 +198,13 @@ export class PrefillScheduler {
 
   /** The orders since the last call. */
   takeStep(): PrefillStep {
-    const step = {
-      ...{ inBatch: this.#inBatch, notSent: this.#notSent, leases: this.#leases },
-      ...(this.#lost.length === 0 ? {} : { lost: this.#lost }),
-    };
+    const step = { inBatch: this.#inBatch, notSent: this.#notSent, leases: this.#leases };
+    const lost = this.#lost;
     this.#inBatch = [];
     this.#notSent = [];
     this.#leases = [];
     this.#lost = [];
-    return step;
+    return lost.length === 0 ? step : { ...step, lost };
   }
 
   /** Whether `takeStep` has orders. */

@@ -1,18 +1,7 @@
 import { ChannelCredentials, Client, Metadata } from "@grpc/grpc-js";
-import { afterEach } from "vitest";
+import { onTestFinished } from "vitest";
 import { createPicker, type PickerOptions } from "../../src/index.js";
 import { EXT_PROC, HEALTH, serviceOf } from "../../src/server/grpc-server.js";
-
-const open: (() => unknown)[] = [];
-
-afterEach(async () => {
-  for (const close of open.splice(0).reverse()) await close();
-});
-
-/** Closes something after the test. */
-export function afterwards(close: () => unknown): void {
-  open.push(close);
-}
 
 export interface RunningPicker {
   readonly picker: ReturnType<typeof createPicker>;
@@ -29,7 +18,7 @@ export async function runPicker(options: PickerOptions): Promise<RunningPicker> 
     tls: false,
     ...options,
   });
-  afterwards(() => picker.close({ drainMs: 0, graceMs: 0 }));
+  onTestFinished(() => picker.close({ drainMs: 0, graceMs: 0 }));
   const { port, healthPort = 0, metricsUrl = "" } = await picker.listen({ port: 0 });
   return { picker, port, healthPort, metricsUrl };
 }
@@ -40,7 +29,7 @@ export function clientOf(port: number, credentials = ChannelCredentials.createIn
     "grpc.ssl_target_name_override": "localhost",
     "grpc.max_receive_message_length": -1,
   });
-  afterwards(() => client.close());
+  onTestFinished(() => client.close());
   return client;
 }
 

@@ -175,9 +175,8 @@ function readRemotePrefill(params: KvTransferParams, defaultMode: TransferMode):
  * request ids. vLLM 0.33's NixlConnector does not know it (its MooncakeConnector does). Undefined when absent. Errors: `KV_REQUEST_INVALID`.
  */
 export function readTransferId(params: KvTransferParams | null | undefined): string | undefined {
-  return transferId(
-    new MapFields(params ?? {}, { what: WHAT, maxItems: 0, malformedCode: "KV_REQUEST_INVALID" }),
-  );
+  if (params?.["transfer_id"] == null) return undefined;
+  return transferId(new MapFields(params, { what: WHAT, maxItems: 0, malformedCode: "KV_REQUEST_INVALID" }));
 }
 
 /**

@@ -248,6 +248,8 @@ test.each([
   });
   // It serves nothing.
   proxy.instances.decode.list()[1]?.drain(true);
+  const engineIds = () => proxy.status().decoders.map(({ pairing }) => pairing?.engine_id);
+  await expect.poll(engineIds).toEqual(["d-1", otherId]);
   await converse(url, 3);
   expect(turns.counts.reads).toBe(reads);
   expect(turns.wrong).toEqual([]);

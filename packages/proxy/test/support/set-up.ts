@@ -1,16 +1,11 @@
 import { type Answer, type FakeUpstream, startUpstream } from "@kv/testing/http/fake-upstream";
-import { afterEach } from "vitest";
+import { onTestFinished } from "vitest";
 import { createProxy, type ProxyOptions } from "../../src/index.js";
 
-const open: { close(): Promise<void> }[] = [];
-
-afterEach(async () => {
-  for (const one of open.splice(0).reverse()) await one.close();
-});
-
+/** A fake instance, closed after the test. */
 export async function upstream(answer: Answer, port?: number): Promise<FakeUpstream> {
   const started = await startUpstream(answer, port);
-  open.push(started);
+  onTestFinished(() => started.close());
   return started;
 }
 
@@ -29,7 +24,7 @@ export async function runProxy(options: ProxyOptions): Promise<RunningProxy> {
     pairing: { mode: "off" },
     ...options,
   });
-  open.push({ close: () => proxy.close({ graceMs: 0 }) });
+  onTestFinished(() => proxy.close({ graceMs: 0 }));
   const { url, adminUrl = "" } = await proxy.listen({ port: 0 });
   return { proxy, url, adminUrl };
 }

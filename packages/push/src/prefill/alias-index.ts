@@ -1,25 +1,29 @@
 import { baseRequestId } from "@kv/protocol";
 
 /** Finds values by a name that several of them may share. */
-export class AliasIndex<T> {
-  readonly #byName = new Map<string, Set<T>>();
+export class AliasIndex<T extends string | object> {
+  /** The value of a name, or the set of its values: most names have one. */
+  readonly #byName = new Map<string, T | Set<T>>();
 
   /** Adds a value under a name. */
   add(name: string, value: T): void {
-    const values = this.#byName.get(name) ?? new Set();
-    this.#byName.set(name, values.add(value));
+    const values = this.#byName.get(name);
+    if (values instanceof Set) values.add(value);
+    else this.#byName.set(name, values === undefined ? value : new Set([values, value]));
   }
 
   /** Removes a value from a name; other names keep it. */
   delete(name: string, value: T): void {
     const values = this.#byName.get(name);
-    values?.delete(value);
-    if (values?.size === 0) this.#byName.delete(name);
+    if (values instanceof Set) values.delete(value);
+    if (values === value || (values instanceof Set && values.size === 0)) this.#byName.delete(name);
   }
 
   /** The values under a name, in the order in which they were added. */
   get(name: string): Iterable<T> {
-    return this.#byName.get(name) ?? [];
+    const values = this.#byName.get(name);
+    if (values === undefined) return [];
+    return values instanceof Set ? values : [values];
   }
 
   /** Removes all values. */

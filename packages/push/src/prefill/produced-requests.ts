@@ -60,12 +60,17 @@ export class ProducedRequests {
   readonly #byBaseId = new AliasIndex<ProducedRequest>();
   readonly #byTransferId = new AliasIndex<ProducedRequest>();
   readonly #byAlias = new AliasIndex<ProducedRequest>();
+  /** Base ids of ended requests that had no transfer id. */
+  readonly #endedIds: ExpiringSet;
+  /** Base ids and transfer ids of the others. */
   readonly #endedNames: ExpiringSet;
   #latestGeneration = 0;
 
   /** `rememberMs`: how long the base id and the transfer id of an ended request are remembered. */
   constructor({ clock, rememberMs }: { readonly clock: Clock; readonly rememberMs: number }) {
-    this.#endedNames = new ExpiringSet({ clock, ttlMs: rememberMs, maxSize: MAX_REMEMBERED });
+    const bounds = { clock, ttlMs: rememberMs, maxSize: MAX_REMEMBERED };
+    this.#endedIds = new ExpiringSet(bounds);
+    this.#endedNames = new ExpiringSet(bounds);
   }
 
   /** Adds a request that runs, or updates it when it runs again after a preemption. */
@@ -76,8 +81,17 @@ export class ProducedRequests {
       return known;
     }
     const { requestId, wireId, generation, capability, transferId } = order;
-    const names = { requestId, wireId, generation, capability, transferId };
-    const request = { ...names, isProven: false, order, finished: undefined, progress: undefined };
+    const request: ProducedRequest = {
+      requestId,
+      wireId,
+      generation,
+      capability,
+      transferId,
+      isProven: false,
+      order,
+      finished: undefined,
+      progress: undefined,
+    };
     this.#latestGeneration = Math.max(this.#latestGeneration, generation);
     this.#byWireId.set(wireId, request);
     this.#byRequestId.set(requestId, request);
@@ -108,14 +122,14 @@ export class ProducedRequests {
   /** Remembers a request as ended that may never have been admitted, so that a registration that comes later is refused at once. */
   rememberEnded({ requestId, transferId }: Pick<ProducedRequest, "requestId" | "transferId">): void {
     const baseId = baseRequestId(requestId);
-    this.#endedNames.add(`id ${baseId}`);
-    this.#endedNames.add(transferId === undefined ? `only id ${baseId}` : `transfer ${transferId}`);
+    if (transferId === undefined) this.#endedIds.add(baseId);
+    else for (const name of [`id ${baseId}`, `transfer ${transferId}`]) this.#endedNames.add(name);
   }
 
   /** True if one with this transfer id, or where one of the two has none with this base id, has ended within `rememberMs`. */
   hasEnded(baseId: string, transferId: string | undefined): boolean {
-    if (transferId === undefined) return this.#endedNames.has(`id ${baseId}`);
-    return this.#endedNames.has(`transfer ${transferId}`) || this.#endedNames.has(`only id ${baseId}`);
+    const name = transferId === undefined ? `id ${baseId}` : `transfer ${transferId}`;
+    return this.#endedIds.has(baseId) || this.#endedNames.has(name);
   }
 
   /** True until `end`: the request has not ended, and no later use of its id has replaced it. */
@@ -168,6 +182,7 @@ export class ProducedRequests {
     this.#byWireId.clear();
     this.#byRequestId.clear();
     for (const names of [this.#byBaseId, this.#byTransferId, this.#byAlias]) names.clear();
+    this.#endedIds.clear();
     this.#endedNames.clear();
   }
 }

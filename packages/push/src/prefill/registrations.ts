@@ -123,18 +123,21 @@ export class RegistrationMatcher {
    */
   wait(key: string, registration: Registration): readonly KeyedRegistration[] {
     const { clock, waitMs, onExpired } = this.#options;
-    const expire = () => {
-      this.delete(key);
-      onExpired(key, registration);
-    };
-    const timer = clock.setTimer(expire, registration.own === undefined ? waitMs.plain : waitMs.own);
+    const timer = clock.setTimer(
+      () => {
+        this.delete(key);
+        onExpired(key, registration);
+      },
+      registration.own === undefined ? waitMs.plain : waitMs.own,
+    );
     this.#waiting.set(key, { registration, timer });
     for (const name of namesOf(registration)) this.#keysByName.add(name, key);
     const engine = this.#byEngine.get(registration.engineId) ?? { keys: new Set(), bytes: 0 };
     this.#byEngine.set(registration.engineId, engine);
     engine.keys.add(key);
-    engine.bytes += bytesOf(registration);
-    this.#bytes += bytesOf(registration);
+    const bytes = bytesOf(registration);
+    engine.bytes += bytes;
+    this.#bytes += bytes;
     const lost: KeyedRegistration[] = [];
     while (this.#waiting.size > MAX_WAITING || this.#bytes > MAX_WAITING_BYTES) {
       let largest = engine;
@@ -162,10 +165,11 @@ export class RegistrationMatcher {
     for (const name of namesOf(waiting.registration)) this.#keysByName.delete(name, key);
     const { engineId } = waiting.registration;
     const engine = this.#byEngine.get(engineId);
-    this.#bytes -= bytesOf(waiting.registration);
+    const bytes = bytesOf(waiting.registration);
+    this.#bytes -= bytes;
     if (engine === undefined) return;
     engine.keys.delete(key);
-    engine.bytes -= bytesOf(waiting.registration);
+    engine.bytes -= bytes;
     if (engine.keys.size === 0) this.#byEngine.delete(engineId);
   }
 
@@ -239,10 +243,7 @@ export class RegistrationMatcher {
         if (registration !== undefined && mayMean(registration, request)) found.set(key, registration);
       }
     }
-    const rank = ([, { blockIds, matchId, transferId: named }]: KeyedRegistration) =>
-      (blockIds.length === 0 ? 2 : 0) +
-      (matchId === requestId || (named !== undefined && named === transferId) ? 0 : 1);
-    return [...found].sort((a, b) => rank(a) - rank(b));
+    return [...found].sort(([, a], [, b]) => rankFor(request, a) - rankFor(request, b));
   }
 }
 
@@ -284,6 +285,13 @@ export class EndedRegistrations {
     if (this.#watermarks.size > MAX_CONSUMERS && oldest !== undefined) this.#watermarks.delete(oldest);
     return own.generation >= watermark;
   }
+}
+
+/** Orders the registrations that may match a request; the lowest comes first. */
+function rankFor({ requestId, transferId }: RequestIdentity, registration: Registration): number {
+  const { blockIds, matchId, transferId: named } = registration;
+  const isExact = matchId === requestId || (named !== undefined && named === transferId);
+  return (blockIds.length === 0 ? 2 : 0) + (isExact ? 0 : 1);
 }
 
 /** A finished request goes to one consumer request, and to all ranks of it. */
