@@ -64,7 +64,8 @@ async function receiveAll({ decode, prefills }: Fleet, requests: readonly Connec
   for (const request of requests) decode.scheduler.requestFinished(request, BLOCK_IDS, "length");
   const isHeld = ({ scheduler }: MemoryEngine) => scheduler.outstanding()["leases"] !== 0;
   while (prefills.some(isHeld)) {
-    for (const prefill of prefills) step(prefill);
+    // D notifies P's in the step after the one that received.
+    for (const engine of [decode, ...prefills]) step(engine);
     await new Promise<void>((resolve) => void setTimeout(resolve, 1));
   }
 }
