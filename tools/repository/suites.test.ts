@@ -2,7 +2,7 @@ import { readdirSync, readFileSync, statSync } from "node:fs";
 import { dirname, join, relative, resolve } from "node:path";
 import { expect, test } from "vitest";
 import { BY_INPUTS } from "../../scripts/suites.mjs";
-import { root } from "./source-files.js";
+import { root, sourceFiles } from "./source-files.js";
 
 const IMPORT = /(?:from|import\(|new URL\()\s*"(@kv\/[a-z-]+|\.\.?\/[^"]*\.\w+")/g;
 
@@ -32,3 +32,12 @@ test.each(BY_INPUTS)(
     expect(outside.filter((path) => !inputs.some((input) => input.test(path)))).toEqual([]);
   },
 );
+
+test("what tests share registers no hook at its top: a worker loads it once, for the first file that imports it", () => {
+  const shared = sourceFiles(root, ["packages", "apps", "tools"]).filter(
+    (path) => !path.endsWith(".live.ts"),
+  );
+  expect(shared.length).toBeGreaterThan(1000);
+  const hook = /^(after|before)(Each|All)\(/m;
+  expect(shared.filter((path) => hook.test(readFileSync(join(root, path), "utf8")))).toEqual([]);
+});
