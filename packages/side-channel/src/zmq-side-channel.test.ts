@@ -134,6 +134,20 @@ test("resolves host names when it listens and when it sends a request", async ()
   );
 });
 
+test("`await using` closes a listener and a side channel", async () => {
+  const own = channel();
+  let port: number;
+  {
+    await using listener = (await silent(own)) as Awaited<ReturnType<typeof silent>> & AsyncDisposable;
+    ({ port } = listener);
+  }
+  expect(await failure(own.request({ ...hello, port }))).toMatchObject({
+    code: "KV_SIDE_CHANNEL_UNREACHABLE",
+  });
+  await own[Symbol.asyncDispose]();
+  expect(await failure(silent(own))).toMatchObject({ code: "KV_SIDE_CHANNEL_CLOSED" });
+});
+
 test("many requests at once each get their own reply", async () => {
   const side = channel();
   const { port } = await side.listen({ host, port: 0, answer: async (frames) => frames });

@@ -30,7 +30,7 @@ export interface ZmqSideChannelOptions extends AmbientOptions, Partial<SideChann
  * because libzmq limits the size of a frame but neither their number nor the connections: `SideChannelLimits` does. Closing discards what was not
  * sent, so a dead peer does not delay the exit of the process. `withEncryption` uses CURVE, with key pairs that derive from the shared keys.
  */
-export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel {
+export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel & AsyncDisposable {
   const { clock, log } = ambient(options);
   const { maxReplyFrames = 16, maxReplyBytes = 64 * 2 ** 20 } = options;
   const replies = { maxFrames: maxReplyFrames, maxMessageBytes: maxReplyBytes };
@@ -43,19 +43,24 @@ export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel
     if (closed) throw channelClosed();
   };
 
-  const side = (curve: CurveKeySource): SideChannel => ({
+  async function close(): Promise<void> {
+    closed = true;
+    for (const end of inFlight) end(channelClosed());
+    idle.close();
+    await Promise.all([...listeners].map((listener) => listener.close()));
+  }
+
+  const side = (curve: CurveKeySource): SideChannel & AsyncDisposable => ({
     withEncryption: (keys) => side(curveKeysFrom(keys)),
     async listen(given) {
       refuseWhenClosed();
       const opened = await openZmqListener(given, table, curve);
-      const listener: SideChannelListener = {
-        host: opened.host,
-        port: opened.port,
-        async close() {
-          listeners.delete(listener);
-          await opened.close();
-        },
+      const { host, port } = opened;
+      const closeListener = async () => {
+        listeners.delete(listener);
+        await opened.close();
       };
+      const listener = { host, port, close: closeListener, [Symbol.asyncDispose]: closeListener };
       listeners.add(listener);
       // The side channel may have been closed while the port was bound.
       if (closed) {
@@ -68,12 +73,8 @@ export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel
       refuseWhenClosed();
       return zmqRequest(given, { clock, replies, inFlight, idle, curve });
     },
-    async close() {
-      closed = true;
-      for (const end of inFlight) end(channelClosed());
-      idle.close();
-      await Promise.all([...listeners].map((listener) => listener.close()));
-    },
+    close,
+    [Symbol.asyncDispose]: close,
   });
   const { handshakeKeys: keys } = options;
   return side(keys && curveKeysFrom(() => keys.current(clock, log)));
