@@ -61,7 +61,7 @@ export class PrefillWorker implements WorkerHalf<PrefillOrders> {
   step({ schedulerClockMs, inBatch, notSent, leases, lost = [] }: PrefillOrders): void {
     for (const order of inBatch) {
       const { isReadEarly = false, isProven = false } = this.#byWireId.get(order.wireId) ?? {};
-      const state = { ...order, isReadEarly, isProven };
+      const state = { isReadEarly, isProven, ...order };
       this.#byWireId.set(order.wireId, state);
       this.#byRequestId.set(order.requestId, state);
     }

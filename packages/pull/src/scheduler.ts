@@ -117,9 +117,9 @@ function readRemoteBlocks(
     );
   }
   return {
-    ...remote,
     blockIds: parsed.remoteBlockIds,
     numTokens: parsed.remoteNumTokens,
     expirySeconds: parsed.remoteBlocksExpiryTime,
+    ...remote,
   };
 }

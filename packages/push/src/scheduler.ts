@@ -146,9 +146,16 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
     const { host, port, registrationGeneration } = this.#context.address();
     const secret = this.#secrets.of(remote);
     this.#registrations.push({
-      ...{ requestId, wireId, secret, generation, oldestOpen, remote },
+      requestId,
+      wireId,
+      secret,
+      generation,
+      oldestOpen,
+      remote,
+      host,
+      port,
+      registrationGeneration,
       ...blocks,
-      ...{ host, port, registrationGeneration },
     });
     if (!blocks.isAwaited) this.ended(requestId);
   }

@@ -194,14 +194,14 @@ export class DecodeRequests<Source extends PromptSource> {
       this.#dcpSize,
     );
     const prompt = promptPrefix(request, numTokens);
-    this.#orders.fetch(request.requestId, source, { ...blocks, numTokens, seenAtMs, prompt });
+    this.#orders.fetch(request.requestId, source, { numTokens, seenAtMs, prompt, ...blocks });
     state.phase = "fetching";
   }
 
   /** As `SchedulerConnector.requestFinished`. `isUnverified`: nobody compared the KV that it got with its prompt. */
   finished(request: ConnectorRequest): RequestFinished & { readonly isUnverified: boolean } {
     const state = this.#see(request);
-    return { ...this.#finished(request, state), isUnverified: state.isUnverified };
+    return { isUnverified: state.isUnverified, ...this.#finished(request, state) };
   }
 
   #finished(request: ConnectorRequest, state: RequestState<Source>): RequestFinished {
@@ -294,7 +294,8 @@ export class DecodeRequests<Source extends PromptSource> {
       const read = this.#orders.read(params, numPromptTokens + leftOut);
       if (this.#backoff !== undefined && !isReadback)
         requireLastTokensLeft(this.#backoff, {
-          ...{ numTokens: read.numTokens, numPromptTokens },
+          numTokens: read.numTokens,
+          numPromptTokens,
           hasAnswered: read.remote.blocks !== undefined,
         });
       source = read;
@@ -392,7 +393,8 @@ export function blocksToFetch(
   );
   return {
     localBlockIds: exchangedBlocks(blockIds, config, {
-      ...{ numTokens, dcpSize },
+      numTokens,
+      dcpSize,
       computedBlocks: localComputedBlocks,
     }),
     localComputedBlocks,

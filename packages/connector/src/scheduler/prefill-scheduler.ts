@@ -305,7 +305,9 @@ export class PrefillScheduler {
       // The next turn has a transfer id and a trace of its own.
       ...(isDecode ? {} : transferMember(request)),
       lease: {
-        ...{ incarnation, generation, capability },
+        incarnation,
+        generation,
+        capability,
         traceparent: isDecode ? undefined : request.traceparent,
         samplingKey: firstToken === undefined ? undefined : request.samplingKey,
         ...(isPull ? {} : { registrationGeneration }),

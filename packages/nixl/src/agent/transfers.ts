@@ -249,7 +249,7 @@ function resultOf(outcome: NativeOutcome): NixlTransferResult {
   if (measured.length === 0) return result;
   const [nixlBytes, nixlDescriptors, postUs, transferUs] = measured;
   const nixl = { lengthBytes: nixlBytes, descriptorCount: nixlDescriptors, postUs, transferUs };
-  return { ...result, nixl };
+  return { nixl, ...result };
 }
 
 /** Milliseconds of the clock that the addon reads. */

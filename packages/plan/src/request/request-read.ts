@@ -96,8 +96,12 @@ export function requestRead(
   indices: ReadIndices,
   place: { remoteRank: number; remotePpRank: number; sourceIndex: number; listIndex: number },
 ): RequestRead {
+  const { remoteRank, remotePpRank, sourceIndex, listIndex } = place;
   return {
-    ...place,
+    remoteRank,
+    remotePpRank,
+    sourceIndex,
+    listIndex,
     descriptorCount: indices.descriptorCount,
     lengthBytes: indices.lengthBytes,
     get runs() {

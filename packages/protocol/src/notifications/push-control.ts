@@ -140,15 +140,15 @@ export function decodeRegistration(map: Readonly<Record<string, unknown>>, mayBe
     blockIds: registration.localBlockIds,
     producerEngineId: registration.remoteEngineId,
   };
-  if (peer === undefined) return { ...common, matchId: registration.requestId };
+  if (peer === undefined) return { matchId: registration.requestId, ...common };
   const fields = pushFields(peer);
   const prefill = fields.raw("prefill");
   const digest = fields.raw("prompt_digest");
   if (digest !== undefined && !isDigest(digest))
     throw fields.malformed("prompt_digest", "a SHA-256 of 64 hex digits", digest);
   return {
-    ...common,
     matchId: id(fields, "match_id"),
+    ...common,
     own: {
       rank: fields.integer("rank"),
       dcpSize: fields.optionalInteger("dcp_size", { min: 1 }),

@@ -265,13 +265,14 @@ function readLease(value: unknown): RemoteLease | undefined {
   const { registration_generation: registered, sampling } = value;
   const hasSampling = typeof sampling === "string" && sampling.length <= MAX_SAMPLING_KEY_LENGTH;
   const lease = {
-    ...{ incarnation, generation },
+    incarnation,
+    generation,
     ...(Number.isSafeInteger(registered) ? { registrationGeneration: Number(registered) } : {}),
     ...(traceparent === undefined ? {} : { traceparent }),
     ...(hasSampling ? { samplingKey: sampling } : {}),
   };
   if (capability === undefined || capability === null) return lease;
-  return isCapability(capability) ? { ...lease, capability } : undefined;
+  return isCapability(capability) ? { capability, ...lease } : undefined;
 }
 
 /** The parameters of P's response, for `encodeRemotePrefillParams`. */

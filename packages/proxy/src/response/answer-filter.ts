@@ -32,7 +32,7 @@ export class AnswerFilter {
     // Events of streams have no member that is left out.
     const hiding = hidingEdits(kvFromPrefill && !eventStream);
     const isCounted = cachedTokens !== undefined && status === 200;
-    const edits = isCounted ? { ...hiding, usage: cachedTokensEdit(cachedTokens) } : hiding;
+    const edits = isCounted ? { usage: cachedTokensEdit(cachedTokens), ...hiding } : hiding;
     this.#editor = new MemberEditor(edits, { isStream: eventStream });
   }
 

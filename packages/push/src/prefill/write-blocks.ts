@@ -177,8 +177,18 @@ export function consumerOf(
   traceparent?: string | undefined,
 ): EngineRequest {
   const { registrationGeneration, dcpSize = 1 } = own ?? {};
-  const address = { engineId, host, port, tpSize, dcpSize, ppSize: 1, registrationGeneration };
-  return { ...address, requestId: wireId, lease: own && { incarnation: own.incarnation }, traceparent };
+  return {
+    engineId,
+    host,
+    port,
+    tpSize,
+    dcpSize,
+    ppSize: 1,
+    registrationGeneration,
+    requestId: wireId,
+    lease: own && { incarnation: own.incarnation },
+    traceparent,
+  };
 }
 
 interface PlannedWrite {
@@ -228,7 +238,9 @@ export async function writeBlocks(
         await Promise.all(
           writes.map(({ lists, descriptors }) =>
             transfers.start({
-              ...{ operation: "WRITE", ...lists, ...descriptors },
+              operation: "WRITE",
+              ...lists,
+              ...descriptors,
               ...(notifiesWithWrite ? { notification } : {}),
             }),
           ),
