@@ -108,7 +108,7 @@ export class ClientServer {
   }
 
   async #serve(turn: Turn): Promise<void> {
-    const { request, response, path } = turn;
+    const { request, response, path, query, expectsContinue } = turn;
     // A client that keeps its connection would send its next request to a server that is closing.
     if (this.#options.fleet.isDraining) response.setHeader("connection", "close");
     const { cors } = this.#options.settings;
@@ -118,7 +118,7 @@ export class ClientServer {
     // A HEAD is answered as a GET; Node leaves the body out.
     const method = request.method === "HEAD" ? "GET" : request.method;
     if (route.method !== method) throw wrongMethod(request.method, path, route.method);
-    await route.serve({ ...turn, client: this.#clientOf(turn) });
+    await route.serve({ request, response, path, query, expectsContinue, client: this.#clientOf(turn) });
   }
 
   async #generate(endpoint: Endpoint, turn: Turn): Promise<void> {
