@@ -363,7 +363,10 @@ class ProcessedRequest {
     const { limit } = failure?.details ?? {};
     if (typeof limit === "string") metrics.count("kv_proxy_refused_total", 1, { limit });
     const fields = {
-      ...{ requestId: this.#requestId, endpoint: this.#path, status, durationMs },
+      requestId: this.#requestId,
+      endpoint: this.#path,
+      status,
+      durationMs,
       prefill: this.#choice?.prefill?.instance.url,
       decode: this.#decode?.instance.url,
     };
