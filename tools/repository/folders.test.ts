@@ -6,6 +6,9 @@ import { root, sourceFiles } from "./source-files.js";
 /** A reader finds a file by the idea of its folder, so a folder of sources holds few of them. Tests and sub-folders do not count. */
 const LIMIT = 15;
 
+/** A longer file often holds two ideas. */
+const MOST_LINES = 400;
+
 /** How many source files each `src` folder and each folder below one holds itself. */
 function filesPerFolder(paths: readonly string[]): Map<string, number> {
   const counts = new Map<string, number>();
@@ -41,4 +44,13 @@ test("each file that a script names exists: vitest ignores a missing one beside 
       .map((file) => `${script}: ${file}`);
   });
   expect(missing).toEqual([]);
+});
+
+test(`no source file has more than ${MOST_LINES} lines`, () => {
+  const files = sourceFiles(root, ["packages", "apps", "native", "bench", "tools", "scripts"]);
+  expect(files.length).toBeGreaterThan(1000);
+  const lines = (path: string) => readFileSync(join(root, path), "utf8").trimEnd().split("\n").length;
+  expect(files.map((path) => [path, lines(path)] as const).filter(([, count]) => count > MOST_LINES)).toEqual(
+    [],
+  );
 });

@@ -292,12 +292,10 @@ export class DecodeRequests<Source extends PromptSource> {
       // P computes a shortened prompt. The KV may also hold the tokens that it leaves out.
       const leftOut = isReadback ? (this.#backoff?.tokens ?? 0) : 0;
       const read = this.#orders.read(params, numPromptTokens + leftOut);
+      const { numTokens } = read;
+      const hasAnswered = read.remote.blocks !== undefined;
       if (this.#backoff !== undefined && !isReadback)
-        requireLastTokensLeft(this.#backoff, {
-          numTokens: read.numTokens,
-          numPromptTokens,
-          hasAnswered: read.remote.blocks !== undefined,
-        });
+        requireLastTokensLeft(this.#backoff, { numTokens, numPromptTokens, hasAnswered });
       source = read;
       const { traceparent } = request;
       if (traceparent !== undefined) source = { ...source, remote: { ...source.remote, traceparent } };
@@ -385,18 +383,14 @@ export function blocksToFetch(
   config: KvCacheConfig,
   dcpSize = 1,
 ): BlocksToFetch {
-  const localComputedBlocks = blockIds.map((_, group) =>
+  const computedBlocks = blockIds.map((_, group) =>
     Math.floor(
       (typeof computedTokens === "number" ? computedTokens : (computedTokens[group] ?? 0)) /
         ((config.groups[group]?.blockSize ?? config.blockSize) * dcpSize),
     ),
   );
   return {
-    localBlockIds: exchangedBlocks(blockIds, config, {
-      numTokens,
-      dcpSize,
-      computedBlocks: localComputedBlocks,
-    }),
-    localComputedBlocks,
+    localBlockIds: exchangedBlocks(blockIds, config, { numTokens, dcpSize, computedBlocks }),
+    localComputedBlocks: computedBlocks,
   };
 }

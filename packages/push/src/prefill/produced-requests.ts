@@ -1,5 +1,4 @@
 import {
-  ExpiringSet,
   type LeaseOrder,
   Leases,
   localLeaseTerms,
@@ -12,7 +11,7 @@ import { type Clock, KvError } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import { baseRequestId, type Registration, type RequestProof } from "@kv/protocol";
 import { handshakeSourceRanks } from "@kv/topology";
-import { AliasIndex, requestAliases } from "./alias-index.js";
+import { AliasIndex, EndedNames, requestAliases } from "./alias-index.js";
 import type { EndedNotices } from "./ended-notices.js";
 import type { LayerwiseWrites } from "./layerwise-writes.js";
 import type { DispatchedWrite, WriteDispatcher } from "./write-blocks.js";
@@ -60,17 +59,12 @@ export class ProducedRequests {
   readonly #byBaseId = new AliasIndex<ProducedRequest>();
   readonly #byTransferId = new AliasIndex<ProducedRequest>();
   readonly #byAlias = new AliasIndex<ProducedRequest>();
-  /** Base ids of ended requests that had no transfer id. */
-  readonly #endedIds: ExpiringSet;
-  /** Base ids and transfer ids of the others. */
-  readonly #endedNames: ExpiringSet;
+  readonly #ended: EndedNames;
   #latestGeneration = 0;
 
   /** `rememberMs`: how long the base id and the transfer id of an ended request are remembered. */
   constructor({ clock, rememberMs }: { readonly clock: Clock; readonly rememberMs: number }) {
-    const bounds = { clock, ttlMs: rememberMs, maxSize: MAX_REMEMBERED };
-    this.#endedIds = new ExpiringSet(bounds);
-    this.#endedNames = new ExpiringSet(bounds);
+    this.#ended = new EndedNames({ clock, ttlMs: rememberMs, maxSize: MAX_REMEMBERED });
   }
 
   /** Adds a request that runs, or updates it when it runs again after a preemption. */
@@ -121,15 +115,12 @@ export class ProducedRequests {
 
   /** Remembers a request as ended that may never have been admitted, so that a registration that comes later is refused at once. */
   rememberEnded({ requestId, transferId }: Pick<ProducedRequest, "requestId" | "transferId">): void {
-    const baseId = baseRequestId(requestId);
-    if (transferId === undefined) this.#endedIds.add(baseId);
-    else for (const name of [`id ${baseId}`, `transfer ${transferId}`]) this.#endedNames.add(name);
+    this.#ended.add(baseRequestId(requestId), transferId);
   }
 
   /** True if one with this transfer id, or where one of the two has none with this base id, has ended within `rememberMs`. */
   hasEnded(baseId: string, transferId: string | undefined): boolean {
-    const name = transferId === undefined ? `id ${baseId}` : `transfer ${transferId}`;
-    return this.#endedIds.has(baseId) || this.#endedNames.has(name);
+    return this.#ended.has(baseId, transferId);
   }
 
   /** True until `end`: the request has not ended, and no later use of its id has replaced it. */
@@ -182,8 +173,7 @@ export class ProducedRequests {
     this.#byWireId.clear();
     this.#byRequestId.clear();
     for (const names of [this.#byBaseId, this.#byTransferId, this.#byAlias]) names.clear();
-    this.#endedIds.clear();
-    this.#endedNames.clear();
+    this.#ended.clear();
   }
 }
 

@@ -10,7 +10,7 @@ import {
   type RemoteLease,
   sameCapability,
 } from "@kv/protocol";
-import { AliasIndex } from "./alias-index.js";
+import { AliasIndex, exactName, namesOf, transferName } from "./alias-index.js";
 import { consumerRequestKey, type ProducedRequest, type ProducedRequests } from "./produced-requests.js";
 
 /** Registrations that wait. */
@@ -388,21 +388,4 @@ function holdsCapability(
 function bytesOf({ blockIds, own }: Registration): number {
   const ids = blockIds.reduce((sum, { length }) => sum + length, own?.computedBlocks.length ?? 0);
   return REGISTRATION_BYTES + BLOCK_ID_BYTES * ids;
-}
-
-/** The names under which a registration waits: the exact request if it names one, else the transfer id and the base id. */
-function namesOf({ own, matchId, transferId }: Registration): readonly string[] {
-  if (own?.prefill !== undefined) return [exactName(own.prefill.wireId)];
-  return transferId === undefined
-    ? [baseRequestId(matchId)]
-    : [transferName(transferId), baseRequestId(matchId)];
-}
-
-/** No registration waits under the empty name. */
-function transferName(transferId: string | undefined): string {
-  return transferId === undefined ? "" : `+${transferId}`;
-}
-
-function exactName(wireId: string): string {
-  return `=${wireId}`;
 }
