@@ -1,38 +1,34 @@
 import { fileURLToPath } from "node:url";
 import { configDefaults, defineConfig } from "vitest/config";
-import { isWhole } from "./scripts/suites.mjs";
+import { isLongRun } from "./tools/testing/src/long-run.js";
 
 const packages = fileURLToPath(new URL("./packages", import.meta.url));
+const tools = fileURLToPath(new URL("./tools", import.meta.url));
 
 // `vitest related FILE` and `vitest watch` run what an edit may have broken, in seconds. These suites run whole systems for minutes and are
 // related to almost every file: they run in `npm test`, or when they are named.
 const WHOLE_SYSTEMS = [
+  "**/*.long.test.ts",
   "apps/demo/test/**",
   "tools/envoy/**",
-  "tools/faults/**",
-  "packages/neuron/**/faults.test.ts",
-  "**/faults-bite.test.ts",
   "**/isolation-property.test.ts",
   "packages/peer/test/load.test.ts",
-  "tools/docs/commands.test.ts",
-  "tools/docs/how-to.test.ts",
-  "tools/docs/vllm-documents.test.ts",
   "tools/site/**",
-  "bench/push-vs-pull/links/links.test.ts",
 ];
 const [, , command, ...args] = process.argv;
 const named = args.some((arg) => !arg.startsWith("-"));
 const afterAnEdit = command === "related" || (command === "watch" && !named);
 
-/** `npm test` leaves these out. */
-const leftOut = process.env["KV_LEFT_OUT"]?.split(",") ?? [];
-const EXCLUDED = [...configDefaults.exclude, "build/**", ...leftOut, ...(afterAnEdit ? WHOLE_SYSTEMS : [])];
+/** A task of turbo, which keeps the report. It leaves out the long suites unless everything runs. */
+const isTask = process.env["TURBO_HASH"] !== undefined;
+const LEFT_OUT = isTask && !isLongRun ? ["**/*.long.test.ts"] : [];
+const EXCLUDED = [...configDefaults.exclude, "build/**", ...LEFT_OUT, ...(afterAnEdit ? WHOLE_SYSTEMS : [])];
 /** Tests whose modules keep nothing from one file to the next: the files of a worker share them. That takes half of the time. */
 const SHARED = [
   ...["interface", "plan", "protocol", "topology", "transport-memory"].map(
     (name) => `packages/${name}/**/*.test.ts`,
   ),
-  "packages/{connector,epp,fleet,http,kv-plan,neuron,peer,program,proxy,pull,push,side-channel,testing}/src/**/*.test.ts",
+  "packages/{connector,epp,fleet,http,kv-plan,neuron,peer,program,proxy,pull,push,side-channel}/src/**/*.test.ts",
   // The other folders of @kv/nixl mock modules, or what the machine has.
   "packages/nixl/src/!(addon|backends|doctor|library)/**/*.test.ts",
   "packages/{connector,epp,fleet,http,pull,push,proxy,side-channel}/test/**/*.test.ts",
@@ -60,10 +56,8 @@ const builtProject = {
 export default defineConfig({
   resolve: {
     alias: [
-      {
-        find: /^@kv\/(conformance|connector|fleet|testing)\/(.+)$/,
-        replacement: `${packages}/$1/src/$2.ts`,
-      },
+      { find: /^@kv\/testing\/(.+)$/, replacement: `${tools}/testing/src/$1.ts` },
+      { find: /^@kv\/(conformance|connector|fleet)\/(.+)$/, replacement: `${packages}/$1/src/$2.ts` },
       { find: /^@kv\/(kv-plan|plan)\/(.+)$/, replacement: `${packages}/$1/src/$2/index.ts` },
       { find: /^@kv\/([a-z-]+)$/, replacement: `${packages}/$1/src/index.ts` },
     ],
@@ -80,14 +74,16 @@ export default defineConfig({
       },
       ...(BUILT.length === 0 ? [] : [builtProject]),
     ],
+    reporters: isTask ? ["default", "json"] : ["default"],
+    outputFile: { json: `${process.cwd()}/.turbo/report-${process.env["npm_lifecycle_event"]}.json` },
     // Fault runs have fewer requests than their 1,000.
-    env: isWhole ? {} : { KV_REQUESTS: process.env["KV_REQUESTS"] ?? "400" },
-    globalSetup: "scripts/vitest-setup.mjs",
+    env: isLongRun ? {} : { KV_REQUESTS: process.env["KV_REQUESTS"] ?? "400" },
+    globalSetup: "tools/tests/vitest-setup.mjs",
     testTimeout: 60_000,
     hookTimeout: 60_000,
     // The default of 1 s is less than a busy machine may need.
     expect: { poll: { timeout: 30_000 } },
-    // Some tests wait for a timeout or a process: with a third worker two cores are busy.
-    maxWorkers: isWhole ? 2 : 3,
+    // Some tests wait for a timeout or a process. turbo runs the suites of two packages at once.
+    maxWorkers: isTask ? (isLongRun ? 1 : 2) : 3,
   },
 });

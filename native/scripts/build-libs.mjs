@@ -13,7 +13,6 @@ import {
 } from "node:fs";
 import { basename, dirname, join } from "node:path";
 import { parseArgs } from "node:util";
-import { root } from "../../scripts/setup.mjs";
 import { nativeRoot, run } from "./compile.mjs";
 import {
   bytesBelow,
@@ -109,7 +108,7 @@ async function build(libs) {
 function pack({ folder }) {
   const into = join(nativeRoot, "build", "packages");
   mkdirSync(into, { recursive: true });
-  const { packageManager } = JSON.parse(readFileSync(join(root, "package.json"), "utf8"));
+  const { packageManager } = JSON.parse(readFileSync(join(nativeRoot, "../package.json"), "utf8"));
   const args = ["--yes", packageManager, "pack", "--json", "--pack-destination", into];
   const { status, stdout } = spawnSync("npx", args, {
     cwd: folder,

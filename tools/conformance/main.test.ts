@@ -18,7 +18,8 @@ afterAll(() => rmSync(folder, { recursive: true }));
 const run = (args: readonly string[]) => start([program, ...args], folder);
 
 /** As npm starts it: in the root, with paths relative to the folder of the command. */
-const runScript = (args: readonly string[]) => start([join(root, "scripts/conformance.mjs"), ...args], root);
+const runScript = (args: readonly string[]) =>
+  start([join(root, "tools/conformance/conformance.mjs"), ...args], root);
 
 function start(args: readonly string[], cwd: string) {
   const { status, stdout } = spawnSync(process.execPath, args, {

@@ -10,7 +10,8 @@ import { type CacheSettings, modelCaches } from "../../packages/kv-plan/src/mode
 import { analysePair } from "../../packages/kv-plan/src/report/analyse-pair.js";
 import { POSTING_COSTS, postingOf } from "../../packages/kv-plan/src/report/posting.js";
 import { familyTable } from "./family-table.js";
-import { judgeModel, type ModelLine } from "./models.js";
+import { judgeModel } from "./models.js";
+import type { ModelLine } from "./vector-file.js";
 import { readVectors } from "./vector-file.js";
 
 const root = fileURLToPath(new URL("../..", import.meta.url));

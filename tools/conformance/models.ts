@@ -6,21 +6,7 @@ import { parsePythonJson } from "../../packages/kv-plan/src/model/config-fields.
 import { placeCaches } from "../../packages/kv-plan/src/model/kv-cache-tensors.js";
 import { type ModelCaches, modelCaches } from "../../packages/kv-plan/src/model/model-caches.js";
 import { firstDifference, type Outcome } from "./outcome.js";
-
-/** A line of vLLM's own answer: the caches of a published config with some flags. */
-export interface ModelLine {
-  readonly config: string;
-  readonly tp: number;
-  readonly kv_cache_dtype: string;
-  readonly prefix_caching?: boolean;
-  readonly error?: string;
-  readonly [field: string]: unknown;
-}
-
-/** Whether a line of a vector file is one of a model. */
-export function isModelLine(line: Readonly<Record<string, unknown>>): line is ModelLine {
-  return typeof line["config"] === "string" && typeof line["tp"] === "number";
-}
+import type { ModelLine } from "./vector-file.js";
 
 const POOL_BYTES = 2 ** 46;
 

@@ -1,7 +1,16 @@
 import { readFileSync } from "node:fs";
 import { gunzipSync } from "node:zlib";
-import { isModelLine, type ModelLine } from "./models.js";
 import type { VectorCase } from "./outcome.js";
+
+/** A line of vLLM's own answer: the caches of a published config with some flags. */
+export interface ModelLine {
+  readonly config: string;
+  readonly tp: number;
+  readonly kv_cache_dtype: string;
+  readonly prefix_caching?: boolean;
+  readonly error?: string;
+  readonly [field: string]: unknown;
+}
 
 /** `--only KEY=VALUE`: cases whose `in.KEY`, as JSON text, is VALUE. */
 export interface Selection {
@@ -47,6 +56,11 @@ export function readVectors(path: string, only: readonly Selection[]): NumberedC
     });
   }
   return cases;
+}
+
+/** Whether a line of a vector file is one of a model. */
+function isModelLine(line: Readonly<Record<string, unknown>>): line is ModelLine {
+  return typeof line["config"] === "string" && typeof line["tp"] === "number";
 }
 
 function isText(field: unknown, value: string): boolean {

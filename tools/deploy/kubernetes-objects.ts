@@ -83,7 +83,7 @@ export interface KubernetesObject {
 /** The objects of a shape as kustomize builds them; undefined where kustomize is missing. With CI=true it is built instead. */
 export function buildShape(shape: Shape): readonly KubernetesObject[] | undefined {
   const root = join(import.meta.dirname, "../..");
-  const script = join(root, "scripts/kustomize.mjs");
+  const script = join(root, "tools/deploy/kustomize.mjs");
   const { status, stdout, stderr } = spawnSync(process.execPath, [script, `deploy/${shape}`], {
     encoding: "utf8",
     maxBuffer: 8 * 1024 * 1024,

@@ -1,8 +1,8 @@
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, expect, test } from "vitest";
-import { namedTests, namesNothing, notShown, PAGES } from "../../scripts/named-tests.mjs";
 import { root } from "../repository/source-files.js";
+import { namedTests, namesNothing, notShown, PAGES } from "./named-tests.mjs";
 
 // docs/field-reports.md: what others have reported, what happens here, and the tests that show it.
 const page = readFileSync(join(root, "docs/field-reports.md"), "utf8");
@@ -63,13 +63,7 @@ describe("npm test compares the names with its report", () => {
     ["a file that did not run", named("b", "tools/docs/readme.test.ts"), "passed", false, 0],
     ["a file that did not run, in the whole run", named("b", "tools/docs/readme.test.ts"), "passed", true, 1],
     ["a file that is not there", named("b", "tools/docs/gone.test.ts"), "passed", false, 1],
-    [
-      "tests that other files run",
-      named("b", "packages/testing/src/groups/group-tests.ts"),
-      "passed",
-      true,
-      0,
-    ],
+    ["tests that other files run", named("b", "tools/testing/src/groups/group-tests.ts"), "passed", true, 0],
   ])("%s", (_, tests, status, whole, wrong) => {
     expect(notShown(tests, report(status), whole)).toHaveLength(wrong);
   });

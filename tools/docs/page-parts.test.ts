@@ -1,9 +1,10 @@
 import { readdirSync } from "node:fs";
 import { join } from "node:path";
 import { expect, test } from "vitest";
+import { recordsOn, withRecords } from "../bench/record-tables.js";
 import { root } from "../repository/source-files.js";
 import { readPages } from "../site/pages.js";
-import { examplesOn, recordsOn, withExamples, withInstallLines, withRecords } from "./page-parts.js";
+import { examplesOn, withExamples, withInstallLines } from "./page-parts.js";
 
 // `npx vitest run tools/docs/page-parts.test.ts -u` writes what the pages have of files and settings.
 const { pages } = readPages();

@@ -1,8 +1,8 @@
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { expect, test } from "vitest";
-import { namedTests, namesNothing } from "../../scripts/named-tests.mjs";
 import { root } from "../repository/source-files.js";
+import { namedTests, namesNothing } from "./named-tests.mjs";
 
 // docs/parity.md names the test that shows each row.
 const rows = readFileSync(join(root, "docs/parity.md"), "utf8")

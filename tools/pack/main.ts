@@ -4,7 +4,7 @@ import { parseArgs } from "node:util";
 import { root } from "../release/packages.js";
 import { packForInstall } from "./install.js";
 
-// scripts/pack.mjs starts this after the set-up.
+// tools/pack/pack.mjs starts this after the set-up.
 const known = { out: { type: "string" } } as const;
 const { values, tokens } = parseArgs({ options: known, strict: false, tokens: true });
 const line = tokens.flatMap((token) => {

@@ -76,7 +76,7 @@ async function packAndCheck(names: readonly string[], into: string): Promise<voi
 const unpackedFolder = (name: string) => join(work, "unpacked", name);
 
 const publish = (folder: string, { npmrc }: Registry) =>
-  run(process.execPath, [join(root, "scripts/release-publish.mjs"), folder, `--userconfig=${npmrc}`], {
+  run(process.execPath, [join(root, "tools/release/release-publish.mjs"), folder, `--userconfig=${npmrc}`], {
     cwd: work,
   });
 
@@ -223,7 +223,7 @@ try {
     );
   if (nixlMissing === undefined)
     await step("bundles of @kv/nixl, alone in a folder", async () => {
-      const test = ["node_modules/vitest/vitest.mjs", "run", "tools/pack/bundlers.test.ts"];
+      const test = ["node_modules/vitest/vitest.mjs", "run", "tools/pack/bundlers.long.test.ts"];
       await run(process.execPath, test, { cwd: root }).catch((error: Error) =>
         report("bundles", [error.message]),
       );

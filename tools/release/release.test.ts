@@ -83,7 +83,7 @@ describe("two releases of a copy", { timeout: 240_000 }, () => {
       const changelog = readFileSync(join(tree, packages.get(name)?.folder ?? "", "CHANGELOG.md"), "utf8");
       expect(changelog.match(/^- .*$/gm)).toEqual([expect.stringMatching(/^- First release\. /)]);
     }
-    const privates = ["apps/demo", "native", "tools", "packages/testing"];
+    const privates = ["apps/demo", "native", "tools", "tools/testing"];
     expect(privates.filter((folder) => existsSync(join(tree, folder, "CHANGELOG.md")))).toEqual([]);
   });
 

@@ -10,11 +10,11 @@ import mayImport from "./may-import.json" with { type: "json" };
 import { root, sourceFiles } from "./source-files.js";
 
 /**
- * Checks the dependencies between packages. dependency-cruiser checks imports (.dependency-cruiser.cjs). The scan here also finds a specifier
+ * Checks the dependencies between packages. dependency-cruiser checks imports (tools/repository/dependency-cruiser.cjs). The scan here also finds a specifier
  * that is a constant, as in `const name = "@kv/connector"; await import(name)`. Both read may-import.json. Tests may import every package.
  */
 const run = promisify(execFile);
-const ALLOWED: Readonly<Record<string, readonly string[]>> = mayImport;
+const ALLOWED: Readonly<Record<string, readonly string[]>> = Object.assign({}, ...Object.values(mayImport));
 
 /** String literals in the sources of packages that name a package which must not be imported there. */
 function violations(folder: string): string[] {
@@ -30,7 +30,6 @@ function violations(folder: string): string[] {
 }
 
 function isAllowed(importer: string, name: string): boolean {
-  if (importer === "testing") return true;
   // The addon's platform packages are not in the table.
   if (name !== "testing" && !(name in ALLOWED)) return true;
   return ALLOWED[importer]?.includes(name) ?? false;
@@ -56,7 +55,7 @@ test("sources import only the packages that may-import.json allows", () => {
 });
 
 test("every package has a row in may-import.json", () => {
-  const packages = readdirSync(join(root, "packages")).filter((name) => name !== "testing");
+  const packages = readdirSync(join(root, "packages"));
   expect(packages.filter((name) => !(name in ALLOWED))).toEqual([]);
 });
 
@@ -64,9 +63,11 @@ describe.runIf(isLongRun)("in a small source tree", () => {
   let folder = "";
   beforeEach(() => {
     folder = mkdtempSync(join(tmpdir(), "kv-arrows-"));
-    write("tsconfig.json", '{ "compilerOptions": { "paths": { "@kv/*": ["./packages/*/src/index.ts"] } } }');
-    for (const name of ["connector", "plan", "pull", "testing"])
+    const paths = { "@kv/testing/*": ["./tools/testing/src/*.ts"], "@kv/*": ["./packages/*/src/index.ts"] };
+    write("tsconfig.json", JSON.stringify({ compilerOptions: { paths } }));
+    for (const name of ["connector", "plan", "proxy", "pull"])
       write(`packages/${name}/src/index.ts`, "export const x = 1;");
+    write("tools/testing/src/engine.ts", "export const x = 1;");
   });
   afterEach(() => rmSync(folder, { recursive: true }));
 
@@ -77,8 +78,10 @@ describe.runIf(isLongRun)("in a small source tree", () => {
 
   /** The rules of dependency-cruiser that the tree breaks. */
   async function broken(): Promise<string[]> {
-    const config = relative(folder, join(root, ".dependency-cruiser.cjs")).split(sep).join("/");
-    const args = ["--config", config, "--output-type", "json", "packages"];
+    const config = relative(folder, join(root, "tools/repository/dependency-cruiser.cjs"))
+      .split(sep)
+      .join("/");
+    const args = ["--config", config, "--output-type", "json", "packages", "tools"];
     const { stdout } = await run(join(root, "node_modules/.bin/depcruise"), args, { cwd: folder }).catch(
       (error: { stdout: string }) => error,
     );
@@ -103,16 +106,41 @@ describe.runIf(isLongRun)("in a small source tree", () => {
     expect(violations(folder)).toEqual(["packages/plan/src/late.ts imports @kv/connector"]);
   });
 
-  test("only tests may import @kv/testing", async () => {
-    write("packages/pull/src/double.ts", 'export { x } from "@kv/testing";');
-    expect(await broken()).toContain("packages/pull/src/double.ts: only-tests-import-testing");
+  test("only tests may import tools", async () => {
+    write("packages/pull/src/double.ts", 'export { x } from "@kv/testing/engine";');
+    expect(await broken()).toEqual(["packages/pull/src/double.ts: only-tests-import-tools"]);
     expect(violations(folder)).toEqual(["packages/pull/src/double.ts imports @kv/testing"]);
   });
 
-  test("tests may import every package", async () => {
-    write("packages/plan/src/late.test.ts", 'import "@kv/testing";\nimport "@kv/connector";');
+  test("tests may import every package of their tier or below", async () => {
+    write("packages/plan/src/late.test.ts", 'import "@kv/testing/engine";\nimport "@kv/connector";');
     write("packages/plan/test/pair.ts", 'import "@kv/pull";');
+    write("packages/proxy/test/pair.ts", 'import "@kv/pull";');
     expect(await broken()).toEqual([]);
     expect(violations(folder)).toEqual([]);
   });
+
+  test("a test of the core reaches nothing above it, also not through a tool", async () => {
+    write("tools/testing/src/front.ts", 'export { x } from "@kv/proxy";');
+    write("packages/plan/src/late.test.ts", 'import "@kv/testing/front";');
+    expect(await broken()).toEqual(["packages/plan/src/late.test.ts: core-and-its-tests-reach-core-alone"]);
+  });
+
+  test("what core's tests need imports no other tool", async () => {
+    write("tools/bench/report.ts", "export const x = 1;");
+    write("tools/testing/src/table.ts", 'export { x } from "../../bench/report.js";');
+    expect(await broken()).toEqual(["tools/testing/src/table.ts: native-and-testing-import-no-other-tools"]);
+  });
+});
+
+test("a tier's packages import their own tier and those below", () => {
+  const below: string[] = [];
+  for (const rows of Object.values(mayImport)) {
+    below.push(...Object.keys(rows));
+    for (const [name, allowed] of Object.entries(rows))
+      expect(
+        allowed.filter((other) => !below.includes(other)),
+        name,
+      ).toEqual([]);
+  }
 });

@@ -174,7 +174,7 @@ describe.each(PROGRAMS)("$name", (program) => {
     async () => {
       // The set-up before it reports on stderr.
       const { code, stdout } = await output(process.execPath, [
-        join(root, "scripts/cli.mjs"),
+        join(root, "tools/setup/cli.mjs"),
         folder,
         "--version",
       ]);
@@ -221,7 +221,7 @@ describe.each(PROGRAMS)("$name", (program) => {
 });
 
 it("the demo prints its version, its help before any set-up, and exits with 2 for a wrong call", async () => {
-  const demo = (...args: string[]) => output(process.execPath, [join(root, "scripts/demo.mjs"), ...args]);
+  const demo = (...args: string[]) => output(process.execPath, [join(root, "tools/setup/demo.mjs"), ...args]);
   const manifest = readFileSync(join(root, "apps/demo/package.json"), "utf8");
   const { version } = JSON.parse(manifest) as { readonly version: string };
   expect(await demo("--version")).toEqual({ code: 0, stdout: `${version}\n`, stderr: "" });
@@ -294,7 +294,7 @@ describe("Ctrl-C ends a program that waits for a server without an answer", () =
 it.each(["--help", "--version"])(
   "first-contact.md: a full disk is an error of `npm run demo -- %s` too",
   async (flag) => {
-    const call = `${process.execPath} ${join(root, "scripts/demo.mjs")} ${flag} > /dev/full`;
+    const call = `${process.execPath} ${join(root, "tools/setup/demo.mjs")} ${flag} > /dev/full`;
     const { code, stderr } = await output("bash", ["-c", call]);
     expect({ code, stderr }).toEqual({
       code: 2,

@@ -40,7 +40,7 @@ export interface Actions {
   picker(flags: ServerFlags): Promise<void>;
 }
 
-/** An option of `options.json`. `scripts/demo-arguments.mjs` checks the same table before the set-up. */
+/** An option of `options.json`. `tools/setup/demo-arguments.mjs` checks the same table before the set-up. */
 interface OptionRow {
   readonly flags: string;
   readonly description: string;

@@ -1,8 +1,8 @@
 import { type ChildProcess, spawn } from "node:child_process";
-import { cpSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { cpSync, mkdirSync, mkdtempSync, rmSync } from "node:fs";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
-import { dirname, join, relative } from "node:path";
+import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { isLongRun, someOf } from "@kv/testing/long-run";
 import { builtProgram } from "@kv/testing/node-programs";
@@ -209,7 +209,7 @@ describe("npm run demo", () => {
   function bareCheckout(): string {
     const folder = mkdtempSync(join(tmpdir(), "kv-demo-bare-"));
     mkdirSync(join(folder, "apps/demo/src"), { recursive: true });
-    cpSync(join(root, "scripts"), join(folder, "scripts"), { recursive: true });
+    cpSync(join(root, "tools/setup"), join(folder, "tools/setup"), { recursive: true });
     cpSync(join(root, "package.json"), join(folder, "package.json"));
     cpSync(join(root, "apps/demo/src/options.json"), join(folder, "apps/demo/src/options.json"));
     return folder;
@@ -225,32 +225,9 @@ describe("npm run demo", () => {
   ])("answers %j before the set-up", async (args, code, message) => {
     const folder = bareCheckout();
     try {
-      const outcome = await ended(startNode([join(folder, "scripts/demo.mjs"), ...args], {}));
+      const outcome = await ended(startNode([join(folder, "tools/setup/demo.mjs"), ...args], {}));
       expect(code === 0 ? outcome.stdout : outcome.stderr).toMatch(message);
       expect(outcome.code).toBe(code);
-    } finally {
-      rmSync(folder, { recursive: true });
-    }
-  });
-
-  it("does not build again because of what builds, tests and packing write", async () => {
-    const { digest } = (await import(join(root, "scripts/setup.mjs"))) as {
-      digest(paths: readonly string[]): string;
-    };
-    const folder = mkdtempSync(join(tmpdir(), "kv-demo-digest-"));
-    const write = (path: string) => {
-      mkdirSync(join(folder, dirname(path)), { recursive: true });
-      writeFileSync(join(folder, path), path);
-    };
-    try {
-      write("a/src/index.ts");
-      const before = digest([relative(root, folder)]);
-      const outputs =
-        "dist/index.js coverage/lcov.info kv-a-0.1.0.tgz tsconfig.tsbuildinfo native/linux-x64/kv_neuron.node README.md";
-      for (const path of outputs.split(" ")) write(`a/${path}`);
-      expect(digest([relative(root, folder)])).toBe(before);
-      write("a/src/other.ts");
-      expect(digest([relative(root, folder)])).not.toBe(before);
     } finally {
       rmSync(folder, { recursive: true });
     }
@@ -267,7 +244,7 @@ describe("npm run demo", () => {
     [["--extra-config", '{"backends":["UCX"]}'], { NIXL_BACKEND: "LIBFABRIC" }, false],
     [[], {}, false],
   ] as const)("fetches LIBFABRIC's libraries for %j with %o: %s", async (args, env, wanted) => {
-    const { usesLibfabric } = (await import(join(root, "scripts/demo-arguments.mjs"))) as {
+    const { usesLibfabric } = (await import(join(root, "tools/setup/demo-arguments.mjs"))) as {
       usesLibfabric(args: readonly string[], env: Record<string, string>): boolean;
     };
     expect(usesLibfabric(args, env)).toBe(wanted);

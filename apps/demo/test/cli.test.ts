@@ -114,7 +114,7 @@ describe("the demo's command line", () => {
   it.each(someOf([[["--transport", "memory"]], [[]]], 2))(
     "exits after its run when npm run demo starts it with %j",
     async (options) => {
-      const script = join(root, "scripts", "demo.mjs");
+      const script = join(root, "tools/setup/demo.mjs");
       const child = startNode([script, ...options, "--json", "--requests", "1", "--max-tokens", "2"], {});
       const { code, stdout } = await ended(child);
       expect(JSON.parse(stdout)).toMatchObject({ ok: true });

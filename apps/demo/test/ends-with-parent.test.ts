@@ -8,7 +8,7 @@ import { builtProgram } from "@kv/testing/node-programs";
 import { afterEach, expect, it } from "vitest";
 import { nixlAbsence } from "./support/nixl-absence.js";
 
-const scripts = new URL("../../../scripts/end-with-npm.mjs", import.meta.url);
+const scripts = new URL("../../../tools/setup/end-with-npm.mjs", import.meta.url);
 const MARK = "KV_TEST_TREE";
 const trees: string[] = [];
 afterEach(() => {

@@ -9,7 +9,7 @@ import { complete } from "../src/run/completion-client.js";
 import { PAIR } from "./support/matrix.js";
 import { post } from "./support/memory-pair.js";
 
-// kv-peer verify against the demo's engines: /metrics with vLLM's names, kv-proxy or a faulty front end in front. test/verify-nixl.test.ts has the command.
+// kv-peer verify against the demo's engines: /metrics with vLLM's names, kv-proxy or a faulty front end in front. test/verify-nixl.long.test.ts has the command.
 
 describe.each(["NixlConnector", "push"] as const)("verify with %s", (connector) => {
   // The faults are the front end's, whatever the connector.
@@ -41,7 +41,7 @@ describe.each(["NixlConnector", "push"] as const)("verify with %s", (connector) 
       countedWithinMs: 300,
       promptTokens: more.promptTokens ?? 100,
       freeWithinMs: 600,
-      // What the bytes crossed is for test/verify-nixl.test.ts.
+      // What the bytes crossed is for test/verify-nixl.long.test.ts.
       lane: undefined,
     });
     const check = (id: string) => checks.find((each) => each.id === id);

@@ -1,7 +1,7 @@
 import { existsSync } from "node:fs";
 import { setTimeout as sleep } from "node:timers/promises";
 import { chooseTransport } from "../../../apps/demo/src/cluster/choose-transport.js";
-import { freePort } from "../../../bench/child-processes.js";
+import { freePort } from "../../bench/child-processes.js";
 import type { FloodTarget } from "./attack.js";
 import { HonestClients } from "./honest-clients.js";
 import type { Measured } from "./honest-prompts.js";

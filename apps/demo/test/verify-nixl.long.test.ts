@@ -1,0 +1,109 @@
+// A long suite: runs kv-peer verify over NIXL; verify-memory.test.ts and packages/peer/test/verify.test.ts have its checks.
+import { execFile } from "node:child_process";
+import { readFileSync, writeFileSync } from "node:fs";
+import { fileURLToPath } from "node:url";
+import { silentLog } from "@kv/interface";
+import { type FrontFault, startFaultyFront } from "@kv/testing/http/faulty-front";
+import { builtProgram } from "@kv/testing/node-programs";
+import { afterEach, describe, expect, it } from "vitest";
+import { type Cluster, startCluster } from "../src/cluster/cluster.js";
+import { complete } from "../src/run/completion-client.js";
+import { PAIR } from "./support/matrix.js";
+import { nixlAbsence } from "./support/nixl-absence.js";
+
+// The transcripts in docs/operate/verify.md are what the command prints here. UPDATE=1 writes them.
+
+const absence = await nixlAbsence();
+const PAGE = fileURLToPath(new URL("../../../docs/operate/verify.md", import.meta.url));
+/** Numbers, times and what UCX chooses of the ways within a host differ from run to run, and from host to host. */
+const masked = (text: string) =>
+  text
+    .replaceAll(/\d[\d,.]*/g, "#")
+    .replaceAll(/UCX over (?!.*tcp).*? \(/g, "UCX over … (")
+    .replaceAll(/; too short[^\n]*/g, "")
+    .replaceAll(/ +/g, " ");
+
+let cluster: Cluster | undefined;
+afterEach(async () => {
+  await cluster?.close();
+  cluster = undefined;
+});
+
+/** Two demo instances in processes of their own, whose UCX may use only `tls`. */
+async function start(tls: string | undefined) {
+  const before = process.env.UCX_TLS;
+  if (tls === undefined) delete process.env.UCX_TLS;
+  else process.env.UCX_TLS = tls;
+  try {
+    cluster = await startCluster(
+      { ...PAIR, transport: "nixl", leaseSeconds: 600 },
+      { log: silentLog, logLevel: "silent" },
+    );
+  } finally {
+    if (before === undefined) delete process.env.UCX_TLS;
+    else process.env.UCX_TLS = before;
+  }
+  const { proxy, prefills, decodes } = cluster;
+  const [prefill, decode] = [prefills[0]?.url ?? "", decodes[0]?.url ?? ""];
+  await complete({ url: proxy.url, requestId: "first", promptTokens: [7, 8, 9], maxTokens: 1 });
+  return { proxy: proxy.url, prefill, decode };
+}
+
+function verify(front: string, { prefill, decode }: { prefill: string; decode: string }) {
+  const args = ["verify", front, "--prefill", prefill, "--decode", decode, "--requests", "4"];
+  return new Promise<{ code: number; stdout: string; failed: string }>((resolve) => {
+    execFile(process.execPath, [builtProgram("kv-peer"), ...args], (error, stdout, stderr) => {
+      const failed = /\n(?:fail|warn|ok): (.*)\n$/.exec(stdout)?.[1] ?? stderr;
+      resolve({ code: typeof error?.code === "number" ? error.code : 0, stdout, failed });
+    });
+  });
+}
+
+/** Compares what was printed with the page's block of this name, but for numbers. */
+function expectTranscript(name: string, stdout: string): void {
+  const page = readFileSync(PAGE, "utf8");
+  const block = new RegExp(`(<!-- ${name} -->\n\n\`\`\`text\n)([^]*?)(\`\`\`\n)`);
+  if (process.env.UPDATE === "1") {
+    writeFileSync(
+      PAGE,
+      page.replace(block, (_, begin, __, end) => `${begin}${stdout}${end}`),
+    );
+    return;
+  }
+  expect(masked(stdout)).toBe(masked(block.exec(page)?.[2] ?? "no such block"));
+}
+
+describe.skipIf(absence !== undefined)(
+  `kv-peer verify over NIXL${absence === undefined ? "" : ` (${absence})`}`,
+  () => {
+    it("a good pair passes: READ by D, within the host, blocks freed, equal tokens; the same engines fail behind a front end that makes D recompute, or P leak", async () => {
+      const servers = await start(undefined);
+      const good = await verify(servers.proxy, servers);
+      expect(good.stdout).toMatch(/^ok {4}KV moved .* 4 of 4 prompts: .* READ by D/m);
+      expect(good.stdout).toMatch(/^ok {4}lane .* best that both hosts have: shared memory/m);
+      expect(good.code).toBe(0);
+      expectTranscript("good", good.stdout);
+
+      const through = async (fault: FrontFault) => {
+        const front = await startFaultyFront(servers, fault);
+        try {
+          return await verify(front.url, servers);
+        } finally {
+          await front.close();
+        }
+      };
+      const recomputes = await through("decode-alone");
+      expect({ ...recomputes, stdout: "" }).toEqual({ code: 1, failed: "transfer.recomputed", stdout: "" });
+      expectTranscript("recomputes", recomputes.stdout);
+      const leaks = await through("prefill-twice");
+      expect({ ...leaks, stdout: "" }).toEqual({ code: 1, failed: "blocks.prefill-leaked", stdout: "" });
+    }, 240_000);
+
+    it("vllm#52607: a pair that is forced to TCP on one host fails with that name", async () => {
+      const servers = await start("tcp,self");
+      const tcp = await verify(servers.proxy, servers);
+      expect({ ...tcp, stdout: "" }).toEqual({ code: 1, failed: "lane.tcp-on-one-host", stdout: "" });
+      expectTranscript("tcp", tcp.stdout);
+    }, 240_000);
+  },
+);

@@ -1,0 +1,57 @@
+import { existsSync, readFileSync, writeFileSync } from "node:fs";
+import { loadavg, release } from "node:os";
+import { fileURLToPath } from "node:url";
+import { DEFAULT_VERSION } from "../../packages/nixl/src/install/wheels.js";
+import { machine } from "../tested/machine.js";
+import type { Row } from "./report.js";
+
+/** A run of a benchmark in docs/bench/NAME.json. The pages' tables are made from these files (record-tables.ts). */
+export interface Run {
+  readonly date: string;
+  readonly command: string;
+  /** Processors, C library and GPU. */
+  readonly machine: string;
+  readonly kernel: string;
+  readonly node: string;
+  readonly nixl: string;
+  /** Of the minute before the run, and of the last one in it. */
+  readonly load: { readonly before: number; readonly after: number };
+  readonly rows: readonly Row[];
+}
+
+/** The load of the machine in the last minute. */
+export const load = (): number => Number((loadavg()[0] ?? Number.NaN).toFixed(1));
+
+/** Records a run in docs/bench/NAME.json. */
+export function record(name: string, rows: readonly Row[], loadBefore: number, only?: string): void {
+  const run: Run = {
+    date: new Date().toISOString().slice(0, 10),
+    command: `npm run bench -- ${name}${only === undefined ? "" : ` --only ${only}`}`,
+    machine: machine(),
+    ...{ kernel: release(), node: process.versions.node, nixl: DEFAULT_VERSION },
+    load: { before: loadBefore, after: load() },
+    rows: rows.filter(({ ours, ratio }) => ours !== "-" || ratio !== undefined).map(rounded),
+  };
+  const file = new URL(`../../docs/bench/${name}.json`, import.meta.url);
+  const before = existsSync(file) ? (JSON.parse(readFileSync(file, "utf8")) as Run[]) : [];
+  writeFileSync(file, `${JSON.stringify(withRun(before, run, only !== undefined), null, 2)}\n`);
+  console.error(
+    `${fileURLToPath(file)} is written; npx vitest run tools/docs/page-parts.test.ts -u writes the pages`,
+  );
+}
+
+/** The last run counts: it takes the place of the other runs of its machine, or of their rows of the same name where it measured a `part` only. */
+export function withRun(runs: readonly Run[], run: Run, part: boolean): readonly Run[] {
+  const names = new Set(run.rows.map(({ what }) => what));
+  const kept = runs.map((each) => ({
+    ...each,
+    rows: each.rows.filter(({ what }) => each.machine !== run.machine || (part && !names.has(what))),
+  }));
+  return [...kept, run].filter(({ rows }) => rows.length > 0);
+}
+
+const rounded = ({ ratio, best, ...row }: Row): Row => ({
+  ...row,
+  ratio: ratio === undefined ? undefined : Number(ratio.toFixed(3)),
+  ...(best === undefined ? {} : { best: Number(best.toFixed(3)) }),
+});

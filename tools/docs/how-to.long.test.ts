@@ -1,0 +1,94 @@
+// A long suite: runs each example of the how-to pages; the READMEs' examples run in npm test.
+import { mkdtempSync, readdirSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import ts from "typescript";
+import { describe, expect, test } from "vitest";
+import { startCluster } from "../../apps/demo/src/cluster/cluster.js";
+import { createCommand, type DemoFlags } from "../../apps/demo/src/command-line.js";
+import { jsonLog } from "../../apps/demo/src/processes/json-log.js";
+import { fetchRecords } from "../../apps/demo/src/run/check-run.js";
+import { complete } from "../../apps/demo/src/run/completion-client.js";
+import { prepareRun } from "../../apps/demo/src/run/prepare-run.js";
+import { root } from "../repository/source-files.js";
+import { HOW_TOS, textOf, writeFiles } from "./how-to-pages.js";
+
+/** Follows the how-to pages: writes out their files as a reader would, type-checks them, runs their tests, and runs them in the reference app. */
+
+/** The compiler's errors in the files, with this repository's settings. */
+function compileErrors(paths: readonly string[]): string[] {
+  const { config } = ts.readConfigFile(join(root, "tsconfig.json"), ts.sys.readFile) as { config: object };
+  const { options } = ts.parseJsonConfigFileContent({ ...config, include: [], files: paths }, ts.sys, root);
+  const found = ts.getPreEmitDiagnostics(ts.createProgram(paths, options));
+  return found
+    .filter(({ file }) => file === undefined || paths.includes(file.fileName))
+    .map(
+      ({ file, messageText }) => `${file?.fileName}: ${ts.flattenDiagnosticMessageText(messageText, "\n")}`,
+    );
+}
+
+const followed = HOW_TOS.map((howTo) => {
+  const folder = join(root, "build/how-to", howTo.page);
+  const files = writeFiles(howTo.page, folder);
+  const sources = files.filter((path) => path.endsWith(".ts")).map((path) => join(folder, path));
+  return { ...howTo, files, sources, source: join(folder, "src", `${howTo.module}.ts`) };
+});
+
+test("the files of the pages type-check", { timeout: 240_000 }, () => {
+  expect(compileErrors(followed.flatMap(({ sources }) => sources))).toEqual([]);
+});
+
+describe.each(followed)("docs/how-to: $page", async ({ page, files, sources }) => {
+  test("every fenced block is a file that is tested here", () => {
+    const fences = textOf(page).match(/^```(?!mermaid)\w+$/gm) ?? [];
+    expect(files.length).toBeGreaterThan(0);
+    expect(fences.length).toBe(files.length);
+  });
+  for (const path of sources.filter((source) => source.endsWith(".test.ts"))) await import(path);
+});
+
+/** The demo's options of a command line. */
+async function flagsOf(args: readonly string[]): Promise<DemoFlags> {
+  let flags: DemoFlags | undefined;
+  const other = async () => {};
+  const demo = async (given: DemoFlags) => {
+    flags = given;
+  };
+  await createCommand({ demo, accuracy: other, instance: other, proxy: other, picker: other }).parseAsync(
+    [...args],
+    {
+      from: "user",
+    },
+  );
+  if (flags === undefined) throw new Error(`not the demo's options: ${args.join(" ")}`);
+  return flags;
+}
+
+test.each(followed)(
+  "the package of docs/how-to/$page runs in the demo, behind the proxy",
+  {
+    timeout: 120_000,
+  },
+  async ({ demo, source }) => {
+    const folder = mkdtempSync(join(tmpdir(), "kv-how-to-"));
+    const { prompts, expected } = await prepareRun({ requests: 4, maxTokens: 8 }, () => {});
+    const flags = await flagsOf([...["--prefills", "2", "--decodes", "2"], ...demo(source, folder)]);
+    const cluster = await startCluster(
+      { ...flags, transport: flags.transportModule === undefined ? "memory" : "module", cacheTokens: 4096 },
+      { log: jsonLog("error"), logLevel: "error" },
+    );
+    try {
+      const { url } = cluster.proxy;
+      const outcomes = await Promise.all(
+        prompts.map((promptTokens, i) => complete({ url, requestId: `r${i}`, promptTokens, maxTokens: 8 })),
+      );
+      expect(outcomes.map(({ tokens }) => tokens)).toEqual(expected);
+      const records = await Promise.all(cluster.decodes.map((decode) => fetchRecords(decode.url)));
+      expect(records.flat().filter(({ direction }) => direction === "received")).toHaveLength(prompts.length);
+      expect(readdirSync(folder)).toEqual([]);
+    } finally {
+      await cluster.close();
+      rmSync(folder, { recursive: true });
+    }
+  },
+);

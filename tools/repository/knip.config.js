@@ -1,0 +1,70 @@
+import { readdirSync } from "node:fs";
+import { entryPoints } from "../build/tsup.config.mjs";
+
+/** The packages: what is built from, and the tests. */
+const packages = Object.fromEntries(
+  readdirSync("packages").map((name) => [
+    `packages/${name}`,
+    {
+      entry: [...Object.values(entryPoints(`packages/${name}`)), "test/**/*.ts", "src/**/*.test.ts"],
+      project: ["src/**/*.ts", "test/**/*.ts"],
+    },
+  ]),
+);
+
+/** The folders of tools/ whose files are all begun by somebody: programs and what tests share. */
+const workshop = readdirSync("tools", { withFileTypes: true })
+  .filter((entry) => entry.isDirectory() && !["bench", "node_modules", "testing"].includes(entry.name))
+  .map(({ name }) => name);
+
+export default {
+  workspaces: {
+    ...packages,
+    "packages/kv-plan": {
+      entry: [...packages["packages/kv-plan"].entry, "page/{planner,report-page,build}.ts", "page/*.test.ts"],
+      project: ["src/**/*.ts", "test/**/*.ts", "page/*.ts"],
+    },
+    "apps/demo": {
+      entry: [...Object.values(entryPoints("apps/demo")), "test/**/*.ts"],
+      project: ["src/**/*.ts", "test/**/*.ts"],
+    },
+    ".": { entry: [], project: ["*.ts"], stryker: { config: "tools/mutate/stryker.config.mjs" } },
+    native: {
+      entry: ["scripts/build-*.mjs", "scripts/*.d.mts"],
+      ignoreDependencies: ["node-addon-api", "node-api-headers"],
+    },
+    examples: {
+      entry: ["*.mjs"],
+      project: ["*.mjs"],
+    },
+    tools: {
+      entry: [
+        ...workshop.map((name) => `${name}/**/*.{ts,mjs,cjs,js}`),
+        "bench/*.mjs",
+        "bench/{fairness-attacks,fairness-proxy,fairness-turns,fast-upstream,main,proxy-soak,proxy-upstream,turn-upstream}.ts",
+        "bench/nixl/target.ts",
+        "bench/**/*.test.ts",
+      ],
+      project: ["**/*.{ts,mjs,cjs,js}", "!testing/**"],
+    },
+    "tools/testing": {
+      entry: ["src/**/*.ts"],
+      project: ["src/**/*.ts"],
+    },
+  },
+  exclude: ["types", "duplicates"],
+  ignoreBinaries: [
+    "apt-get",
+    "dpkg",
+    "ip",
+    "nvidia-smi",
+    "openssl",
+    "prlimit",
+    "readelf",
+    "ss",
+    "taskset",
+    "unshare",
+  ],
+  // setup.mjs and turbo run it.
+  ignoreDependencies: ["@kv/testing", "pnpm"],
+};
