@@ -16,11 +16,11 @@ import { type ProxySettings, type ProxySettingsInput, readSettings } from "./con
 import { unusedSettings } from "./config/unused-settings.js";
 import { createStrategy } from "./flow/create-strategy.js";
 import type { DisaggregationStrategy } from "./flow/disaggregation-strategy.js";
-import { Legs } from "./flow/legs.js";
 import { DecodeRoute } from "./http/decode-route.js";
 import { GenerationRoute } from "./http/generation-route.js";
 import { resolveLimits } from "./http/limits/resolved-limits.js";
 import { ClientServer } from "./http/server.js";
+import { Legs } from "./legs/legs.js";
 import { type ObjectCall, objectsByCalls } from "./readback/object-store.js";
 import { Readback } from "./readback/readback.js";
 import { NamedPrefillers } from "./sidecar/named-prefillers.js";
