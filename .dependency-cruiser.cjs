@@ -44,7 +44,7 @@ module.exports = {
       name: "no-cycles",
       severity: "error",
       from: {},
-      to: { circular: true, dependencyTypesNot: ["type-only"] },
+      to: { circular: true },
     },
     {
       name: "sources-never-import-tests",
