@@ -112,6 +112,12 @@ describe.runIf(isLongRun)("in a small source tree", () => {
     expect(violations(folder)).toEqual(["packages/pull/src/double.ts imports @kv/testing"]);
   });
 
+  test("two files that import only types of each other are a circle", async () => {
+    write("packages/plan/src/egg.ts", 'import type { Hen } from "./hen.js";\nexport type Egg = Hen[];');
+    write("packages/plan/src/hen.ts", 'import type { Egg } from "./egg.js";\nexport type Hen = Egg[];');
+    expect(await broken()).toEqual(["packages/plan/src/egg.ts: no-cycles"]);
+  });
+
   test("tests may import every package of their tier or below", async () => {
     write("packages/plan/src/late.test.ts", 'import "@kv/testing/engine";\nimport "@kv/connector";');
     write("packages/plan/test/pair.ts", 'import "@kv/pull";');

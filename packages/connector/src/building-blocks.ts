@@ -10,6 +10,13 @@ export {
   type RemoteRanks,
 } from "./handshake/connector-handshake.js";
 export {
+  describeEngine,
+  type EngineAddress,
+  engineKey,
+  type RankKey,
+  rankKey,
+} from "./handshake/engine-address.js";
+export {
   describeRank,
   localGeometry,
   modelGeometry,
@@ -17,13 +24,6 @@ export {
   remoteGeometry,
 } from "./handshake/rank-geometry.js";
 export { TransferMetrics } from "./metrics/transfer-metrics.js";
-export {
-  describeEngine,
-  type EngineAddress,
-  engineKey,
-  type RankKey,
-  rankKey,
-} from "./peers/engine-address.js";
 export {
   type HeartbeatResult,
   HeartbeatSender,
@@ -78,11 +78,12 @@ export {
   type RemoteRequest,
   type SendableRequest,
 } from "./scheduler/step-types.js";
+export { CLOSE_GRACE_MS, idleWithinGrace, TaskTracker } from "./task-tracker.js";
 export { endWith, inSpan } from "./tracing/spans.js";
 export {
   type ConnectorWorkerOptions,
   createConnectorWorker,
-  type ReceiveFailedOptions,
+  type WorkerContext,
   type WorkerHalf,
   WorkerOutputQueue,
 } from "./worker/connector-worker.js";
@@ -96,7 +97,5 @@ export {
   ReceivePass,
   type Receiver,
 } from "./worker/pending-receives.js";
-export { type FailureType, ReceiveError } from "./worker/receive-error.js";
-export { CLOSE_GRACE_MS, idleWithinGrace, TaskTracker } from "./worker/task-tracker.js";
+export { type FailureType, ReceiveError, type ReceiveFailedOptions } from "./worker/receive-error.js";
 export { type RequestTransfers, type TransferFailed, transferAll } from "./worker/transfer-all.js";
-export type { WorkerContext } from "./worker/worker-context.js";

@@ -13,7 +13,6 @@ import { type Discovery, DiscoveryFollower, ObservedDiscovery } from "./discover
 import { dnsDiscovery, fileDiscovery } from "./discovery/polled-discovery.js";
 import { HealthChecks, type HealthProbeRequest } from "./health/health-checks.js";
 import type { InstanceStatus, Role } from "./instances/instance.js";
-import { InstancePool } from "./instances/instance-pool.js";
 import { parseInstanceSpec } from "./instances/instance-spec.js";
 import type { PooledInstance } from "./instances/pooled-instance.js";
 import { kvEventTurns } from "./kv-events/kv-event-subscriber.js";
@@ -22,6 +21,7 @@ import { Pairing } from "./pairing/pairing.js";
 import { Deadline } from "./request/deadline.js";
 import type { GenerationRequest } from "./request/generation-request.js";
 import { builtInRouting } from "./routing/built-in-routings.js";
+import { InstancePool } from "./routing/instance-pool.js";
 import { PrefillCosts } from "./routing/prefill-costs.js";
 import type { Routing } from "./routing/routing.js";
 import type { FleetSettings } from "./settings/fleet-settings.js";

@@ -26,10 +26,13 @@ export {
   type Role,
   type Visit,
 } from "./instances/instance.js";
-export { InstancePool, type InstancePoolOptions } from "./instances/instance-pool.js";
 export { type InstanceSpecInput, instanceSpecSchema, parseInstanceSpec } from "./instances/instance-spec.js";
 export type { InstanceTimes, PooledInstance, PooledInstanceOptions } from "./instances/pooled-instance.js";
-export { KvEventSubscriber, type KvEventSubscriberOptions } from "./kv-events/kv-event-subscriber.js";
+export {
+  type CachedPrefixes,
+  KvEventSubscriber,
+  type KvEventSubscriberOptions,
+} from "./kv-events/kv-event-subscriber.js";
 export type { InstanceGet, InstanceGetRequest } from "./pairing/engine-facts.js";
 export { Pairing } from "./pairing/pairing.js";
 export type { AnsweredEngine, AnyPartner, PairedInstance, Partner } from "./pairing/pairing-entry.js";
@@ -49,16 +52,17 @@ export {
   rankGeometry,
   vllmLimit,
 } from "./pairing/plan-pair.js";
+export type { RoutedRequest } from "./request/generation-request.js";
 export { builtInRouting, ROUTING_NAMES, type RoutingName } from "./routing/built-in-routings.js";
 export {
   type DisaggregationInputs,
   type DisaggregationReason,
   decideDisaggregation,
 } from "./routing/disaggregation.js";
-export { type CachedPrefixes, type PrefixAwareOptions, prefixAware } from "./routing/prefix-aware.js";
+export { InstancePool, type InstancePoolOptions } from "./routing/instance-pool.js";
+export { type PrefixAwareOptions, prefixAware } from "./routing/prefix-aware.js";
 export {
   leastLoad,
-  type RoutedRequest,
   type Routing,
   type RoutingContext,
   roundRobin,

@@ -1,5 +1,15 @@
 import { KvError } from "./errors.js";
-import type { MemoryType } from "./transport.js";
+
+/**
+ * Memory types, by NIXL's names without the suffix `_SEG`.
+ *
+ * - `DRAM`: host memory.
+ * - `VRAM`: memory of a device; `deviceId` is the ordinal of the device in the owner's process.
+ * - `FILE`, `OBJ`: a file, or an object of an object store. Only the agent that registered it reaches it: its lists are remote lists under that
+ *   agent's own name, the addresses of their rows are offsets in the file or object, and their device is its `deviceId`. A WRITE replaces an
+ *   object as a whole, so a row of an object covers all of it.
+ */
+export type MemoryType = "DRAM" | "VRAM" | "FILE" | "OBJ";
 
 /**
  * Descriptors in rows of five numbers, `[address, lengthBytes, deviceId, strideBytes, count]`. A row stands for `count` descriptors of

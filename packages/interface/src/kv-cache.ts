@@ -1,4 +1,5 @@
-import type { Memory, MemoryType } from "./transport.js";
+import type { MemoryType } from "./descriptors.js";
+import type { Memory } from "./transport.js";
 
 /**
  * Names of cache layouts, as vLLM 0.33 writes them: the order of the dimensions, outermost first. L is layer, B block, H head, N token in the block,

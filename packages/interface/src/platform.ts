@@ -1,6 +1,6 @@
+import type { MemoryType } from "./descriptors.js";
 import { KvError } from "./errors.js";
 import type { Staging, StagingOptions } from "./staging.js";
-import type { MemoryType } from "./transport.js";
 
 /** Capabilities of an accelerator. */
 export interface PlatformCapabilities {

@@ -1,4 +1,4 @@
-import type { DescriptorPairs, DescriptorRuns, DescriptorTable } from "./descriptors.js";
+import type { DescriptorPairs, DescriptorRuns, DescriptorTable, MemoryType } from "./descriptors.js";
 
 /**
  * A Transport moves bytes between registered memories of agents, one-sided, and carries notifications. Terms and semantics are those of NIXL
@@ -8,17 +8,6 @@ import type { DescriptorPairs, DescriptorRuns, DescriptorTable } from "./descrip
  * `close` is the contract of everything in this file that has it. Implementations in this repository also have `Symbol.asyncDispose` or
  * `Symbol.dispose`, which call `close`, so that `await using` and `using` work; an implementation of yours may leave them out.
  */
-
-/**
- * Memory types, by NIXL's names without the suffix `_SEG`.
- *
- * - `DRAM`: host memory.
- * - `VRAM`: memory of a device; `deviceId` is the ordinal of the device in the owner's process.
- * - `FILE`, `OBJ`: a file, or an object of an object store. Only the agent that registered it reaches it: its lists are remote lists under that
- *   agent's own name, the addresses of their rows are offsets in the file or object, and their device is its `deviceId`. A WRITE replaces an
- *   object as a whole, so a row of an object covers all of it.
- */
-export type MemoryType = "DRAM" | "VRAM" | "FILE" | "OBJ";
 
 /** Capabilities of a transport. Callers branch on these and never on the transport's name. */
 export interface TransportCapabilities {

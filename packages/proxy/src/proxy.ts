@@ -7,6 +7,7 @@ import {
   type FrontEndOptions,
   type InstanceChange,
   KeptObjects,
+  type MeasuredSignals,
   type MetricAsJson,
   type PinnedStatus,
 } from "@kv/fleet/front-end";
@@ -16,17 +17,16 @@ import { type ProxySettings, type ProxySettingsInput, readSettings } from "./con
 import { unusedSettings } from "./config/unused-settings.js";
 import { createStrategy } from "./flow/create-strategy.js";
 import type { DisaggregationStrategy } from "./flow/disaggregation-strategy.js";
-import { Legs } from "./flow/legs.js";
 import { DecodeRoute } from "./http/decode-route.js";
 import { GenerationRoute } from "./http/generation-route.js";
 import { resolveLimits } from "./http/limits/resolved-limits.js";
 import { ClientServer } from "./http/server.js";
+import { Legs } from "./legs/legs.js";
 import { type ObjectCall, objectsByCalls } from "./readback/object-store.js";
 import { Readback } from "./readback/readback.js";
 import { NamedPrefillers } from "./sidecar/named-prefillers.js";
 import { RequestCounts, type RequestCountsStatus } from "./telemetry/request-counts.js";
-import { RequestHistory } from "./telemetry/request-history.js";
-import type { WorkerReport } from "./workers/worker-report.js";
+import { RequestHistory, type RequestSummary } from "./telemetry/request-history.js";
 
 /** Options of `createProxy`: the settings, and what a program may pass in. */
 export interface ProxyOptions extends ProxySettingsInput, FrontEndOptions {}
@@ -91,6 +91,16 @@ export interface SharedByWorkers {
   changeInstance(change: InstanceChange, body: unknown): Promise<object>;
   /** Calls a method of the objects that all workers share. */
   objects<T>(call: ObjectCall): Promise<T>;
+}
+
+/** The state of one worker. */
+export interface WorkerReport {
+  readonly status: ProxyStatus;
+  readonly measured: MeasuredSignals;
+  /** The requests that ended last, oldest first. */
+  readonly requests: readonly RequestSummary[];
+  /** The requests that run, oldest first. */
+  readonly running: readonly RequestSummary[];
 }
 
 /** The proxy of one process. */

@@ -39,6 +39,20 @@ export interface ProcessorCosts {
   readonly tokenMs: ThreadTimes;
 }
 
+/** What the rounds at one point of the sample say. */
+export interface Measured {
+  readonly point: Point;
+  /** The times of all rounds. */
+  readonly roundsMs: Readonly<Record<Way, readonly number[]>>;
+  /** Their medians. */
+  readonly ttftMs: Readonly<Record<Way, number>>;
+  readonly costs: Readonly<Record<Way, ProcessorCosts>>;
+  /** The forward pass + bytes ÷ measured bandwidth; 0 for a full prefix hit. */
+  readonly boundMs: number;
+  /** D's own time to the first token; only for a full prefix hit. */
+  readonly localMs: number | undefined;
+}
+
 export function timesOf(of: (name: keyof ProcessTimes) => number): ProcessTimes {
   return Object.fromEntries(PROCESSES.map((name) => [name, of(name)])) as Record<keyof ProcessTimes, number>;
 }

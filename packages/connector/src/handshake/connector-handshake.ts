@@ -7,8 +7,8 @@ import {
   encodeHandshakePayload,
 } from "@kv/protocol";
 import type { ConnectorSettings } from "../config/connector-settings.js";
-import type { EngineAddress } from "../peers/engine-address.js";
 import type { ClockOffset } from "./clock-offset.js";
+import type { EngineAddress } from "./engine-address.js";
 import { shakeHands } from "./handshake-client.js";
 import { announcedInBlocksOf, describeRank, remoteGeometry } from "./rank-geometry.js";
 

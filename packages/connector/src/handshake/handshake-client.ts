@@ -13,8 +13,8 @@ import {
   type HandshakeExtension,
   type HandshakePayload,
 } from "@kv/protocol";
-import { describeEngine, type EngineAddress } from "../peers/engine-address.js";
 import { type ClockOffset, type ClockSample, clockOffset } from "./clock-offset.js";
+import { describeEngine, type EngineAddress } from "./engine-address.js";
 
 /** Bytes of the answers of all ranks together: a hundred times what 256 ranks send over UCX. A request names the engine, so one must not be able to ask for more. */
 const MAX_ANSWER_BYTES = 64 * 2 ** 20;

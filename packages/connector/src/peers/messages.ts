@@ -20,6 +20,7 @@ import {
   type LeaseReply,
   REQUEST_CONTROL,
 } from "@kv/protocol";
+import { addressOf, type EngineAddress, engineKey } from "../handshake/engine-address.js";
 import type { TransferMetrics } from "../metrics/transfer-metrics.js";
 import {
   type HeartbeatChange,
@@ -28,8 +29,7 @@ import {
   heartbeatRequest,
   type RemoteRequest,
 } from "../scheduler/step-types.js";
-import type { TaskTracker } from "../worker/task-tracker.js";
-import { addressOf, type EngineAddress, engineKey } from "./engine-address.js";
+import type { TaskTracker } from "../task-tracker.js";
 
 // Messages about requests to other engines and from them: notifications, heartbeats, lease queries.
 

@@ -1,5 +1,5 @@
 import { type Clock, KvError } from "@kv/interface";
-import { describeEngine, type EngineAddress, engineKey } from "./engine-address.js";
+import { describeEngine, type EngineAddress, engineKey } from "../handshake/engine-address.js";
 
 /** Options of `PeerBackoff`. */
 export interface PeerBackoffOptions {

@@ -1,5 +1,5 @@
 import { KvError } from "@kv/interface";
-import { describeEngine, type EngineAddress } from "./engine-address.js";
+import { describeEngine, type EngineAddress } from "../handshake/engine-address.js";
 import type { EngineRequest, OpenEngine } from "./remote-engine.js";
 
 /** Codes of transfer errors that mean that the peer is gone or its metadata is stale. The peer must then be dropped. */

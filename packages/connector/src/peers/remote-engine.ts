@@ -1,12 +1,65 @@
-import { type DescriptorTable, KvError, type LogFields, type PreparedList } from "@kv/interface";
-import { buildEngineTransferPlan, type EngineTransferPlan, type JointGroups, joinGroups } from "@kv/plan";
+import {
+  type Agent,
+  type Clock,
+  type DescriptorTable,
+  type KvCaches,
+  KvError,
+  type Log,
+  type LogFields,
+  type PreparedList,
+  type SideChannel,
+  type Tracer,
+  type WorkerOptions,
+} from "@kv/interface";
+import {
+  buildEngineTransferPlan,
+  type EngineTransferPlan,
+  type JointGroups,
+  joinGroups,
+  type ModelGeometry,
+  type RankGeometry,
+} from "@kv/plan";
 import type { RemoteLease } from "@kv/protocol";
 import { handshakeSourceRanks, handshakeTargetRanks } from "@kv/topology";
+import type { ConnectorSettings } from "../config/connector-settings.js";
 import type { ClockOffset } from "../handshake/clock-offset.js";
-import type { RemoteRanks } from "../handshake/connector-handshake.js";
+import type { ConnectorHandshake, RemoteRanks } from "../handshake/connector-handshake.js";
+import { type EngineAddress, type RankKey, rankKey } from "../handshake/engine-address.js";
+import type { TransferMetrics } from "../metrics/transfer-metrics.js";
 import type { RemoteRequest } from "../scheduler/step-types.js";
-import type { WorkerContext } from "../worker/worker-context.js";
-import { type EngineAddress, type RankKey, rankKey } from "./engine-address.js";
+import type { SharedLocalLists, SharedRemoteAgents } from "./shared-agent-state.js";
+
+/** What remote engines need of their worker: one agent, its registered caches, and the engine's clock, log and options. */
+export interface PeerContext {
+  /** The worker's clock. */
+  readonly clock: Clock;
+  /** The engine's log. */
+  readonly log: Log;
+  /** Counters under vLLM's names. */
+  readonly metrics: TransferMetrics;
+  /** Records the worker's spans; undefined where none are wanted. */
+  readonly tracer?: Tracer | undefined;
+  /** The options that the engine created the worker with. */
+  readonly options: WorkerOptions;
+  /** The settings of the transfer config. */
+  readonly settings: ConnectorSettings;
+  /** Carries handshakes and lease queries. */
+  readonly sideChannel: SideChannel;
+  /** The transport's agent of this rank. */
+  readonly agent: Agent;
+  /** The registered KV caches: those of the groups that peers exchange. */
+  readonly caches: KvCaches;
+  /** The same caches in the form that plans use. */
+  readonly local: RankGeometry;
+  /** The model's KV cache groups in the form that plans use. */
+  readonly model: ModelGeometry;
+  /** Both ends of this rank's handshakes. */
+  readonly handshake: ConnectorHandshake;
+  /** Prepared lists of local memory. */
+  readonly localLists: SharedLocalLists;
+  /** The remote agents that the agent knows. */
+  readonly remoteAgents: SharedRemoteAgents;
+}
 
 /** An engine after a handshake. */
 export interface OpenEngine {
@@ -113,7 +166,7 @@ interface OpenList {
  * undoes the earlier ones. Errors: those of the handshake, of `planEngine` and of the transport.
  */
 export async function openEngine<Engine extends OpenEngine>(
-  { agent, handshake, local, localLists, log, options, remoteAgents }: WorkerContext,
+  { agent, handshake, local, localLists, log, options, remoteAgents }: PeerContext,
   address: EngineAddress,
   { plan: planEngine, role }: Pick<RemoteEnginesOptions<Engine>, "plan" | "role">,
 ): Promise<OpenedEngine<Engine>> {
@@ -202,7 +255,7 @@ export interface PrefillPlanOptions {
 
 /** What a rank of D transfers with a P: one plan for all ranks of P. Errors: `KV_PLAN_UNSUPPORTED`, `KV_TOPOLOGY_INVALID`. */
 export function planPrefillEngine(
-  { local, model, caches, options }: WorkerContext,
+  { local, model, caches, options }: PeerContext,
   { ranks, incarnation }: RemoteRanks,
   { joinsGroups = false, preparesLists = true }: PrefillPlanOptions,
 ): EnginePlan<RemoteEngine> {

@@ -1,10 +1,9 @@
 import { KvError, type Timer } from "@kv/interface";
 import type { LeaseReply } from "@kv/protocol";
+import { describeEngine, type EngineAddress, engineKey } from "../handshake/engine-address.js";
 import type { RemoteRequest } from "../scheduler/step-types.js";
+import { whileNotAborted } from "../task-tracker.js";
 import { endWith } from "../tracing/spans.js";
-import { whileNotAborted } from "../worker/task-tracker.js";
-import type { WorkerContext } from "../worker/worker-context.js";
-import { describeEngine, type EngineAddress, engineKey } from "./engine-address.js";
 import { queryLease } from "./messages.js";
 import { PeerBackoff } from "./peer-backoff.js";
 import { staleProcess, unknownRegistration } from "./peer-errors.js";
@@ -14,6 +13,7 @@ import {
   type OpenEngine,
   type OpenedEngine,
   openEngine,
+  type PeerContext,
   type RemoteEngine,
   type RemoteEnginesOptions,
 } from "./remote-engine.js";
@@ -55,7 +55,7 @@ interface Entry<Engine extends OpenEngine> {
  * at most it causes another handshake at the same address, beside the open engine, and only what answers there replaces it.
  */
 export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
-  readonly #context: WorkerContext;
+  readonly #context: PeerContext;
   readonly #options: RemoteEnginesOptions<Engine>;
   readonly #entries = new Map<string, Entry<Engine>>();
   /** Open entries by host and port, to find those that another engine replaces. */
@@ -65,7 +65,7 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
   readonly #renewals = new Set<Promise<void>>();
   #closed = false;
 
-  constructor(context: WorkerContext, options: RemoteEnginesOptions<Engine>) {
+  constructor(context: PeerContext, options: RemoteEnginesOptions<Engine>) {
     this.#context = context;
     this.#options = options;
     this.#backoff = new PeerBackoff({ clock: context.clock });

@@ -20,10 +20,10 @@ import {
 import { namesReadback, readFirstToken, readTransferId, type TransferMode } from "@kv/protocol";
 import { connectorSettings, encryptedSideChannel } from "../config/connector-settings.js";
 import { EngineListener, type ListenerAddress } from "../handshake/engine-listener.js";
-import { type TransferGroups, transferGroups } from "../transfer-groups.js";
 import { type DecodeOrders, DecodeRequests, type PromptSource } from "./decode-requests.js";
 import { prefillBackoff, ShortenedPrompts } from "./prefill-backoff.js";
 import { PrefillScheduler } from "./prefill-scheduler.js";
+import { type TransferGroups, transferGroups } from "./transfer-groups.js";
 
 /** What a connector's `DecodeOrders` are created with. */
 export interface DecodeOrdersContext {

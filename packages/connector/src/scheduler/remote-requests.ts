@@ -1,7 +1,7 @@
 import { hash } from "node:crypto";
 import { type BlockIds, type Clock, KvError, type KvTransferParams } from "@kv/interface";
 import { blocksDigest, parseTransferParams, type RemotePrefillParams, type TransferMode } from "@kv/protocol";
-import { addressOf, type EngineAddress, engineKey } from "../peers/engine-address.js";
+import { addressOf, type EngineAddress, engineKey } from "../handshake/engine-address.js";
 import { traceMember } from "../tracing/spans.js";
 import { OldestFirst } from "./oldest-first.js";
 import {

@@ -1,6 +1,6 @@
 import { type BlockIds, KvError, type StepMetadata } from "@kv/interface";
 import type { EncodedPrompt, PromptPrefix, RemoteLease } from "@kv/protocol";
-import type { EngineAddress } from "../peers/engine-address.js";
+import type { EngineAddress } from "../handshake/engine-address.js";
 
 // All types here are plain data: the scheduler side and the workers may live in different processes.
 

@@ -8,8 +8,7 @@ import { expect, test } from "vitest";
 import { readTransferConfig } from "../config/transfer-config.js";
 import { METRICS } from "../metrics/metric-names.js";
 import { cpuPlatform } from "../platforms/cpu-platform.js";
-import { createConnectorWorker } from "./connector-worker.js";
-import type { WorkerContext } from "./worker-context.js";
+import { createConnectorWorker, type WorkerContext } from "./connector-worker.js";
 
 /** Opens a worker with this `kv_connector_extra_config`: the options of its agent, what its halves get, and its handshake payload. */
 async function opened(extra: Readonly<Record<string, unknown>>) {

@@ -21,12 +21,22 @@ import { ConnectorHandshake } from "../handshake/connector-handshake.js";
 import { localGeometry, modelGeometry } from "../handshake/rank-geometry.js";
 import { TransferMetrics } from "../metrics/transfer-metrics.js";
 import { NotificationSender, receiveNotifications } from "../peers/messages.js";
+import type { PeerContext } from "../peers/remote-engine.js";
 import { SharedLocalLists, SharedRemoteAgents } from "../peers/shared-agent-state.js";
-import { transferredCaches } from "../transfer-groups.js";
+import { transferredCaches } from "../scheduler/transfer-groups.js";
+import { idleWithinGrace, TaskTracker } from "../task-tracker.js";
 import { checkWorkerOptions } from "./check-worker-options.js";
-import type { ReceiveError } from "./receive-error.js";
-import { idleWithinGrace, TaskTracker } from "./task-tracker.js";
-import type { WorkerContext } from "./worker-context.js";
+import type { ReceiveError, ReceiveFailedOptions } from "./receive-error.js";
+
+/** What both halves of a connector's worker share. */
+export interface WorkerContext extends PeerContext {
+  /** Whether the engine's cache has one KV cache group, so that a block id alone identifies a block. */
+  readonly hasSingleGroup: boolean;
+  /** What the worker reports to the engine. */
+  readonly output: WorkerOutputQueue;
+  /** Sends notifications in the background. */
+  readonly notifications: NotificationSender;
+}
 
 /** P's or D's half of a connector's worker, between `registerKvCaches` and `close`. */
 export interface WorkerHalf<Orders> {
@@ -225,12 +235,8 @@ class ConnectorWorker<Orders> implements WorkerConnector, AsyncDisposable {
         registrations.push(await agent.register(memory));
       }
       const { tpSize, ppSize, dcpSize } = engine;
-      const local = localGeometry(caches, {
-        tpRank,
-        tpSize,
-        dcpSize,
-        ...(ppSize === 1 ? {} : { ppRank, ppSize }),
-      });
+      const stage = ppSize === 1 ? {} : { ppRank, ppSize };
+      const local = localGeometry(caches, { tpRank, tpSize, dcpSize, ...stage });
       const context: WorkerContext = {
         clock,
         log,
@@ -286,14 +292,6 @@ async function closeWorker<Orders>(open: OpenWorker<Orders>, reason?: KvError): 
   for (const half of halves) half.closeLast?.(reason);
   for (const registration of registrations) await registration.close();
   await context.agent.close();
-}
-
-/** Options of `WorkerOutputQueue.receiveFailed`. */
-export interface ReceiveFailedOptions {
-  /** Local blocks whose bytes must not be used. Empty where the cache has several KV cache groups: block ids without a group would be ambiguous. */
-  readonly invalidBlockIds: readonly number[];
-  /** A peer may still write to the request's blocks; `blocksSafe` follows. @default false */
-  readonly blocksAtRisk?: boolean | undefined;
 }
 
 /** Collects a worker's reports until the engine takes them. */

@@ -2,9 +2,9 @@ import { KvError, silentLog } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, it } from "vitest";
 import type { RemoteRequest } from "../scheduler/step-types.js";
+import { TaskTracker } from "../task-tracker.js";
 import { WorkerOutputQueue } from "./connector-worker.js";
 import { PendingReceives } from "./pending-receives.js";
-import { TaskTracker } from "./task-tracker.js";
 
 it.each([
   [true, [4, 5]],

@@ -2,9 +2,9 @@ import { type KvCacheRegion, type KvCaches, KvError, type Span, type Timer } fro
 import { applyReceivePass, type RequestPlan, uncoveredRuns } from "@kv/plan";
 import type { OpenEngine, RemoteEngine } from "../peers/remote-engine.js";
 import type { RemoteRequest } from "../scheduler/step-types.js";
+import type { TaskTracker } from "../task-tracker.js";
+import type { WorkerContext } from "./connector-worker.js";
 import { ReceiveError } from "./receive-error.js";
-import type { TaskTracker } from "./task-tracker.js";
-import type { WorkerContext } from "./worker-context.js";
 
 /** A scheduler side's order to receive one request's KV. */
 export interface ReceiveOrderBase {

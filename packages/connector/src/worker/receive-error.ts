@@ -44,3 +44,11 @@ export class ReceiveError extends Error {
     return new ReceiveError(KvError.from(reason, code, "a receive failed"), failureType);
   }
 }
+
+/** Options of `WorkerOutputQueue.receiveFailed`. */
+export interface ReceiveFailedOptions {
+  /** Local blocks whose bytes must not be used. Empty where the cache has several KV cache groups: block ids without a group would be ambiguous. */
+  readonly invalidBlockIds: readonly number[];
+  /** A peer may still write to the request's blocks; `blocksSafe` follows. @default false */
+  readonly blocksAtRisk?: boolean | undefined;
+}

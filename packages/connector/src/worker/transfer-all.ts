@@ -1,6 +1,6 @@
 import type { Agent, Transfer, TransferRequest } from "@kv/interface";
+import type { PeerContext } from "../peers/remote-engine.js";
 import type { SpanPlace } from "../tracing/spans.js";
-import type { WorkerContext } from "./worker-context.js";
 
 /** Turns the first failure of a request's transfers into the error of the request. `isStarted`: the transfer had begun. */
 export type TransferFailed = (error: unknown, isStarted: boolean) => unknown;
@@ -20,7 +20,7 @@ export interface RequestTransfers {
  * when none of them touches memory any more. Errors: the first failure.
  */
 export async function transferAll(
-  { agent, metrics, tracer }: Pick<WorkerContext, "agent" | "metrics" | "tracer">,
+  { agent, metrics, tracer }: Pick<PeerContext, "agent" | "metrics" | "tracer">,
   { signal, parent }: { readonly signal: AbortSignal; readonly parent: string | undefined },
   run: (transfers: RequestTransfers) => Promise<unknown>,
 ): Promise<void> {

@@ -1,9 +1,9 @@
 import { KvError } from "@kv/interface";
 import { z } from "zod";
 import type { InstanceSpec, Role } from "../instances/instance.js";
-import type { InstancePool } from "../instances/instance-pool.js";
 import { instanceSpecSchema, parseInstanceSpec } from "../instances/instance-spec.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
+import type { InstancePool } from "../routing/instance-pool.js";
 
 const role = z.enum(["prefill", "decode"]);
 const instance = instanceSpecSchema;

@@ -1,6 +1,6 @@
 import type { Log } from "@kv/interface";
 import { type InstanceSpec, instanceName, type Role } from "../instances/instance.js";
-import type { InstancePool } from "../instances/instance-pool.js";
+import type { InstancePool } from "../routing/instance-pool.js";
 
 /** All instances that a discovery has found. */
 export interface DiscoveredInstances {

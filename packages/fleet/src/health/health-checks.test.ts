@@ -1,6 +1,6 @@
 import { type Clock, KvError, silentLog, systemRandom } from "@kv/interface";
 import { expect, test } from "vitest";
-import { InstancePool } from "../instances/instance-pool.js";
+import { InstancePool } from "../routing/instance-pool.js";
 import { roundRobin } from "../routing/routing.js";
 import { HealthChecks, type HealthProbe } from "./health-checks.js";
 

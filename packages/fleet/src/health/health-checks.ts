@@ -1,8 +1,8 @@
 import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
 import { type InstanceStatus, instanceName } from "../instances/instance.js";
-import type { InstancePool } from "../instances/instance-pool.js";
 import type { PooledInstance } from "../instances/pooled-instance.js";
 import type { InstanceGetRequest } from "../pairing/engine-facts.js";
+import type { InstancePool } from "../routing/instance-pool.js";
 
 /** How instances are checked. */
 export interface HealthSettings {

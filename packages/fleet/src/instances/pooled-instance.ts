@@ -1,5 +1,4 @@
 import type { Clock, KvError } from "@kv/interface";
-import type { Pairing } from "../pairing/pairing.js";
 import {
   failureStage,
   type Instance,
@@ -27,7 +26,7 @@ export interface PooledInstanceOptions {
   /** How long instances are left out. */
   readonly times: InstanceTimes;
   /** Learns from visits and health checks that an engine may have been restarted. @default undefined */
-  readonly pairing?: Pick<Pairing, "failed" | "alive"> | undefined;
+  readonly pairing?: { failed(instance: Instance): void; alive(instance: Instance): void } | undefined;
   /** Called when it takes requests that it did not take before, or takes them no more, other than by the end of a time. @default undefined */
   readonly changed?: (() => void) | undefined;
   /** Called after each change of its `inFlight`. @default undefined */

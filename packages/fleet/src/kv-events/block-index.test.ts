@@ -1,7 +1,8 @@
 import { describe, expect, test } from "vitest";
 import type { Instance } from "../instances/instance.js";
-import { BlockIndex, type Steps, type StoredBlocks } from "./block-index.js";
+import { BlockIndex, type Steps } from "./block-index.js";
 import { BlockTree } from "./block-tree.js";
+import type { StoredBlocks } from "./kv-event-batch.js";
 
 const FULL = { index: 0, needs: "all" } as const;
 const stored = (

@@ -1,33 +1,7 @@
 import type { Instance } from "../instances/instance.js";
 import { BlockHashes } from "./block-hashes.js";
 import { type BlockTree, type KnownGeometry, tokensHash } from "./block-tree.js";
-import type { CacheGroup } from "./kv-event-batch.js";
-
-/** A run of blocks that an instance has stored in its prefix cache. */
-export interface StoredBlocks {
-  /** vLLM's hashes of the blocks, as text. */
-  readonly hashes: readonly string[];
-  /** Hash of the block before the first; undefined where the run begins a prompt. */
-  readonly parent: string | undefined;
-  /**
-   * Token ids of all blocks, in order. Where they are more than the blocks have, blocks were left out (vLLM does so in groups with a sliding window), and
-   * the hashes do not say which: the place of such a block is known from another group.
-   */
-  readonly tokens: ArrayLike<number>;
-  /** Tokens in a block. */
-  readonly blockSize: number;
-  /** Of each block, the tokens after it that its hash covers too (vLLM 0.33 with speculative layers). Absent: none. */
-  readonly lookahead?: readonly ArrayLike<number>[] | undefined;
-  /** The KV cache group. */
-  readonly group: CacheGroup;
-}
-
-/** Blocks that were evicted. */
-export interface RemovedBlocks {
-  readonly hashes: readonly string[];
-  /** Index of the KV cache group. */
-  readonly group: number;
-}
+import type { CacheGroup, RemovedBlocks, StoredBlocks } from "./kv-event-batch.js";
 
 /** What is known of a group: the size of its blocks, and which blocks before a position it needs. */
 interface Group extends CacheGroup {

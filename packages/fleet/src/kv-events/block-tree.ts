@@ -1,5 +1,4 @@
 import type { Instance } from "../instances/instance.js";
-import type { Holders } from "../routing/routing.js";
 import { HashTable, larger, mixed } from "./hash-table.js";
 
 /** Sizes of blocks that are followed. Others are not found by a prompt. */
@@ -23,6 +22,14 @@ export interface KnownGeometry extends BlockGeometry {
 }
 
 type Several = readonly number[] | BitSet;
+
+/** Instances that may hold something. */
+export interface Holders extends Iterable<Instance> {
+  /** How many there are. */
+  readonly size: number;
+  /** Whether an instance is one of them. */
+  has(instance: Instance): boolean;
+}
 
 /** Instances that may have the first blocks of a prompt in their prefix cache. */
 export interface PromptHolders {

@@ -1,7 +1,6 @@
 import { KvError } from "@kv/interface";
 import { decodeMsgpackInSteps, type MsgpackLimits } from "@kv/protocol";
 import type { SubscriptionLimits } from "@kv/side-channel";
-import type { RemovedBlocks, StoredBlocks } from "./block-index.js";
 
 /** A change of an instance's prefix cache. */
 export type KvEvent =
@@ -17,6 +16,32 @@ export interface CacheGroup {
    * layers with a state.
    */
   readonly needs: "all" | number;
+}
+
+/** A run of blocks that an instance has stored in its prefix cache. */
+export interface StoredBlocks {
+  /** vLLM's hashes of the blocks, as text. */
+  readonly hashes: readonly string[];
+  /** Hash of the block before the first; undefined where the run begins a prompt. */
+  readonly parent: string | undefined;
+  /**
+   * Token ids of all blocks, in order. Where they are more than the blocks have, blocks were left out (vLLM does so in groups with a sliding window), and
+   * the hashes do not say which: the place of such a block is known from another group.
+   */
+  readonly tokens: ArrayLike<number>;
+  /** Tokens in a block. */
+  readonly blockSize: number;
+  /** Of each block, the tokens after it that its hash covers too (vLLM 0.33 with speculative layers). Absent: none. */
+  readonly lookahead?: readonly ArrayLike<number>[] | undefined;
+  /** The KV cache group. */
+  readonly group: CacheGroup;
+}
+
+/** Blocks that were evicted. */
+export interface RemovedBlocks {
+  readonly hashes: readonly string[];
+  /** Index of the KV cache group. */
+  readonly group: number;
 }
 
 type Fields = Readonly<Record<string, unknown>>;

@@ -4,10 +4,28 @@ import { readTcpEndpoint } from "@kv/side-channel";
 import { z } from "zod";
 import { type Instance, instanceName, type KvEventStatus } from "../instances/instance.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
-import type { CachedPrefixes } from "../routing/prefix-aware.js";
 import type { Steps } from "./block-index.js";
 import { BlockTree, type PromptHolders } from "./block-tree.js";
 import { type KvEventSource, KvEventStream } from "./kv-event-stream.js";
+
+/** The prefixes that instances report to have in their caches. */
+export interface CachedPrefixes {
+  /** How many tokens of a prompt, from its first, an instance has cached; undefined for an instance that reports nothing. */
+  matchedTokens(instance: Instance, tokens: ArrayLike<number>): number | undefined;
+  /**
+   * The instances that may have a begin of the prompt cached, the longest begin first; instances that have a longer one mostly have the shorter ones, too.
+   * Without it, all instances are asked for their tokens.
+   */
+  holders?(tokens: ArrayLike<number>): Iterable<PromptHolders>;
+  /** Called with all instances of the pool after each change. */
+  follow(instances: readonly Instance[]): void;
+  /** Whether an instance reports its cache, so that token ids are worth having. */
+  readonly readsTokenIds?: boolean | undefined;
+  /** How much is known of an instance's cache; null for an instance that reports nothing. */
+  status?(instance: Instance): KvEventStatus | null;
+  /** Ends all subscriptions. */
+  close(): void;
+}
 
 /** What `KvEventSubscriber` gets from its user. */
 export interface KvEventSubscriberOptions {

@@ -16,7 +16,7 @@ import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
 import { afterEach, expect, test } from "vitest";
 import { Router } from "zeromq";
 import type { InstanceSpec, Role } from "../instances/instance.js";
-import { InstancePool } from "../instances/instance-pool.js";
+import { InstancePool } from "../routing/instance-pool.js";
 import { roundRobin } from "../routing/routing.js";
 import { Pairing } from "./pairing.js";
 import type { PairingSettings } from "./pairing-settings.js";

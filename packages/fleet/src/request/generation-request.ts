@@ -2,7 +2,6 @@ import type { IncomingHttpHeaders } from "node:http";
 import { AT_ONCE_BYTES, type LongMember, parseJsonPieces, shownValue } from "@kv/http";
 import type { YieldingQueue } from "@kv/interface";
 import { KvError, type Random } from "@kv/interface";
-import type { RoutedRequest } from "../routing/routing.js";
 
 /** A path at which clients ask for generated text. The instances serve it under the same path. */
 export type Endpoint = "/v1/completions" | "/v1/chat/completions" | "/v1/responses" | "/v1/messages";
@@ -14,6 +13,14 @@ export type Endpoint = "/v1/completions" | "/v1/chat/completions" | "/v1/respons
  * the prompt and nothing else (`echo` with `max_tokens` 0), which a prefill instance answers alone.
  */
 export type PromptFields = "none" | "prompt-logprobs" | "echo" | "prompt-only";
+
+/** The part of a client's request that routing strategies read. */
+export interface RoutedRequest {
+  /** The top-level members of the request's JSON body. A long list of token ids in `prompt` is an `Int32Array`. */
+  readonly fields: Readonly<Record<string, unknown>>;
+  /** The token ids of the prompt, where an instance has rendered it. A prompt of token ids needs none. */
+  readonly tokenIds?: ArrayLike<number> | undefined;
+}
 
 /** A client's request for generated text, parsed as far as the proxy needs to split it into a prefill and a decode leg. */
 export interface GenerationRequest {

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
-import type { InstancePool } from "../instances/instance-pool.js";
 import { parseGenerationRequest } from "../request/generation-request.js";
+import type { InstancePool } from "./instance-pool.js";
 import { PrefillCosts, uncomputedTokens } from "./prefill-costs.js";
 
 const request = parseGenerationRequest("/v1/completions", Buffer.from('{"prompt":[1,2]}'));

@@ -1,5 +1,5 @@
-import type { InstancePool } from "../instances/instance-pool.js";
 import { bodyLength, type GenerationRequest, promptIds, writtenIds } from "../request/generation-request.js";
+import type { InstancePool } from "./instance-pool.js";
 
 /** A prefill leg that has ended with a computed prompt. */
 export interface EndedPrefill {

@@ -1,27 +1,8 @@
 import { createHash } from "node:crypto";
-import type { Instance, KvEventStatus } from "../instances/instance.js";
-import type { PromptHolders } from "../kv-events/block-tree.js";
+import type { Instance } from "../instances/instance.js";
+import type { CachedPrefixes } from "../kv-events/kv-event-subscriber.js";
 import { promptIds, writtenIds } from "../request/generation-request.js";
 import { LeastLoaded, type Routing, type RoutingContext } from "./routing.js";
-
-/** The prefixes that instances report to have in their caches. */
-export interface CachedPrefixes {
-  /** How many tokens of a prompt, from its first, an instance has cached; undefined for an instance that reports nothing. */
-  matchedTokens(instance: Instance, tokens: ArrayLike<number>): number | undefined;
-  /**
-   * The instances that may have a begin of the prompt cached, the longest begin first; instances that have a longer one mostly have the shorter ones, too.
-   * Without it, all instances are asked for their tokens.
-   */
-  holders?(tokens: ArrayLike<number>): Iterable<PromptHolders>;
-  /** Called with all instances of the pool after each change. */
-  follow(instances: readonly Instance[]): void;
-  /** Whether an instance reports its cache, so that token ids are worth having. */
-  readonly readsTokenIds?: boolean | undefined;
-  /** How much is known of an instance's cache; null for an instance that reports nothing. */
-  status?(instance: Instance): KvEventStatus | null;
-  /** Ends all subscriptions. */
-  close(): void;
-}
 
 /** Options of `prefixAware`. */
 export interface PrefixAwareOptions {

@@ -1,13 +1,7 @@
 import type { Instance, KvEventStatus } from "../instances/instance.js";
 import type { PooledInstance } from "../instances/pooled-instance.js";
-
-/** The part of a client's request that routing strategies read. */
-export interface RoutedRequest {
-  /** The top-level members of the request's JSON body. A long list of token ids in `prompt` is an `Int32Array`. */
-  readonly fields: Readonly<Record<string, unknown>>;
-  /** The token ids of the prompt, where an instance has rendered it. A prompt of token ids needs none. */
-  readonly tokenIds?: ArrayLike<number> | undefined;
-}
+import type { Holders } from "../kv-events/block-tree.js";
+import type { RoutedRequest } from "../request/generation-request.js";
 
 /** The request that an instance is chosen for. */
 export interface RoutingContext {
@@ -99,14 +93,6 @@ const FORGOTTEN_AFTER = 1000;
 const MAX_ORDERS = 16;
 /** The most holders of a prefix that one choice compares. */
 const LOOKED_AT = 64;
-
-/** Instances that may hold something. */
-export interface Holders extends Iterable<Instance> {
-  /** How many there are. */
-  readonly size: number;
-  /** Whether an instance is one of them. */
-  has(instance: Instance): boolean;
-}
 
 /**
  * Finds the instances with the fewest requests in flight; among equals those that were not chosen for the longest time. Pools give the same list while no

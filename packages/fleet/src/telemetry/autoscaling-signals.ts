@@ -1,8 +1,8 @@
 import { MemberList } from "@kv/http";
 import type { Clock, Metrics } from "@kv/interface";
 import type { Instance } from "../instances/instance.js";
-import type { InstancePool } from "../instances/instance-pool.js";
 import type { Pairing } from "../pairing/pairing.js";
+import type { InstancePool } from "../routing/instance-pool.js";
 import { type EndedPrefill, type PrefillCosts, uncomputedTokens, usageOf } from "../routing/prefill-costs.js";
 
 /** What an autoscaler needs to know, as JSON for `/status`. A value that is not known is null. */

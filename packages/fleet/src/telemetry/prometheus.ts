@@ -8,8 +8,8 @@ import {
   Registry,
 } from "prom-client";
 import type { InstanceStatus } from "../instances/instance.js";
-import type { InstancePool } from "../instances/instance-pool.js";
 import type { PinnedStatus } from "../readback/kept-objects.js";
+import type { InstancePool } from "../routing/instance-pool.js";
 import type { SignalsStatus } from "./autoscaling-signals.js";
 
 type Labels = Readonly<Record<string, string>>;

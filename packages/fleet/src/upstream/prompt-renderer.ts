@@ -2,9 +2,9 @@ import { hash } from "node:crypto";
 import type { IncomingHttpHeaders } from "node:http";
 import { type Ambient, KvError } from "@kv/interface";
 import type { Instance } from "../instances/instance.js";
-import type { InstancePool } from "../instances/instance-pool.js";
 import { Deadline } from "../request/deadline.js";
 import { bodyOf, type GenerationRequest, writtenIds } from "../request/generation-request.js";
+import type { InstancePool } from "../routing/instance-pool.js";
 import { legHeaders, type Upstream } from "./upstream.js";
 
 /** What `PromptRenderer` gets from its user. */

@@ -13,10 +13,10 @@ import {
 } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import { z } from "zod";
-import { checkWorkers } from "../workers/limits-share.js";
 import {
   ADMIN_TOKEN,
   listenSchema,
+  MAX_WORKERS,
   type ProxyFileInput,
   type ProxySettingsInput,
   proxyFileSchema,
@@ -122,6 +122,20 @@ export function parseCli(
   checkWorkers(workers, settings);
   const { logLevel, trace } = flags;
   return { host, port, workers, logLevel, trace, settings, dataParallelSize: dataParallelSizeOf(flags) };
+}
+
+/** Refuses a number of workers that cannot work. Errors: `KV_CONFIG_INVALID`. */
+function checkWorkers(workers: number, settings: ProxySettingsInput): void {
+  if (!Number.isInteger(workers) || workers < 1 || workers > MAX_WORKERS)
+    throw invalid(
+      `--workers is ${workers}, and kv-proxy takes 1 to ${MAX_WORKERS}`,
+      "give one worker for each core that kv-proxy may use",
+    );
+  if (workers > 1 && settings.sidecar !== undefined)
+    throw invalid(
+      `--workers is ${workers}, and a --sidecar has one process`,
+      "leave --workers out: a sidecar serves one decode instance",
+    );
 }
 
 function dataParallelSizeOf({ sidecar, dataParallelSize: size }: Flags): number {

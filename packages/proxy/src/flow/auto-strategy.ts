@@ -1,7 +1,7 @@
+import { type Part, underUniqueId } from "../legs/client-request.js";
+import type { Legs } from "../legs/legs.js";
 import type { LegAnswer } from "../response/leg-answer.js";
-import { type Part, underUniqueId } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
-import type { Legs } from "./legs.js";
 import type { PrefillEngines, PullStrategy } from "./pull-strategy.js";
 
 /**

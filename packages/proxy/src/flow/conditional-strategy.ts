@@ -1,9 +1,9 @@
 import { decideDisaggregation, type Instance } from "@kv/fleet";
+import type { Part } from "../legs/client-request.js";
+import type { Legs } from "../legs/legs.js";
 import type { Readback } from "../readback/readback.js";
 import type { LegAnswer } from "../response/leg-answer.js";
-import type { Part } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
-import type { Legs } from "./legs.js";
 
 /** Sends a part to a decode instance alone where a prefill leg does not pay, else through another strategy. */
 export class ConditionalStrategy implements DisaggregationStrategy {

@@ -1,13 +1,13 @@
 import type { ProxySettings } from "../config/settings.js";
+import type { Legs } from "../legs/legs.js";
 import type { Readback } from "../readback/readback.js";
-import { ReadbackStrategy } from "../readback/readback-strategy.js";
 import { AutoStrategy } from "./auto-strategy.js";
 import { ConditionalStrategy } from "./conditional-strategy.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
-import type { Legs } from "./legs.js";
 import { PrefillEngines, PullStrategy } from "./pull-strategy.js";
 import { PushConcurrentStrategy } from "./push-concurrent.js";
 import { PushSequentialStrategy } from "./push-sequential.js";
+import { ReadbackStrategy } from "./readback-strategy.js";
 
 /** The strategy that the settings `mode`, `pushLegs` and `disaggregateAbove` name. */
 export function createStrategy(

@@ -1,5 +1,5 @@
+import type { Part } from "../legs/client-request.js";
 import type { LegAnswer } from "../response/leg-answer.js";
-import type { Part } from "./client-request.js";
 
 /** The order of a part's prefill and decode leg, and the KV parameters that each leg carries. */
 export interface DisaggregationStrategy {

@@ -1,12 +1,12 @@
 import type { Instance } from "@kv/fleet";
 import type { Deadline } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
+import type { ClientRequest, Part } from "../legs/client-request.js";
+import { newAttempts } from "../legs/legs.js";
 import type { RequestPart } from "../request/leg-bodies.js";
 import type { AnsweredPart } from "../response/answered-parts.js";
 import { RequestRecord } from "../telemetry/request-record.js";
-import type { ClientRequest, Part } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
-import { newAttempts } from "./legs.js";
 
 /**
  * Runs all parts of a request at once and waits until each has the begin of an answer, so that an error of one part can still be the answer of

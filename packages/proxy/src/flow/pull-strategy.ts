@@ -1,5 +1,8 @@
 import { failureStage, type Instance, type InstancePool, type Pairing } from "@kv/fleet";
 import { KvError } from "@kv/interface";
+import type { Attempts, Part } from "../legs/client-request.js";
+import type { Legs } from "../legs/legs.js";
+import { releaseBlocks } from "../legs/release-blocks.js";
 import { KV_REQUEST_PULL } from "../request/leg-bodies.js";
 import {
   type LegAnswer,
@@ -10,10 +13,7 @@ import {
   withPromptAnswer,
 } from "../response/leg-answer.js";
 import { badStatus, isServerFailure, requireAnyInstance } from "../upstream/upstream-errors.js";
-import type { Attempts, Part } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
-import type { Legs } from "./legs.js";
-import { releaseBlocks } from "./release-blocks.js";
 
 /**
  * The prefill leg, then the decode leg with the KV parameters that the prefill worker answered: the decode worker READs the KV (vLLM's

@@ -1,6 +1,8 @@
 import { failureStage, type Instance, type Role, type Visit } from "@kv/fleet";
 import type { Deadline } from "@kv/fleet/front-end";
 import { KvError, type Timer } from "@kv/interface";
+import { type Attempts, type Part, underUniqueId } from "../legs/client-request.js";
+import type { Legs } from "../legs/legs.js";
 import { KV_REQUEST_PUSH } from "../request/leg-bodies.js";
 import {
   cachedTokensOf,
@@ -9,9 +11,7 @@ import {
   withPromptAnswer,
 } from "../response/leg-answer.js";
 import { MODEL_MISSING, requireAnyInstance } from "../upstream/upstream-errors.js";
-import { type Attempts, type Part, underUniqueId } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
-import type { Legs } from "./legs.js";
 import {
   type EngineCoordinates,
   failureMaybeOfKv,

@@ -1,7 +1,7 @@
 import type { Random } from "@kv/interface";
+import { type Part, underUniqueId } from "../legs/client-request.js";
 import { KV_REQUEST_PUSH } from "../request/leg-bodies.js";
 import type { LegAnswer } from "../response/leg-answer.js";
-import { type Part, underUniqueId } from "./client-request.js";
 import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
 import type { PullStrategy } from "./pull-strategy.js";
 

@@ -5,7 +5,7 @@ import { answerHeaders, Deadline, forwardedHeaders, legHeaders } from "@kv/fleet
 import { errorForClient, type RequestSlot, type RequestsInFlight, sendError, shortened } from "@kv/http";
 import { KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
-import { tryInstances } from "../flow/legs.js";
+import { tryInstances } from "../legs/legs.js";
 import { badAnswer, badStatus, isModelMissing, MODEL_MISSING } from "../upstream/upstream-errors.js";
 
 export interface DecodeRouteOptions {

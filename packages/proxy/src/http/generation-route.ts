@@ -23,10 +23,10 @@ import {
 } from "@kv/http";
 import { type Ambient, KvError, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
-import type { ClientRequest } from "../flow/client-request.js";
 import type { DisaggregationStrategy } from "../flow/disaggregation-strategy.js";
 import { runParts } from "../flow/fan-out.js";
-import type { Legs } from "../flow/legs.js";
+import type { ClientRequest } from "../legs/client-request.js";
+import type { Legs } from "../legs/legs.js";
 import { type RequestPart, splitRequest } from "../request/leg-bodies.js";
 import { type LegAnswer, streamResponse } from "../response/leg-answer.js";
 import { mergeAnswers } from "../response/merge-answers.js";

@@ -9,9 +9,9 @@ import {
   TurnDigests,
 } from "@kv/fleet/front-end";
 import { KvError, type Timer } from "@kv/interface";
-import type { Part } from "../flow/client-request.js";
-import type { Legs } from "../flow/legs.js";
-import { sendRelease } from "../flow/release-blocks.js";
+import type { Part } from "../legs/client-request.js";
+import type { Legs } from "../legs/legs.js";
+import { sendRelease } from "../legs/release-blocks.js";
 import { editMembers } from "../request/json-members.js";
 import type { ObjectStore } from "./object-store.js";
 import type { EndedTurn } from "./turn-answer.js";

@@ -2,7 +2,7 @@ import type { Instance } from "@kv/fleet";
 import { changedBodyHeaders } from "@kv/fleet/front-end";
 import { rawMember } from "../request/json-members.js";
 import { asBuffer } from "../response/event-stream.js";
-import type { LegAnswer } from "../response/leg-answer.js";
+import { isObject, type LegAnswer } from "../response/leg-answer.js";
 
 /** What a D says about a turn that has ended. */
 export interface EndedTurn {
@@ -149,10 +149,6 @@ function paramsIn(body: Fields, text: string): string | undefined {
   if (isObject(body.kv_transfer_params)) return rawMember(text, "kv_transfer_params");
   if (!isObject(body.response) || !isObject(body.response.kv_transfer_params)) return undefined;
   return rawMember(rawMember(text, "response") ?? "{}", "kv_transfer_params");
-}
-
-function isObject(value: unknown): value is Fields {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
 /** Lists of token ids. Quotes inside of strings are escaped, so no string has such a member. */

@@ -1,5 +1,5 @@
 import { type GenerationRequest, writtenIds } from "@kv/fleet/front-end";
-import type { Part } from "../flow/client-request.js";
+import type { Part } from "../legs/client-request.js";
 
 /**
  * Why a turn does not use the KV of the turn before, or why its own KV is not kept for the next one. `api`: the Responses and the Messages API answer no token ids. `copies`: it is one of

@@ -11,8 +11,8 @@ import {
 } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import { checkRemotePrefillParams } from "@kv/protocol";
-import type { ClientRequest } from "../flow/client-request.js";
 import { rawMember } from "../request/json-members.js";
+import type { RequestRecord } from "../telemetry/request-record.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
 import { AnswerFilter, type AnswerTraits } from "./answer-filter.js";
 import { HIDDEN } from "./answer-members.js";
@@ -33,6 +33,17 @@ export interface LegAnswer extends AnswerTraits {
   readonly promptAnswer?: Fields | undefined;
   /** Closes the connection, unless the body has ended. */
   discard(): void;
+}
+
+/** The client's end of a request, to which an answer is written. */
+export interface AnswerTarget {
+  readonly requestId: string;
+  readonly request: GenerationRequest;
+  readonly deadline: Deadline;
+  readonly record: RequestRecord;
+  readonly response: ServerResponse;
+  /** True when the head of the answer has left, and the answer is an event stream. A failure is then reported as an event. */
+  eventStreamStarted: boolean;
 }
 
 /** The head and first bytes of an answer, before they are checked. */
@@ -233,11 +244,7 @@ export function readPrefillAnswer(
   const fields = parseObject(url, text, body.length);
   const { kv_transfer_params: params } = fields;
   // With any other value than `true`, a decode worker would compute the prompt itself without an error.
-  const hasKv =
-    typeof params === "object" &&
-    params !== null &&
-    "do_remote_prefill" in params &&
-    params.do_remote_prefill === true;
+  const hasKv = isObject(params) && params.do_remote_prefill === true;
   const kvTransferParams = hasKv ? rawMember(text, "kv_transfer_params") : undefined;
   if (kvTransferParams === undefined) return { kind: "no-kv", instance };
   const problem = checkRemotePrefillParams(params as Fields);
@@ -267,9 +274,8 @@ function parseObject(url: string, text: string, lengthBytes: number): Fields {
     const problem = `answered 200 with a body that is not JSON (${lengthBytes} bytes)`;
     throw badAnswer("prefill", url, problem, cause);
   }
-  if (typeof fields !== "object" || fields === null || Array.isArray(fields))
-    throw badAnswer("prefill", url, "answered 200 with JSON that is not an object");
-  return fields as Fields;
+  if (!isObject(fields)) throw badAnswer("prefill", url, "answered 200 with JSON that is not an object");
+  return fields;
 }
 
 /** Longer answers leave in pieces of this length, so that a client that reads slowly is told from one that does not read. */
@@ -300,7 +306,7 @@ export function drained(response: ServerResponse, deadline: Deadline, stallMs: n
  * error. Errors: `KV_PROXY_UPSTREAM_FAILED`, the deadline's reason.
  */
 export async function streamResponse(
-  client: ClientRequest,
+  client: AnswerTarget,
   answer: LegAnswer,
   stallMs: number,
 ): Promise<KvError | undefined> {

@@ -1,13 +1,11 @@
-import { answerHeaders, changedBodyHeaders, LEFT_OUT_HEADER } from "@kv/fleet/front-end";
+import { answerHeaders, changedBodyHeaders, type Fleet, LEFT_OUT_HEADER } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
-import type { ClientRequest } from "../flow/client-request.js";
-import type { Legs } from "../flow/legs.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
 import { hideMembers } from "./answer-members.js";
 import { type AnsweredPart, mergedId, PartFailure, readAllParts } from "./answered-parts.js";
 import { withCachedTokens } from "./cached-tokens.js";
-import { readChunk, validateChoices } from "./leg-answer.js";
+import { type AnswerTarget, readChunk, validateChoices } from "./leg-answer.js";
 import { mergePromptLogprobs } from "./merge-prompt-logprobs.js";
 import { mergeStreams } from "./merge-streams.js";
 import { sumUsage, type Usage } from "./sum-usage.js";
@@ -19,8 +17,8 @@ type Fields = Record<string, unknown>;
  * its instance counts a failure. Errors: `KV_PROXY_UPSTREAM_FAILED`, the deadline's reason.
  */
 export async function mergeAnswers(
-  { settings, fleet }: Pick<Legs, "settings" | "fleet">,
-  client: ClientRequest,
+  { settings, fleet }: { readonly settings: ProxySettings; readonly fleet: Fleet },
+  client: AnswerTarget,
   parts: readonly AnsweredPart[],
 ): Promise<void> {
   try {
@@ -49,7 +47,7 @@ export async function mergeAnswers(
 /** One JSON answer: the choices in the order of prompts and copies, the usage summed, and all other members from the first answer. */
 async function mergeJson(
   { limits, timeouts }: Pick<ProxySettings, "limits" | "timeouts">,
-  client: ClientRequest,
+  client: AnswerTarget,
   parts: readonly AnsweredPart[],
 ): Promise<void> {
   const { response, requestId, record } = client;

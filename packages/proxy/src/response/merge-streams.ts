@@ -1,13 +1,12 @@
 import { answerHeaders, changedBodyHeaders } from "@kv/fleet/front-end";
 import type { YieldingQueue } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
-import type { ClientRequest } from "../flow/client-request.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
 import { hideMembers } from "./answer-members.js";
 import { type AnsweredPart, mergedId, readAllParts } from "./answered-parts.js";
 import { withCachedTokens } from "./cached-tokens.js";
 import { EventReader, isDone } from "./event-stream.js";
-import { drained, isObject, readChunk } from "./leg-answer.js";
+import { type AnswerTarget, drained, isObject, readChunk } from "./leg-answer.js";
 import { promptLogprobsMerger } from "./merge-prompt-logprobs.js";
 import { sumUsage, type Usage } from "./sum-usage.js";
 
@@ -30,7 +29,7 @@ interface PartState {
  */
 export function mergeStreams(
   settings: Settings,
-  client: ClientRequest,
+  client: AnswerTarget,
   parts: readonly AnsweredPart[],
   turns: YieldingQueue,
 ): Promise<void> {
@@ -39,7 +38,7 @@ export function mergeStreams(
 
 class StreamMerge {
   readonly #settings: Settings;
-  readonly #client: ClientRequest;
+  readonly #client: AnswerTarget;
   readonly #parts: readonly AnsweredPart[];
   readonly #turns: YieldingQueue;
   readonly #usages: { usage: Usage; copy: number; chunk: Fields }[] = [];
@@ -50,7 +49,7 @@ class StreamMerge {
 
   constructor(
     settings: Settings,
-    client: ClientRequest,
+    client: AnswerTarget,
     parts: readonly AnsweredPart[],
     turns: YieldingQueue,
   ) {

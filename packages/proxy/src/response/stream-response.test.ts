@@ -4,10 +4,8 @@ import type { BodyQueue } from "@kv/fleet/front-end";
 import { Deadline, parseGenerationRequest } from "@kv/fleet/front-end";
 import { KvError, systemClock } from "@kv/interface";
 import { expect, test } from "vitest";
-import type { ClientRequest } from "../flow/client-request.js";
-import { newAttempts } from "../flow/legs.js";
 import { RequestRecord } from "../telemetry/request-record.js";
-import { type LegAnswer, streamResponse } from "./leg-answer.js";
+import { type AnswerTarget, type LegAnswer, streamResponse } from "./leg-answer.js";
 
 function setUp(pieces: readonly string[]) {
   let asked = 0;
@@ -23,14 +21,12 @@ function setUp(pieces: readonly string[]) {
     end: () => sent.push("END"),
   });
   const deadline = new Deadline({ clock: systemClock(), requestMs: 60_000 });
-  const client: ClientRequest = {
+  const client: AnswerTarget = {
     requestId: "r",
     request: parseGenerationRequest("/v1/completions", Buffer.from("{}")),
-    headers: {},
     response: response as unknown as ServerResponse,
     deadline,
     record: new RequestRecord(),
-    attempts: newAttempts(),
     eventStreamStarted: false,
   };
   const answer: LegAnswer = {

@@ -1,5 +1,4 @@
-import { KvError } from "@kv/interface";
-import { MAX_WORKERS, type ProxySettingsInput, readSettings } from "../config/settings.js";
+import { type ProxySettingsInput, readSettings } from "../config/settings.js";
 
 const DIVIDED = ["connections", "connectionsPerAddress", "requestsInFlight", "requestsPerClient"] as const;
 const DIVIDED_BYTES = ["bodiesLengthBytes", "bodiesPerClientLengthBytes"] as const;
@@ -21,20 +20,4 @@ export function workerSettings(settings: ProxySettingsInput, workers: number): P
     if (all !== undefined) limits[name] = Math.max(bodyLengthBytes, Math.ceil(all / workers));
   }
   return { ...rest, limits };
-}
-
-/** Refuses a number of workers that cannot work. Errors: `KV_CONFIG_INVALID`. */
-export function checkWorkers(workers: number, settings: ProxySettingsInput): void {
-  if (!Number.isInteger(workers) || workers < 1 || workers > MAX_WORKERS) {
-    throw new KvError(
-      "KV_CONFIG_INVALID",
-      `--workers is ${workers}, and kv-proxy takes 1 to ${MAX_WORKERS}`,
-      { hint: "give one worker for each core that kv-proxy may use" },
-    );
-  }
-  if (workers > 1 && settings.sidecar !== undefined) {
-    throw new KvError("KV_CONFIG_INVALID", `--workers is ${workers}, and a --sidecar has one process`, {
-      hint: "leave --workers out: a sidecar serves one decode instance",
-    });
-  }
 }

@@ -12,18 +12,12 @@ import { listen } from "@kv/http";
 import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
 import type { CliOptions } from "../config/cli-options.js";
 import { type ProxySettings, readSettings } from "../config/settings.js";
-import { PAGE, type ProxyStatus } from "../proxy.js";
+import { PAGE, type ProxyStatus, type WorkerReport } from "../proxy.js";
 import { answerObjectCall, type ObjectCall } from "../readback/object-store.js";
 import { Calls } from "./calls.js";
 import { InstanceChangesLog } from "./instance-changes-log.js";
 import type { Loads, WorkerStart, WorkerStarted } from "./worker.js";
-import {
-  mergedInstances,
-  mergedRequests,
-  mergedRunning,
-  mergedStatus,
-  type WorkerReport,
-} from "./worker-report.js";
+import { mergedInstances, mergedRequests, mergedRunning, mergedStatus } from "./worker-report.js";
 
 /** Where the workers serve, and what the program prints. */
 export interface WorkerGroupAddress extends WorkerStarted {

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
-import { createProxy } from "../proxy.js";
-import { mergedRequests, mergedRunning, mergedStatus, type WorkerReport } from "./worker-report.js";
+import { createProxy, type WorkerReport } from "../proxy.js";
+import { mergedRequests, mergedRunning, mergedStatus } from "./worker-report.js";
 
 test("the state of several workers is that of one proxy: counts add up, signals are of all, an instance is as bad as at its worst", async () => {
   const proxy = createProxy({

@@ -1,18 +1,8 @@
 import { type InstanceStatus, instanceName } from "@kv/fleet";
-import { type MeasuredSignals, signalsOf } from "@kv/fleet/front-end";
-import type { ProxyStatus } from "../proxy.js";
+import { signalsOf } from "@kv/fleet/front-end";
+import type { ProxyStatus, WorkerReport } from "../proxy.js";
 import type { RequestCountsStatus } from "../telemetry/request-counts.js";
 import type { RequestSummary } from "../telemetry/request-history.js";
-
-/** The state of one worker. */
-export interface WorkerReport {
-  readonly status: ProxyStatus;
-  readonly measured: MeasuredSignals;
-  /** The requests that ended last, oldest first. */
-  readonly requests: readonly RequestSummary[];
-  /** The requests that run, oldest first. */
-  readonly running: readonly RequestSummary[];
-}
 
 /** How many ended requests all workers together show. */
 const REQUESTS = 100;

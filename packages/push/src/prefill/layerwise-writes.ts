@@ -1,7 +1,6 @@
-import type { LeaseOrder } from "@kv/connector/building-blocks";
+import type { LeaseOrder, SendableRequest } from "@kv/connector/building-blocks";
 import { type BlockIds, KvError } from "@kv/interface";
 import type { Registration } from "@kv/protocol";
-import type { ProducedRequest } from "./produced-requests.js";
 import type { WriteDispatcher } from "./write-blocks.js";
 
 /** Options of `LayerwiseWrites`. */
@@ -11,9 +10,14 @@ export interface LayerwiseWritesOptions {
   readonly regions: readonly string[];
 }
 
+/** What the writes need to know of a running request. */
+interface RunningRequest extends Pick<SendableRequest, "requestId" | "wireId" | "generation"> {
+  readonly order: SendableRequest;
+}
+
 /** The layer-wise writes for one registration. */
 interface Entry {
-  readonly request: ProducedRequest;
+  readonly request: RunningRequest;
   /** The blocks that are read. After a preemption the request has others. */
   readonly promptBlockIds: BlockIds;
   /** Regions whose write was started. */
@@ -36,7 +40,7 @@ export class LayerwiseWrites {
   /** By the key of the registration. */
   readonly #entries = new Map<string, Entry>();
   /** The computed regions of each running request, in the blocks of this order: a request that is preempted runs again with others. */
-  readonly #computed = new Map<ProducedRequest, { readonly order: unknown; readonly regions: Set<string> }>();
+  readonly #computed = new Map<RunningRequest, { readonly order: unknown; readonly regions: Set<string> }>();
 
   constructor(options: LayerwiseWritesOptions) {
     this.#options = options;
@@ -44,7 +48,7 @@ export class LayerwiseWrites {
 
   /** Records that these regions of a request are computed, and writes them to the registrations that wait for it. */
   layerComputed(
-    request: ProducedRequest,
+    request: RunningRequest,
     regions: readonly string[],
     waiting: Iterable<readonly [key: string, registration: Registration]>,
   ): void {
@@ -88,7 +92,7 @@ export class LayerwiseWrites {
   }
 
   /** Aborts the writes of a request that has ended. Undefined if no write reads its blocks, else a promise that resolves when no write reads them. */
-  release(request: ProducedRequest): Promise<void> | undefined {
+  release(request: RunningRequest): Promise<void> | undefined {
     this.#computed.delete(request);
     const keys = [...this.#entries].filter(([, entry]) => entry.request === request).map(([key]) => key);
     if (keys.length === 0) return undefined;
@@ -111,7 +115,7 @@ export class LayerwiseWrites {
   #write(
     key: string,
     registration: Registration,
-    request: ProducedRequest,
+    request: RunningRequest,
     computed: ReadonlySet<string>,
   ): void {
     const { own } = registration;

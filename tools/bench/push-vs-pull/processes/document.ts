@@ -1,7 +1,6 @@
 import { availableParallelism } from "node:os";
-import { gainOf, PROCESSES, type ThreadTimes, WAYS } from "../ways.js";
+import { gainOf, type Measured, PROCESSES, type ThreadTimes, WAYS } from "../ways.js";
 import { BLOCK_TOKENS, FORWARD_MS_PER_512, KV_BYTES_PER_TOKEN, nameOf } from "../workload.js";
-import type { Measured } from "./measure.js";
 
 /** The first cells of the two tables of processor time. */
 export const MAIN_THREADS = "JavaScript threads";

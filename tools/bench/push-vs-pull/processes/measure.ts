@@ -2,6 +2,7 @@ import { loadavg } from "node:os";
 import { alone, median, type Row, rowOf, spread } from "../../report.js";
 import {
   gainOf,
+  type Measured,
   type ProcessorCosts,
   type ProcessTimes,
   perWay,
@@ -27,19 +28,6 @@ import { plot } from "./plot.js";
 const ROUNDS = Math.max(3, Number(process.env["KV_BENCH_ROUNDS"] ?? 5));
 /** Tokens of the shorter output, by which the costs of a request and of a token are told apart. */
 const SHORT_OUTPUT = 2;
-
-export interface Measured {
-  readonly point: Point;
-  /** The times of all rounds. */
-  readonly roundsMs: Readonly<Record<Way, readonly number[]>>;
-  /** Their medians. */
-  readonly ttftMs: Readonly<Record<Way, number>>;
-  readonly costs: Readonly<Record<Way, ProcessorCosts>>;
-  /** The forward pass + bytes ÷ measured bandwidth; 0 for a full prefix hit. */
-  readonly boundMs: number;
-  /** D's own time to the first token; only for a full prefix hit. */
-  readonly localMs: number | undefined;
-}
 
 /** Measures all points with each way. `publish` writes a file of docs/bench. */
 export async function measureProcesses(

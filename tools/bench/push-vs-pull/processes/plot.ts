@@ -1,6 +1,5 @@
-import { WAYS } from "../ways.js";
+import { type Measured, WAYS } from "../ways.js";
 import { nameOf } from "../workload.js";
-import type { Measured } from "./measure.js";
 
 const COLOURS = ["#4477aa", "#ee6677", "#228833"] as const;
 /** As wide as can be read on a telephone: a point's name is above its bars. */

@@ -1,7 +1,4 @@
 import { type Clock, KvError, type Random } from "@kv/interface";
-import type { Pairing } from "../pairing/pairing.js";
-import type { Partner } from "../pairing/pairing-entry.js";
-import { LeastLoaded, type Routing, type RoutingContext } from "../routing/routing.js";
 import {
   type Instance,
   type InstanceId,
@@ -11,8 +8,11 @@ import {
   partOf,
   type Role,
   type Visit,
-} from "./instance.js";
-import { PooledInstance, type PooledInstanceOptions } from "./pooled-instance.js";
+} from "../instances/instance.js";
+import { PooledInstance, type PooledInstanceOptions } from "../instances/pooled-instance.js";
+import type { Pairing } from "../pairing/pairing.js";
+import type { Partner } from "../pairing/pairing-entry.js";
+import { LeastLoaded, type Routing, type RoutingContext } from "./routing.js";
 
 /** Options of `InstancePool`. */
 export interface InstancePoolOptions extends PooledInstanceOptions {

@@ -1,9 +1,9 @@
-import type { IncomingHttpHeaders, ServerResponse } from "node:http";
+import type { IncomingHttpHeaders } from "node:http";
 import type { Instance, PooledInstance, Visit } from "@kv/fleet";
 import type { Deadline, GenerationRequest } from "@kv/fleet/front-end";
 import type { Random } from "@kv/interface";
 import { withIdSuffix } from "../request/leg-bodies.js";
-import type { LegAnswer } from "../response/leg-answer.js";
+import type { AnswerTarget, LegAnswer } from "../response/leg-answer.js";
 import type { RequestRecord } from "../telemetry/request-record.js";
 
 /**
@@ -87,9 +87,6 @@ export interface Admission {
 }
 
 /** One request of a client, until the last byte of its answer. It is itself the part where it is not split. */
-export interface ClientRequest extends Part {
-  readonly response: ServerResponse;
+export interface ClientRequest extends Part, AnswerTarget {
   readonly admission?: Admission | undefined;
-  /** True when the head of the answer has left, and the answer is an event stream. A failure is then reported as an event. */
-  eventStreamStarted: boolean;
 }

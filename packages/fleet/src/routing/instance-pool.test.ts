@@ -1,7 +1,7 @@
 import { type Clock, KvError, systemRandom } from "@kv/interface";
 import { expect, test } from "vitest";
-import { roundRobin } from "../routing/routing.js";
 import { InstancePool } from "./instance-pool.js";
+import { roundRobin } from "./routing.js";
 
 function setUp(urls: readonly string[]) {
   let nowMs = 0;

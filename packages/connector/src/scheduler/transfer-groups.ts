@@ -1,6 +1,6 @@
 import { type KvCacheConfig, type KvCaches, KvError } from "@kv/interface";
 import { cacheKind } from "@kv/plan";
-import { prefillBackoff } from "./scheduler/prefill-backoff.js";
+import { prefillBackoff } from "./prefill-backoff.js";
 
 /** The KV cache groups that peers exchange, of a cache with others. */
 export interface TransferGroups {

@@ -1,16 +1,16 @@
 import { failureStage, type Instance } from "@kv/fleet";
 import type { KeptObject } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
-import type { Part } from "../flow/client-request.js";
-import type { DisaggregationStrategy } from "../flow/disaggregation-strategy.js";
-import type { Legs } from "../flow/legs.js";
-import type { PrefillEngines, PullStrategy } from "../flow/pull-strategy.js";
+import type { Part } from "../legs/client-request.js";
+import type { Legs } from "../legs/legs.js";
+import type { Readback } from "../readback/readback.js";
+import { type EndedTurn, readTurnAnswer } from "../readback/turn-answer.js";
+import type { Refusal } from "../readback/turn-refusal.js";
 import { editMembers } from "../request/json-members.js";
 import { KV_REQUEST_PULL, withFields } from "../request/leg-bodies.js";
 import type { LegAnswer, PrefillOutcome } from "../response/leg-answer.js";
-import type { Readback } from "./readback.js";
-import { type EndedTurn, readTurnAnswer } from "./turn-answer.js";
-import type { Refusal } from "./turn-refusal.js";
+import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
+import type { PrefillEngines, PullStrategy } from "./pull-strategy.js";
 
 /** A P that did not answer when it was to read an ended turn computes for so long: its engine may not have the setting. */
 const PAUSE_MS = 60_000;
