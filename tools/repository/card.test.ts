@@ -49,7 +49,7 @@ test("turbo builds, checks and tests", () => {
 
 test.each(built)("tsup builds %s with the shared preset", (folder) => {
   expect(manifest(folder).scripts?.["build"]).toMatch(
-    /^tsup --config \.\.\/\.\.\/tools\/build\/tsup\.config\.mjs( |$)/,
+    /^tsup --config \.\.\/\.\.\/tools\/bundle\/tsup\.config\.mjs( |$)/,
   );
 });
 

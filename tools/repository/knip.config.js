@@ -1,5 +1,5 @@
 import { readdirSync } from "node:fs";
-import { entryPoints } from "../build/tsup.config.mjs";
+import { entryPoints } from "../bundle/tsup.config.mjs";
 
 /** The packages: what is built from, and the tests. */
 const packages = Object.fromEntries(

@@ -2,7 +2,7 @@ import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import ts from "typescript";
 import { expect, test } from "vitest";
-import { withSettingComments } from "../build/settings-comments.mjs";
+import { withSettingComments } from "../bundle/settings-comments.mjs";
 
 const DECLARATIONS = `import { z } from "zod";
 export declare const settingsSchema: z.ZodObject<{

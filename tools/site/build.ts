@@ -38,7 +38,7 @@ function configureMarkdown({ renderer: { rules } }: Markdown): void {
 /** Builds the site into a folder, which is emptied. Returns the links that lead nowhere. */
 export async function buildSite(out: string): Promise<readonly string[]> {
   // Inside tools, where VitePress and Vue are installed.
-  const work = join(root, "tools/build/site");
+  const work = join(root, "tools/bundle/site");
   rmSync(work, { recursive: true, force: true });
   rmSync(out, { recursive: true, force: true });
   const { repository } = JSON.parse(readFileSync(join(root, "package.json"), "utf8")) as {
