@@ -1,4 +1,4 @@
-import { readdirSync, readFileSync } from "node:fs";
+import { existsSync, readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 
@@ -45,9 +45,9 @@ export const readManifest = (folder: string): PackageManifest =>
 
 /** The published packages of a checkout, by name. Each comes after the packages that it depends on. */
 export function publishedPackages(tree: string = root): ReadonlyMap<string, PublishedPackage> {
-  const folders = ["native/npm", "packages"].flatMap((place) =>
-    readdirSync(join(tree, place)).map((name) => `${place}/${name}`),
-  );
+  const folders = ["native/npm", "packages"]
+    .flatMap((place) => readdirSync(join(tree, place)).map((name) => `${place}/${name}`))
+    .filter((folder) => existsSync(join(tree, folder, "package.json")));
   const found = new Map(
     folders
       .map((folder) => ({ folder, manifest: readManifest(join(tree, folder)) }))

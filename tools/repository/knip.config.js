@@ -1,9 +1,14 @@
 import { readdirSync } from "node:fs";
 import { entryPoints } from "../bundle/tsup.config.mjs";
 
+const foldersIn = (folder) =>
+  readdirSync(folder, { withFileTypes: true })
+    .filter((entry) => entry.isDirectory())
+    .map(({ name }) => name);
+
 /** The packages: what is built from, and the tests. */
 const packages = Object.fromEntries(
-  readdirSync("packages").map((name) => [
+  foldersIn("packages").map((name) => [
     `packages/${name}`,
     {
       entry: [...Object.values(entryPoints(`packages/${name}`)), "test/**/*.ts", "src/**/*.test.ts"],
@@ -13,9 +18,7 @@ const packages = Object.fromEntries(
 );
 
 /** The folders of tools/ whose files are all begun by somebody: programs and what tests share. */
-const workshop = readdirSync("tools", { withFileTypes: true })
-  .filter((entry) => entry.isDirectory() && !["bench", "node_modules", "testing"].includes(entry.name))
-  .map(({ name }) => name);
+const workshop = foldersIn("tools").filter((name) => !["bench", "node_modules", "testing"].includes(name));
 
 export default {
   workspaces: {
