@@ -1,6 +1,6 @@
 // Writes the declarations of all packages into their dist/: one program of tsc, a file for each source.
 import { spawnSync } from "node:child_process";
-import { cpSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { cpSync, existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join, relative } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -30,7 +30,8 @@ for (const path of readdirSync(folder, { recursive: true }).filter((each) => eac
   map.sources = [relative(dirname(file), source)];
   writeFileSync(join(folder, path), JSON.stringify(map));
 }
-for (const [path, name] of SETTINGS) {
+// The core alone has none of them.
+for (const [path, name] of SETTINGS.filter((each) => existsSync(join(folder, each[0])))) {
   const file = join(folder, path);
   const map = JSON.parse(readFileSync(`${file}.map`, "utf8"));
   const schema = JSON.parse(readFileSync(join(root, "packages", name, "schema/config.json"), "utf8"));

@@ -22,6 +22,8 @@ export default defineConfig({
   skipNodeModulesBundle: true,
   target: "node20.19",
   splitting: true,
+  // Deno and Bun know `node:` too.
+  removeNodeProtocol: false,
   sourcemap: true,
   // The declarations stay: tsc writes them (declarations.mjs).
   clean: ["**/*.js", "**/*.js.map"],
