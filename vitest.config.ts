@@ -1,9 +1,10 @@
 import { fileURLToPath } from "node:url";
 import { configDefaults, defineConfig } from "vitest/config";
-import { isLongRun } from "./tools/testing/src/long-run.js";
 
 const packages = fileURLToPath(new URL("./packages", import.meta.url));
 const tools = fileURLToPath(new URL("./tools", import.meta.url));
+/** As in tools/testing/src/long-run.ts. */
+const isLongRun = process.env["KV_LONG"] === "1" || process.env["CI"] === "true";
 
 // `vitest related FILE` and `vitest watch` run what an edit may have broken, in seconds. These suites run whole systems for minutes and are
 // related to almost every file: they run in `npm test`, or when they are named.

@@ -6,7 +6,7 @@ import { expectEqual, PAIRS, PUSH_PAIRS } from "./support/matrix.js";
 vi.setConfig({ testTimeout: 180_000 });
 
 describe("tokens and KV over the embedded transport", () => {
-  // Each TP and block size of either side at least once; accuracy.test.ts has equal sizes, and blocks of 32 tokens on either side.
+  // Each TP and block size of either side at least once; accuracy.long.test.ts has equal sizes, and blocks of 32 tokens on either side.
   it.each(isLongRun ? PAIRS : [PAIRS[3], PAIRS[7], PAIRS[8]])(
     "TP $prefillTp→$decodeTp, block $prefillBlockSize→$decodeBlockSize",
     async (pair) => {

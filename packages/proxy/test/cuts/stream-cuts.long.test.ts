@@ -1,3 +1,4 @@
+// A long suite: cuts streams at bytes all over; stream-forms.test.ts has their forms.
 import { BodyQueue } from "@kv/fleet/front-end";
 import { afterEach, describe, expect, test, vi } from "vitest";
 import { runProxy } from "../support/set-up.js";

@@ -1,3 +1,4 @@
+// A long suite: runs kv-peer with each older wire version; peers/ has the newest.
 import { readFileSync } from "node:fs";
 import type { SideChannelListener } from "@kv/interface";
 import {

@@ -1,3 +1,4 @@
+// A long suite: the matrix over LIBFABRIC; matrix-nixl.test.ts has it over UCX.
 import { describe, it } from "vitest";
 import { libfabricAbsence } from "./support/libfabric-absence.js";
 import { expectEqual, PAIRS } from "./support/matrix.js";

@@ -1,3 +1,4 @@
+// A long suite: ends the demo at many moments.
 import { type ChildProcess, spawn } from "node:child_process";
 import { randomUUID } from "node:crypto";
 import { readdirSync, readFileSync, readlinkSync, realpathSync } from "node:fs";

@@ -1,3 +1,4 @@
+// A long suite: ends a peer in each phase over each route; npm run test:long -- --only deaths has more.
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { describe, expect, test } from "vitest";
 import { libfabricMissing } from "../support/libfabric-available.js";

@@ -1,3 +1,4 @@
+// A long suite: starts every program with each kind of wrong call.
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";

@@ -1,3 +1,4 @@
+// A long suite: packs each package and installs it elsewhere; lint:packages checks what each exports.
 import { mkdtemp, readdir, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";

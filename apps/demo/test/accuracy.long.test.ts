@@ -1,3 +1,4 @@
+// A long suite: scores an engine and a pair.
 import { isLongRun } from "@kv/testing/long-run";
 import { expect, it } from "vitest";
 import { questionSet } from "../src/accuracy/recall-model.js";

@@ -1,3 +1,4 @@
+// A long suite: the matrix in the memory of a stand-in for a GPU.
 import { existsSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 import { isLongRun, someOf } from "@kv/testing/long-run";

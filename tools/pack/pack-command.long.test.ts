@@ -1,3 +1,4 @@
+// A long suite: packs and installs packages as the command does.
 import { cp, mkdir, mkdtemp, readdir, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";

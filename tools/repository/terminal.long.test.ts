@@ -1,3 +1,4 @@
+// A long suite: starts every program with hostile names and values.
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";

@@ -1,3 +1,4 @@
+// A long suite: runs the steps of each container file.
 import { type ChildProcess, spawn } from "node:child_process";
 import { once } from "node:events";
 import {

@@ -1,3 +1,4 @@
+// A long suite: compiles the units of the addon for tests of their own.
 import { execFile } from "node:child_process";
 import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
