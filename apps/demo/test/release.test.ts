@@ -67,6 +67,22 @@ describe("a request for blocks that nobody will decode", () => {
   });
 });
 
+describe("requests that a decode instance refuses", () => {
+  it.each(["push", "NixlConnector"])(
+    "F1: 120 of them leave the prefill instance's pool empty, with %s",
+    async (connector) => {
+      const { prefill, decode, proxy } = await start({ connector });
+      // The proxy learns where P is, and then sends both legs of push at once.
+      await complete({ url: proxy.url, requestId: "first", promptTokens: [7, 8, 9], maxTokens: 1 });
+      const ask = async (_: unknown, at: number) =>
+        (await post(proxy.url, { prompt: [at + 1, 8, 9], max_tokens: 1e6 })).status;
+      expect(new Set(await Promise.all(Array.from({ length: 120 }, ask)))).toEqual(new Set([400]));
+      await expectIdle(prefill);
+      await expectIdle(decode);
+    },
+  );
+});
+
 describe.skipIf(absence !== undefined)(
   `a request for blocks that nobody will decode, over NIXL${absence === undefined ? "" : ` (${absence})`}`,
   () => {

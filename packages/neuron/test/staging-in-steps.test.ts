@@ -2,7 +2,7 @@ import type { ConnectorPair } from "@kv/conformance/connector";
 import type { BlockIds, ConnectorRequest, KvTransferParams, StepMetadata, Transport } from "@kv/interface";
 import { pullConnector } from "@kv/pull";
 import { pushConnector } from "@kv/push";
-import { afterEach, describe, expect, test } from "vitest";
+import { afterEach, describe, expect, it, test } from "vitest";
 import { type StagedPairOptions, stagedPair } from "./staged-pair.js";
 
 let pair: ConnectorPair;
@@ -233,6 +233,66 @@ describe("chunked prefill", () => {
     await step("prefill");
     expect(saves).toEqual([[[1, 2, 3]], [[1, 2, 3]]]);
     scheduler.requestFinished(request, [[5, 6, 7]], "aborted");
+  });
+});
+
+describe.each([pullConnector, pushConnector])("$name: a step that names no request", (connector) => {
+  /** Fills the device blocks of a side's first rank with bytes of `seed`. */
+  async function fill(side: Side, blockIds: readonly number[], seed: number): Promise<void> {
+    for (const [at, { memory, offsetBytes, blockStrideBytes, blockLengthBytes }] of regionsOf(side).entries())
+      for (const id of blockIds) {
+        const bytes = new Uint8Array(blockLengthBytes).map((_, byte) => seed + 7 * at + 13 * id + byte);
+        await waitFor(
+          memory.scatter(Float64Array.of(offsetBytes + id * blockStrideBytes, bytes.length), bytes.buffer),
+        );
+      }
+  }
+  const bytesOf = (side: Side, blockIds: readonly number[]) =>
+    regionsOf(side).map(({ memory, offsetBytes, blockStrideBytes, blockLengthBytes }) =>
+      blockIds.map((id) =>
+        memory.bytes.slice(offsetBytes + id * blockStrideBytes).subarray(0, blockLengthBytes),
+      ),
+    );
+  const regionsOf = (side: Side) => pair[side].caches[0]?.regions ?? [];
+
+  it.each([
+    ["", []],
+    [", and one that leaves the request out", [{}]],
+  ] as const)("H2: what it copies counts as not saved, after a step that named a part%s", async (_, more) => {
+    const errors: string[] = [];
+    await open({ connector, onError: (event) => void errors.push(event) });
+    const blocks = [5, 6, 7];
+    const request = produced("a", 48);
+    const { scheduler } = pair.prefill;
+    scheduler.matchedTokens(request, 0);
+    scheduler.afterAllocation(request, [blocks], 0);
+    await fill("prefill", blocks, 1);
+    await step("prefill", { a: 20 });
+    await step("prefill");
+    for (const computed of more) await step("prefill", computed);
+    await fill("prefill", [6, 7], 101);
+    await step("prefill", { a: 48 });
+    const { kvTransferParams = {} } = scheduler.requestFinished(request, [blocks], "length");
+    await step("prefill");
+    const consumer = asked("a", 48, kvTransferParams ?? {});
+    const { tokens } = pair.decode.scheduler.matchedTokens(consumer, 0);
+    pair.decode.scheduler.afterAllocation(consumer, [[20, 21, 22]], tokens);
+    expect((await until("decode", "a")).failed).toBeUndefined();
+    expect(bytesOf("decode", [20, 21, 22])).toEqual(bytesOf("prefill", blocks));
+    expect(errors).toEqual([]);
+  });
+
+  it("H2: an engine that names a part again, and not the last tokens, is told", async () => {
+    const errors: unknown[] = [];
+    await open({ connector, onError: (event, details) => void errors.push([event, details]) });
+    const request = produced("a", 48);
+    const { scheduler } = pair.prefill;
+    scheduler.matchedTokens(request, 0);
+    scheduler.afterAllocation(request, [[5, 6, 7]], 0);
+    for (const computed of [{ a: 20 }, undefined, { a: 40 }]) await step("prefill", computed);
+    scheduler.requestFinished(request, [[5, 6, 7]], "length");
+    await step("prefill");
+    expect(errors).toEqual([["staging-save-incomplete", { requestId: "a", savedTokens: 40, numTokens: 48 }]]);
   });
 });
 

@@ -37,7 +37,7 @@ interface Saving {
   readonly order: StagedRequest;
   /** Tokens, of those that the engine has named, whose blocks are copied as far as they are full. */
   savedTokens: number;
-  /** Tokens that the engine has computed, by its last word; undefined until it names the request. */
+  /** Tokens that the engine has computed, by its last word; undefined until it names the request, and again after a call that names none. */
   named: number | undefined;
 }
 
@@ -64,8 +64,8 @@ export function createSaves({ clock, log, tracer, onCopied, staging }: SavesOpti
         [...requests.values()].map(async (request) => {
           const { order, savedTokens } = request;
           const { requestId, numTokens } = order;
-          request.named = computed?.[requestId] ?? request.named;
-          const named = computed === undefined ? undefined : request.named;
+          const named = computed && (computed[requestId] ?? request.named);
+          request.named = named;
           const tokens = Math.min(named ?? numTokens, numTokens);
           const begun = named === undefined ? 0 : savedTokens;
           if (tokens <= begun) return;
@@ -87,7 +87,7 @@ export function createSaves({ clock, log, tracer, onCopied, staging }: SavesOpti
             await staging().save(requestId, { device: cut(order.device), wire });
             span?.end();
             // What was copied on no word of the engine is copied again when it names the request.
-            if (request.named !== undefined) request.savedTokens = tokens;
+            if (named !== undefined) request.savedTokens = tokens;
             onCopied?.({ requestId, direction: "save", wire, durationMs: clock.now() - startedMs });
           } catch (error) {
             span?.end(error);

@@ -1,8 +1,9 @@
 import { failureStage, type Instance, type InstancePool, type Pairing } from "@kv/fleet";
 import { KvError } from "@kv/interface";
 import type { Attempts, Part } from "../legs/client-request.js";
+import { KvUse } from "../legs/kv-use.js";
 import type { Legs } from "../legs/legs.js";
-import { releaseBlocks } from "../legs/release-blocks.js";
+import { releaseUntaken } from "../legs/release-blocks.js";
 import { KV_REQUEST_PULL } from "../request/leg-bodies.js";
 import {
   type LegAnswer,
@@ -50,9 +51,9 @@ export class PullStrategy implements DisaggregationStrategy {
   }
 
   /** Releases the blocks and throws where the request ended while the last bytes of the prefill answer came. */
-  #releaseIfAborted(part: Part, { kvTransferParams, instance }: PrefilledKv): void {
+  #releaseIfAborted(part: Part, prefill: PrefilledKv): void {
     if (!part.deadline.aborted) return;
-    releaseBlocks(this.#legs, part, kvTransferParams, instance);
+    releaseUntaken(this.#legs, part, prefill, new KvUse());
     throw part.deadline.reason;
   }
 
@@ -117,26 +118,17 @@ export class PullStrategy implements DisaggregationStrategy {
       readonly remote_block_ids?: unknown;
     };
     const ended = this.#legs.fleet.signals.kvReady(instance, blockIds, prefill.atMs);
-    let sent = false;
-    const onSent = () => {
-      sent = true;
-    };
+    const use = new KvUse();
     try {
       await this.#legs.fleet.pairing?.certain(instance);
       const answer = await this.#legs.decode(part, kvTransferParams, {
         prefill: instance,
         leaseEndsAtMs,
-        onSent,
+        use,
       });
-      // A refusal by the HTTP layer does not reach the worker's scheduler, which would tell the prefill worker. A second release is harmless.
-      if (answer.status >= 400 && answer.status < 500)
-        releaseBlocks(this.#legs, part, kvTransferParams, instance);
       return withPromptAnswer(answer, part.request, prefill);
-    } catch (error) {
-      // An instance that may have the parameters frees the blocks itself when its connection ends. A release could free them while it reads.
-      if (!sent) releaseBlocks(this.#legs, part, kvTransferParams, instance);
-      throw error;
     } finally {
+      releaseUntaken(this.#legs, part, prefill, use);
       ended();
     }
   }

@@ -2,7 +2,9 @@ import { failureStage, type Instance, type Role, type Visit } from "@kv/fleet";
 import type { Deadline } from "@kv/fleet/front-end";
 import { KvError, type Timer } from "@kv/interface";
 import { type Attempts, type Part, underUniqueId } from "../legs/client-request.js";
+import { KvUse } from "../legs/kv-use.js";
 import type { Legs } from "../legs/legs.js";
+import { releaseUntaken } from "../legs/release-blocks.js";
 import { KV_REQUEST_PUSH } from "../request/leg-bodies.js";
 import {
   cachedTokensOf,
@@ -107,6 +109,7 @@ class ConcurrentLegs {
   readonly #coordinates: EngineCoordinates;
   readonly #prefillDeadline: Deadline;
   readonly #decodeDeadline: Deadline;
+  readonly #use = new KvUse();
   #learned: EngineCoordinates | undefined = undefined;
   readonly #prefilling: Promise<PrefillEnd>;
   readonly #decoding: Promise<DecodeEnd>;
@@ -134,6 +137,7 @@ class ConcurrentLegs {
     this.#decoding = legs
       .decode({ ...part, deadline: this.#decodeDeadline }, registrationParams(coordinates, part.requestId), {
         prefill: visit.instance,
+        use: this.#use,
       })
       .then(
         (answer) => ({ answer }),
@@ -143,6 +147,24 @@ class ConcurrentLegs {
 
   /** The decode leg's answer, the prefill leg's error answer, or a restart. Errors: those of the legs, the deadline's reason. */
   async run(): Promise<LegAnswer | Restart> {
+    try {
+      return await this.#firstEnded();
+    } finally {
+      // A leg that is not needed any more ends by itself, or with the client.
+      this.#legs.inBackground(this.#bothEnded());
+    }
+  }
+
+  /** Has the KV released that P has brought and D has not taken. */
+  async #bothEnded(): Promise<void> {
+    const [{ outcome }] = await Promise.all([this.#prefilling, this.#decoding]);
+    if (outcome?.kind !== "kv") return;
+    // D's parameters name the engine before.
+    const use = this.#isOtherEngine ? new KvUse() : this.#use;
+    releaseUntaken(this.#legs, this.#part, outcome, use);
+  }
+
+  async #firstEnded(): Promise<LegAnswer | Restart> {
     // A prefill leg that has brought KV leaves the decision to the decode leg. Each race has a promise of its own: a shared one that never
     // settles would keep all races, with their answers, in memory.
     const prefillFailed = this.#prefilling.then((end): PrefillEnd | Promise<never> =>
@@ -155,11 +177,8 @@ class ConcurrentLegs {
     if ("prefill" in first) return this.#afterPrefill(first.prefill);
     const { answer, error } = first.decode;
     if (answer === undefined) return this.#afterDecodeFailure(error);
-    if (answer.status === 200 && this.#part.request.promptFields === "none") {
-      // The prefill answer is not needed any more. Its leg ends by itself, or with the client.
-      this.#legs.inBackground(this.#prefilling);
+    if (answer.status === 200 && this.#part.request.promptFields === "none")
       return { ...answer, cachedTokens: () => this.#cachedTokens() };
-    }
     return (await this.#afterServerFailure(answer)) ?? this.#afterPrefill(await this.#prefilling);
   }
 
@@ -189,7 +208,7 @@ class ConcurrentLegs {
   async #afterPrefill({ outcome, error }: PrefillEnd): Promise<LegAnswer | Restart> {
     const { request, attempts, deadline } = this.#part;
     const instance = this.#prefillInstance;
-    if (this.#learned !== undefined && this.#learned.engineId !== this.#coordinates.engineId) {
+    if (this.#isOtherEngine) {
       const why = "the prefill engine was restarted";
       await this.#abortDecode(why);
       this.#throwIfAborted();
@@ -222,6 +241,11 @@ class ConcurrentLegs {
     if (failure === undefined || !mayRetryPrefill(attempts, failure) || deadline.aborted)
       return outcome.answer;
     return { why: "the prefill leg failed", failedPrefill: instance, usedRetryOf: "prefill" };
+  }
+
+  /** The prefill instance has answered with another engine than the decode leg has. */
+  get #isOtherEngine(): boolean {
+    return this.#learned !== undefined && this.#learned.engineId !== this.#coordinates.engineId;
   }
 
   /** How many tokens of the prompt P had cached, once P has answered. D has its KV, so that takes no long time. */

@@ -5,6 +5,7 @@ import type { Random } from "@kv/interface";
 import { withIdSuffix } from "../request/leg-bodies.js";
 import type { AnswerTarget, LegAnswer } from "../response/leg-answer.js";
 import type { RequestRecord } from "../telemetry/request-record.js";
+import type { KvUse } from "./kv-use.js";
 
 /**
  * What was tried for one part. Retries are decided by it. The rules: an instance that could not be reached has received nothing, so the next one
@@ -63,8 +64,8 @@ export interface DecodeLegOptions {
   readonly prefill?: Instance | undefined;
   /** Until when the prefill worker surely holds the blocks, on the proxy's clock. After that nothing is sent: `KV_LEASE_EXPIRED`. */
   readonly leaseEndsAtMs?: number | undefined;
-  /** Called when an instance may have received the KV parameters. */
-  readonly onSent?: (() => void) | undefined;
+  /** Learns what the leg shows of that KV. */
+  readonly use?: KvUse | undefined;
 }
 
 /** Why one instance serves a part. */

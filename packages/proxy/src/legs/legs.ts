@@ -27,6 +27,7 @@ import {
   badAnswer,
   badStatus,
   hadKeptConnection,
+  isBadAnswer,
   isModelMissing,
   isServerFailure,
   leaseExpired,
@@ -209,7 +210,7 @@ export class Legs {
       role,
       body,
       leaseEndsAtMs = Number.POSITIVE_INFINITY,
-      onSent,
+      use,
       prefill,
       whole = false,
       kvFromPrefill = false,
@@ -229,12 +230,13 @@ export class Legs {
       const span = startLegSpan(this.ambient.tracer, part, instance);
       let answer: UpstreamAnswer | undefined;
       try {
-        answer = await this.#send(part, instance, span, body, onSent);
+        answer = await this.#send(part, instance, span, body, use?.sent);
         requireReadable(instance.role, instance.url, answer);
         const begin = await readAnswerBegin(answer, limits.heldAnswerLengthBytes);
         const expected = { onePart: !whole, streamed: request.fields.stream === true, kvFromPrefill };
         const read = readLegAnswer(request.endpoint, withSpan(visit, span), begin, expected);
         const legAnswer = part.readAnswer?.(read, begin.bytes) ?? read;
+        if (legAnswer.status !== 200) use?.refused(answer.status);
         const firstByteMs = clock.now() - startedAtMs;
         if (decoding) {
           record.firstByteMs = firstByteMs;
@@ -247,6 +249,8 @@ export class Legs {
         failed.answer = { ...legAnswer, visit: endedVisit(instance) };
         throw badStatus(role, instance.url, legAnswer.status);
       } catch (error) {
+        if (answer !== undefined && (answer.status !== 200 || isBadAnswer(error)))
+          use?.refused(answer.status);
         answer?.discard();
         if (decoding && !deadline.aborted) attempts.failedDecode.add(instance);
         span?.end(deadline.reasonOr(error));

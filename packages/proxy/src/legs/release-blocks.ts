@@ -1,25 +1,48 @@
 import type { IncomingHttpHeaders } from "node:http";
 import type { Instance, InstancePool, Visit } from "@kv/fleet";
-import { Deadline, legHeaders } from "@kv/fleet/front-end";
-import { KvError } from "@kv/interface";
-import { releaseBody } from "../request/leg-bodies.js";
+import { Deadline, legHeaders, type RequestBody } from "@kv/fleet/front-end";
+import { KvError, type KvTransferParams } from "@kv/interface";
+import { prefillBody, releaseBody } from "../request/leg-bodies.js";
+import type { PrefilledKv } from "../response/leg-answer.js";
 import { badStatus } from "../upstream/upstream-errors.js";
 import type { Part } from "./client-request.js";
+import type { KvUse } from "./kv-use.js";
 import { type Legs, tryInstances } from "./legs.js";
 
 /**
- * Has the blocks of the prefill worker `partner` freed that no decode leg will read and that `kvTransferParams` (JSON text) names, in the background: else they
- * are held until their lease ends. The prefill worker has no call for it, so a decode instance that fits it gets a request that it refuses (see `releaseBody`).
+ * Has the blocks freed that a prefill worker holds for the part, in the background, unless a decode leg has taken them: else they are held until their lease ends. The
+ * prefill worker has no call for it, so a decode instance that fits it gets a request that it refuses (see `releaseBody`), which is harmless a second time. vLLM's of push
+ * needs one that is served.
  */
-export function releaseBlocks(legs: Legs, part: Part, kvTransferParams: string, partner: Instance): void {
-  const { requestId, headers, request } = part;
-  const { metrics } = legs.ambient;
+export function releaseUntaken(legs: Legs, part: Part, prefill: PrefilledKv, use: KvUse): void {
+  if (use.isTaken) return;
+  const { requestId, headers, request, attempts } = part;
+  const { decoders: pool, ambient } = legs;
+  const { kvTransferParams, instance: partner } = prefill;
   part.record.released = true;
   const { model } = request.fields;
-  const release = { pool: legs.decoders, partner, kvTransferParams, requestId, headers, model };
-  legs.inBackground(
-    sendRelease(legs, release).then((outcome) => metrics.count("kv_proxy_released_total", 1, { outcome })),
+  // It is no client's request, and takes no turn of the routing.
+  const [preferredDecode] = [attempts.failedDecode, NONE].flatMap((without) =>
+    pool.alternatives(1, without, [partner]),
   );
+  const release = { pool, partner, kvTransferParams, requestId, headers, model, preferredDecode };
+  const served = use.isUnseen && freesOnlyWhatItWrites(legs, prefill) ? part : undefined;
+  legs.inBackground(
+    sendRelease(legs, { ...release, served }).then((outcome) =>
+      ambient.metrics.count("kv_proxy_released_total", 1, { outcome }),
+    ),
+  );
+}
+
+const NONE: ReadonlySet<Instance> = new Set();
+
+/**
+ * Whether the prefill worker is vLLM's of push, which still holds the blocks: it learns of no refusal (vLLM 0.33), and frees them when it has written them. Not where they may be gone: a decode worker
+ * of vLLM that registers its own blocks then never gets them back.
+ */
+function freesOnlyWhatItWrites({ ambient, settings }: Legs, { fields, atMs }: PrefilledKv): boolean {
+  const { transfer_mode: mode, kv_peer: peer } = fields.kv_transfer_params as KvTransferParams;
+  return mode === "push" && peer == null && ambient.clock.now() < atMs + settings.timeouts.leaseMs;
 }
 
 /** Blocks to free. */
@@ -34,51 +57,81 @@ export interface Release {
   /** A client's headers. */
   readonly headers: IncomingHttpHeaders;
   readonly model: unknown;
+  /** The instance of a pool of decode instances to ask first. */
+  readonly preferredDecode?: Instance | undefined;
+  /** The part of the blocks, which an instance serves with one token before one refuses a request. */
+  readonly served?: Part | undefined;
+}
+
+/** A request that has blocks freed. */
+interface ReleaseRequest {
+  readonly requestId: string;
+  readonly path: string;
+  readonly body: RequestBody;
+  /** Whether it frees the blocks also when it is refused with 400. */
+  readonly refusalFrees: boolean;
 }
 
 /** `sent`: an instance has served the request, and read a token. `refused`: it was refused, as it should. */
 export type ReleaseOutcome = "sent" | "refused" | "failed";
 
 /** Has blocks freed by an instance of `pool` that fits their holder. Never rejects. */
-export async function sendRelease(
+export async function sendRelease(legs: Legs, release: Release): Promise<ReleaseOutcome> {
+  const { kvTransferParams, requestId, model, served } = release;
+  if (served !== undefined) {
+    // The workers match by the id of both legs, which a route makes in its own way.
+    const body = prefillBody(served.request, kvTransferParams, requestId);
+    const path = served.request.endpoint;
+    const outcome = await send(legs, release, { requestId, path, body, refusalFrees: false });
+    if (outcome !== "failed") return outcome;
+  }
+  const body = releaseBody(model, kvTransferParams);
+  const refused = { requestId: `${requestId}-release`, path: "/v1/completions", body, refusalFrees: true };
+  return send(legs, release, refused);
+}
+
+async function send(
   { fleet, settings, ambient, forwarded }: Legs,
-  { pool, partner, kvTransferParams, requestId: ofRequest, headers, model }: Release,
+  { pool, partner, requestId: ofRequest, headers, preferredDecode }: Release,
+  { requestId, path, body, refusalFrees }: ReleaseRequest,
 ): Promise<ReleaseOutcome> {
   const { clock, log } = ambient;
   const { role } = pool;
-  const requestId = `${ofRequest}-release`;
   const deadline = new Deadline({ clock, requestMs: settings.timeouts.releaseMs });
 
   async function leg(visit: Visit): Promise<ReleaseOutcome> {
     const { url } = visit.instance;
-    const { status, body, discard } = await fleet.upstream.send({
+    const answer = await fleet.upstream.send({
       role,
       url,
       method: "POST",
-      path: "/v1/completions",
+      path,
       headers: legHeaders({
         clientHeaders: headers,
         forwarded: forwarded[role],
         requestId,
         instance: visit.instance,
       }),
-      body: releaseBody(model, kvTransferParams),
+      body,
       abort: deadline,
     });
-    await body.readLimited(64 * 1024);
-    discard();
+    const { status } = answer;
+    await answer.body.readLimited(64 * 1024);
+    answer.discard();
     visit.succeeded();
     // vLLM refuses the request with 400 and then tells the holder. Any other status besides 2xx comes from a gateway in front of the server.
     const served = status >= 200 && status < 300;
-    if (status !== 400 && !served) throw badStatus(role, url, status);
+    if (!served && !(refusalFrees && status === 400)) throw badStatus(role, url, status);
     const outcome = served ? "sent" : "refused";
     log.info("release-sent", { requestId: ofRequest, instance: url, status, outcome });
     return outcome;
   }
 
   try {
-    // A second release is harmless, so a failed one is tried on another instance.
-    return await tryInstances({ pool, context: { requestId }, partner, deadline, retries: 1, log }, leg);
+    // A second refused one is harmless, so a failed one is tried on another instance.
+    const retries = refusalFrees ? 1 : 0;
+    const context = { requestId, preferredDecode };
+    return await tryInstances({ pool, context, partner, deadline, retries, log }, leg);
   } catch (thrown) {
     const error = KvError.from(thrown, "KV_INTERNAL", "the blocks could not be freed");
     log.warn("blocks-not-released", { requestId: ofRequest, error });

@@ -10,6 +10,11 @@ export function badAnswer(role: Role, url: string, what: string, cause?: unknown
   });
 }
 
+/** Whether an error is `badAnswer`. */
+export function isBadAnswer(error: unknown): boolean {
+  return KvError.is(error, "KV_PROXY_UPSTREAM_FAILED") && error.details.stage === undefined;
+}
+
 /** An instance answered with a server failure. The client gets that answer where no other instance gives a better one. */
 export function badStatus(role: Role, url: string, status: number): KvError {
   const stage: FailureStage = "status";

@@ -8,6 +8,7 @@ import {
   sendStream,
 } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
+import { legsAt } from "../support/releases.js";
 import { post, runProxy, upstream } from "../support/set-up.js";
 
 /** A prefill instance whose engine is `engineId`; it answers when `ready` resolves. */
@@ -124,7 +125,7 @@ test("the request begins again when the decode leg fails because the prefill eng
     decoders: [d.url],
   });
   expect(await (await ask(url)).json()).toEqual(COMPLETION);
-  expect(d.seen.length).toBe(2);
+  expect(d.seen.filter(({ json }) => json.max_tokens !== 1)).toHaveLength(2);
 });
 
 test("a prefill answer without KV while both legs are under way is an error, or decode computes by policy", async () => {
@@ -242,7 +243,7 @@ test.each([
       decoders: [bad.url, good.url],
     });
     expect(await (await ask(url)).json()).toEqual(COMPLETION);
-    expect([bad.seen.length, good.seen.length]).toEqual([1, 1]);
+    expect([bad, good].map(legsAt)).toEqual([1, 1]);
     // The prompt was computed again: no decode leg uses the blocks of the first prefill leg.
     expect(good.seen[0]?.headers["x-request-id"]).not.toBe(bad.seen[0]?.headers["x-request-id"]);
     expect(paramsOf(good, 0)).toMatchObject({ remote_block_ids: [[1]] });
@@ -290,7 +291,7 @@ test("the only decode instance fails with the KV of a prefill instance that ende
     decoders: [d.url],
   });
   expect(await (await ask(url)).json()).toEqual(COMPLETION);
-  expect([ended.seen.length, p.seen.length, d.seen.length]).toEqual([1, 1, 2]);
+  expect([ended, p, d].map(legsAt)).toEqual([1, 1, 2]);
 });
 
 test.each([
@@ -306,7 +307,7 @@ test.each([
   });
   const response = await ask(url);
   expect([response.status, await response.json()]).toEqual([status, failed]);
-  expect([p.seen.length, d.seen.length]).toEqual([tries, tries]);
+  expect([p, d].map(legsAt)).toEqual([tries, tries]);
 });
 
 test("after a prefill failure another instance is tried; when both fail, the second failure is the answer", async () => {

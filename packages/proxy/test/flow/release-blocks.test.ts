@@ -1,10 +1,9 @@
-import { deadUrl, decodeOk, prefillOk, type Seen, sendJson } from "@kv/testing/http/fake-upstream";
+import { type Answer, deadUrl, decodeOk, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
 import { manualClock } from "@kv/testing/manual-clock";
-import { expect, test } from "vitest";
+import { describe, expect, it, test } from "vitest";
+import { isRelease, legsAt, releasesAt } from "../support/releases.js";
 import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 import { vllmPair } from "../support/vllm-stub.js";
-
-const isRelease = (seen: Seen) => seen.json.use_beam_search === true;
 
 test("P's blocks are freed when a decode instance refuses the request before its engine sees it", async () => {
   const vllm = vllmPair();
@@ -15,6 +14,73 @@ test("P's blocks are freed when a decode instance refuses the request before its
   );
   const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
   expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(401);
+  await expect.poll(() => vllm.held.size).toBe(0);
+});
+
+const sends =
+  (status: number): Answer =>
+  ({ response }) =>
+    sendJson(response, { error: { message: "no" } }, status);
+const html: Answer = ({ response }) => {
+  response.writeHead(200, { "content-type": "text/html" });
+  response.end("<html>busy</html>");
+};
+const streamedError: Answer = ({ response }) => {
+  response.writeHead(200, { "content-type": "text/event-stream" });
+  response.end('data: {"error":{"message":"KV load failed","code":500}}\n\ndata: [DONE]\n\n');
+};
+
+describe.each([1, 2])("F2: D answers without a generation, %i instances", (decoders) => {
+  it.each<[what: string, answer: Answer, stream?: boolean]>([
+    ...[400, 401, 404, 429, 500, 501, 502, 503, 504, 204, 307].map((status): [string, Answer] => [
+      String(status),
+      sends(status),
+    ]),
+    ["HTML with 200", html],
+    ["HTML with 200, for a stream", html, true],
+    ["an empty body with 200", ({ response }) => void response.end()],
+    ["a coding", ({ response }) => void response.setHeader("content-encoding", "br").end("x")],
+    ["a stream where none was requested", streamedError],
+    ["a stream that begins with an error", streamedError, true],
+  ])("F2: each prefill has one release: %s", async (_, answer, stream = false) => {
+    const vllm = vllmPair();
+    const p = await upstream(vllm.prefill);
+    const ds = await Promise.all(
+      Array.from({ length: decoders }, () =>
+        upstream((seen) => (isRelease(seen) ? vllm.decode(seen) : answer(seen))),
+      ),
+    );
+    const { url } = await runProxy({ prefillers: [p.url], decoders: ds.map((d) => d.url) });
+    for (let times = 0; times < 10; times += 1)
+      expect((await post(`${url}/v1/completions`, { prompt: "a", stream })).status).not.toBe(200);
+    await expect.poll(() => ds.reduce((sum, d) => sum + releasesAt(d), 0)).toBe(p.seen.length);
+    expect([vllm.held.size, vllm.counts.unknownFrees]).toEqual([0, 0]);
+  });
+});
+
+test("F2: an instance that breaks off, or that generates, frees the blocks itself", async () => {
+  for (const breaks of [true, false]) {
+    const vllm = vllmPair();
+    const p = await upstream(vllm.prefill);
+    const d = await upstream((seen) => (breaks ? void seen.response.destroy() : vllm.decode(seen)));
+    const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+    await post(`${url}/v1/completions`, { prompt: "a" });
+    await proxy.close();
+    expect(releasesAt(d)).toBe(0);
+    expect(legsAt(d)).toBe(breaks ? 2 : 1);
+  }
+});
+
+test("F2: blocks are freed when one instance lacks the model and no other can be reached", async () => {
+  const vllm = vllmPair();
+  const p = await upstream(vllm.prefill);
+  const d = await upstream((seen) => (isRelease(seen) ? vllm.decode(seen) : sends(404)(seen)));
+  const { url } = await runProxy({
+    prefillers: [p.url],
+    decoders: [d.url, await deadUrl()],
+    createRouting: () => ({ name: "first", choose: (candidates) => candidates[0] }),
+  });
+  expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(502);
   await expect.poll(() => vllm.held.size).toBe(0);
 });
 
