@@ -1,11 +1,11 @@
 import { failureStage, type Instance, type InstancePool, type Pairing } from "@kv/fleet";
 import { KvError } from "@kv/interface";
 import type { Attempts, Part } from "../legs/client-request.js";
-import { KvUse } from "../legs/kv-use.js";
 import type { Legs } from "../legs/legs.js";
 import { releaseUntaken } from "../legs/release-blocks.js";
 import { KV_REQUEST_PULL } from "../request/leg-bodies.js";
 import {
+  KvUse,
   type LegAnswer,
   type PrefillError,
   type PrefilledKv,
@@ -128,7 +128,7 @@ export class PullStrategy implements DisaggregationStrategy {
       });
       return withPromptAnswer(answer, part.request, prefill);
     } finally {
-      releaseUntaken(this.#legs, part, prefill, use);
+      if (!use.isTaken) releaseUntaken(this.#legs, part, prefill, use);
       ended();
     }
   }

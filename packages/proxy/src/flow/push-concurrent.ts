@@ -2,12 +2,12 @@ import { failureStage, type Instance, type Role, type Visit } from "@kv/fleet";
 import type { Deadline } from "@kv/fleet/front-end";
 import { KvError, type Timer } from "@kv/interface";
 import { type Attempts, type Part, underUniqueId } from "../legs/client-request.js";
-import { KvUse } from "../legs/kv-use.js";
 import type { Legs } from "../legs/legs.js";
 import { releaseUntaken } from "../legs/release-blocks.js";
 import { KV_REQUEST_PUSH } from "../request/leg-bodies.js";
 import {
   cachedTokensOf,
+  KvUse,
   type LegAnswer,
   type PrefillOutcome,
   withPromptAnswer,
@@ -161,7 +161,7 @@ class ConcurrentLegs {
     if (outcome?.kind !== "kv") return;
     // D's parameters name the engine before.
     const use = this.#isOtherEngine ? new KvUse() : this.#use;
-    releaseUntaken(this.#legs, this.#part, outcome, use);
+    if (!use.isTaken) releaseUntaken(this.#legs, this.#part, outcome, use);
   }
 
   async #firstEnded(): Promise<LegAnswer | Restart> {

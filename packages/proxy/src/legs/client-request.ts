@@ -3,9 +3,8 @@ import type { Instance, PooledInstance, Visit } from "@kv/fleet";
 import type { Deadline, GenerationRequest } from "@kv/fleet/front-end";
 import type { Random } from "@kv/interface";
 import { withIdSuffix } from "../request/leg-bodies.js";
-import type { AnswerTarget, LegAnswer } from "../response/leg-answer.js";
+import type { AnswerTarget, KvUse, LegAnswer } from "../response/leg-answer.js";
 import type { RequestRecord } from "../telemetry/request-record.js";
-import type { KvUse } from "./kv-use.js";
 
 /**
  * What was tried for one part. Retries are decided by it. The rules: an instance that could not be reached has received nothing, so the next one

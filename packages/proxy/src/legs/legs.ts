@@ -27,7 +27,6 @@ import {
   badAnswer,
   badStatus,
   hadKeptConnection,
-  isBadAnswer,
   isModelMissing,
   isServerFailure,
   leaseExpired,
@@ -235,8 +234,8 @@ export class Legs {
         const begin = await readAnswerBegin(answer, limits.heldAnswerLengthBytes);
         const expected = { onePart: !whole, streamed: request.fields.stream === true, kvFromPrefill };
         const read = readLegAnswer(request.endpoint, withSpan(visit, span), begin, expected);
+        if (read.status !== 200) use?.refused(answer.status);
         const legAnswer = part.readAnswer?.(read, begin.bytes) ?? read;
-        if (legAnswer.status !== 200) use?.refused(answer.status);
         const firstByteMs = clock.now() - startedAtMs;
         if (decoding) {
           record.firstByteMs = firstByteMs;
@@ -249,8 +248,7 @@ export class Legs {
         failed.answer = { ...legAnswer, visit: endedVisit(instance) };
         throw badStatus(role, instance.url, legAnswer.status);
       } catch (error) {
-        if (answer !== undefined && (answer.status !== 200 || isBadAnswer(error)))
-          use?.refused(answer.status);
+        if (answer !== undefined) use?.failed(answer.status, error);
         answer?.discard();
         if (decoding && !deadline.aborted) attempts.failedDecode.add(instance);
         span?.end(deadline.reasonOr(error));

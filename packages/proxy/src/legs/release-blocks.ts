@@ -3,19 +3,16 @@ import type { Instance, InstancePool, Visit } from "@kv/fleet";
 import { Deadline, legHeaders, type RequestBody } from "@kv/fleet/front-end";
 import { KvError, type KvTransferParams } from "@kv/interface";
 import { prefillBody, releaseBody } from "../request/leg-bodies.js";
-import type { PrefilledKv } from "../response/leg-answer.js";
+import type { KvUse, PrefilledKv } from "../response/leg-answer.js";
 import { badStatus } from "../upstream/upstream-errors.js";
 import type { Part } from "./client-request.js";
-import type { KvUse } from "./kv-use.js";
 import { type Legs, tryInstances } from "./legs.js";
 
 /**
- * Has the blocks freed that a prefill worker holds for the part, in the background, unless a decode leg has taken them: else they are held until their lease ends. The
- * prefill worker has no call for it, so a decode instance that fits it gets a request that it refuses (see `releaseBody`), which is harmless a second time. vLLM's of push
- * needs one that is served.
+ * Has the blocks freed that a prefill worker holds for the part, and that no decode leg has taken, in the background: else they are held until their lease ends. The prefill
+ * worker has no call for it, so a decode instance that fits it gets a request that it refuses (see `releaseBody`). That is harmless a second time.
  */
 export function releaseUntaken(legs: Legs, part: Part, prefill: PrefilledKv, use: KvUse): void {
-  if (use.isTaken) return;
   const { requestId, headers, request, attempts } = part;
   const { decoders: pool, ambient } = legs;
   const { kvTransferParams, instance: partner } = prefill;
@@ -37,8 +34,8 @@ export function releaseUntaken(legs: Legs, part: Part, prefill: PrefilledKv, use
 const NONE: ReadonlySet<Instance> = new Set();
 
 /**
- * Whether the prefill worker is vLLM's of push, which still holds the blocks: it learns of no refusal (vLLM 0.33), and frees them when it has written them. Not where they may be gone: a decode worker
- * of vLLM that registers its own blocks then never gets them back.
+ * Whether the prefill worker is one of vLLM's in push, and still holds the blocks. Such a worker learns of no refusal (vLLM 0.33), and frees blocks that it has written: a
+ * decode instance serves the request once more, with one token. Where the blocks are gone, a decode worker of vLLM would wait for them, and never free its own.
  */
 function freesOnlyWhatItWrites({ ambient, settings }: Legs, { fields, atMs }: PrefilledKv): boolean {
   const { transfer_mode: mode, kv_peer: peer } = fields.kv_transfer_params as KvTransferParams;

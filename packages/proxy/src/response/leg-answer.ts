@@ -13,7 +13,7 @@ import { KvError } from "@kv/interface";
 import { checkRemotePrefillParams } from "@kv/protocol";
 import { rawMember } from "../request/json-members.js";
 import type { RequestRecord } from "../telemetry/request-record.js";
-import { badAnswer } from "../upstream/upstream-errors.js";
+import { badAnswer, isBadAnswer } from "../upstream/upstream-errors.js";
 import { AnswerFilter, type AnswerTraits } from "./answer-filter.js";
 import { HIDDEN } from "./answer-members.js";
 import { FirstEvent, streamedError } from "./event-stream.js";
@@ -395,4 +395,34 @@ export function cachedTokensOf(prefillAnswer: Fields): number | undefined {
     return params.remote_prefill_cached_tokens;
   const details = isObject(usage) ? usage.prompt_tokens_details : undefined;
   return isObject(details) && typeof details.cached_tokens === "number" ? details.cached_tokens : undefined;
+}
+
+/** What a decode leg has shown of the KV that a prefill worker holds for it. */
+export class KvUse {
+  #state: "unseen" | "unsure" | "taken" = "unseen";
+
+  /** An instance may have the parameters. It frees the blocks itself when its connection ends: a release could free them while it reads. */
+  readonly sent = (): void => {
+    this.#state = "taken";
+  };
+
+  /** An instance has answered, and not with a generation. A status below 500 and 501 come from its HTTP layer, or from a gateway before it. */
+  refused(status: number): void {
+    this.#state = (status !== 200 && status < 500) || status === 501 ? "unseen" : "unsure";
+  }
+
+  /** The answer with this status could not be read. A 200 that breaks off, or is aborted, may be a generation. */
+  failed(status: number, error: unknown): void {
+    if (status !== 200 || isBadAnswer(error)) this.refused(status);
+  }
+
+  /** Whether an instance has taken the KV, or frees the blocks itself. */
+  get isTaken(): boolean {
+    return this.#state === "taken";
+  }
+
+  /** Whether no engine has seen the parameters. */
+  get isUnseen(): boolean {
+    return this.#state === "unseen";
+  }
 }
