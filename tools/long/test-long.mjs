@@ -147,7 +147,7 @@ async function damagedBytes() {
   const env = { KV_MUTATIONS: `${mutations}`, KV_CHECKED_MUTATIONS: `${checked}` };
   const files = [
     "packages/nixl/test/metadata/metadata-mutations.test.ts",
-    "packages/nixl/test/metadata/metadata-check.test.ts",
+    "packages/nixl/test/metadata/metadata-check.long.test.ts",
     "packages/protocol/src/notifications/damaged-notifications.test.ts",
   ];
   const what = `${mutations} mutated blobs, ${checked} of them loaded by NIXL, and as many notifications`;

@@ -1,4 +1,4 @@
-// A long suite: runs kv-peer verify over NIXL; verify-memory.test.ts and packages/peer/test/verify.test.ts have its checks.
+// A long suite: runs kv-peer verify over NIXL; verify-memory.long.test.ts and packages/peer/test/verify.long.test.ts have its checks.
 import { execFile } from "node:child_process";
 import { readFileSync, writeFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";

@@ -1,3 +1,4 @@
+// A long suite: starts the demo with each kind of arguments.
 import { readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";

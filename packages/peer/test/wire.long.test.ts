@@ -1,3 +1,4 @@
+// A long suite: reads the wire from trees of vLLM with Python.
 import { execFile, execFileSync } from "node:child_process";
 import {
   cpSync,

@@ -1,3 +1,4 @@
+// A long suite: ends processes in each state of an agent.
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { describe, expect, test } from "vitest";
 import { BOTH_BACKENDS } from "../support/both-backends.js";

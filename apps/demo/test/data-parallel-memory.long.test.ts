@@ -1,3 +1,4 @@
+// A long suite: data parallel ranks of the demo.
 import { type KvTransferConfig, type Log, silentLog } from "@kv/interface";
 import { createProxy } from "@kv/proxy";
 import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";

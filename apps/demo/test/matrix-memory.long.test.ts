@@ -1,3 +1,4 @@
+// A long suite: pairs of TP and block sizes in memory; matrix-nixl.test.ts has some over UCX.
 import { isLongRun, someOf } from "@kv/testing/long-run";
 import { describe, expect, it, vi } from "vitest";
 import { expectEqual, PAIRS, PUSH_PAIRS } from "./support/matrix.js";

@@ -1,3 +1,4 @@
+// A long suite: the suite of transports over LIBFABRIC; conformance.test.ts has it over UCX.
 import { transportSuite } from "@kv/conformance/transport";
 import { nixlTransport } from "@kv/nixl";
 import { describe } from "vitest";

@@ -1,3 +1,4 @@
+// A long suite: watches a pair over many rounds.
 import { once } from "node:events";
 import { createServer, type Server } from "node:http";
 import { type AddressInfo, createServer as createSocket } from "node:net";
@@ -19,7 +20,7 @@ import { METADATA, tokensOf } from "./sample-recording.js";
 import { type Served, serveSample } from "./served.js";
 
 const TRIES = isLongRun ? 100 : 20;
-/** `KV_WATCH_ROUNDS=10000 npx vitest run packages/peer/test/watch.test.ts` runs more. */
+/** `KV_WATCH_ROUNDS=10000 npx vitest run packages/peer/test/watch.long.test.ts` runs more. */
 const ROUNDS = Number(process.env["KV_WATCH_ROUNDS"] ?? (isLongRun ? 100 : 10));
 /** Three blocks of 32 tokens, all of them full. */
 const LENGTH = 96;

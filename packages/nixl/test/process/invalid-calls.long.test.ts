@@ -1,3 +1,4 @@
+// A long suite: calls that would end the process, each in one of its own.
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { describe, expect, test } from "vitest";
 import { BOTH_BACKENDS } from "../support/both-backends.js";

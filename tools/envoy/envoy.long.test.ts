@@ -1,3 +1,4 @@
+// A long suite: Envoy, kv-epp, sidecars and engines, in processes of their own.
 import { createHash, randomBytes } from "node:crypto";
 import { once } from "node:events";
 import { createServer, type IncomingHttpHeaders, type ServerResponse } from "node:http";

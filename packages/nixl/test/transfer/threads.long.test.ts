@@ -1,3 +1,4 @@
+// A long suite: many agents in worker threads.
 import { transportSuite } from "@kv/conformance/transport";
 import { nixlTransport } from "@kv/nixl";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";

@@ -1,3 +1,4 @@
+// A long suite: runs each example of the READMEs, as a user would.
 import { execFile } from "node:child_process";
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";

@@ -1,3 +1,4 @@
+// A long suite: requests of all kinds in memory.
 import { afterEach, describe, expect, it } from "vitest";
 import { type Cluster, startCluster } from "../src/cluster/cluster.js";
 import { jsonLog } from "../src/processes/json-log.js";

@@ -1,3 +1,4 @@
+// A long suite: builds the documentation site and follows its links.
 import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";

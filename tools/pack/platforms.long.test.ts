@@ -1,3 +1,4 @@
+// A long suite: installs the packages of all platforms.
 import { execFileSync } from "node:child_process";
 import { existsSync } from "node:fs";
 import { copyFile, cp, mkdir, mkdtemp, readFile, rm, writeFile } from "node:fs/promises";

@@ -1,3 +1,4 @@
+// A long suite: two processes over LIBFABRIC; two-processes.test.ts has them over UCX.
 import { nixlTransport } from "@kv/nixl";
 import { describe, expect, test } from "vitest";
 import { libfabricMissing } from "../support/libfabric-available.js";

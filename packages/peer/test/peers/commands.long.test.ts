@@ -1,3 +1,4 @@
+// A long suite: starts kv-peer as P and as D.
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";

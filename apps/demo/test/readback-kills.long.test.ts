@@ -1,3 +1,4 @@
+// A long suite: ends P and D between turns.
 import { setTimeout as sleep } from "node:timers/promises";
 import { KvError, silentLog } from "@kv/interface";
 import { createProxy } from "@kv/proxy";

@@ -1,3 +1,4 @@
+// A long suite: waits for collections of garbage, in processes.
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { describe, expect, test } from "vitest";
 import { runChild } from "../support/run-child.js";

@@ -1,3 +1,4 @@
+// A long suite: packs all packages, and unpacks them.
 import { execFileSync } from "node:child_process";
 import {
   existsSync,

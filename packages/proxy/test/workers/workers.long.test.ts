@@ -1,3 +1,4 @@
+// A long suite: starts kv-proxy with worker processes.
 import { readFileSync } from "node:fs";
 import { request } from "node:http";
 import { COMPLETION, decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";

@@ -1,3 +1,4 @@
+// A long suite: damaged metadata, in processes that may crash.
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { type AddressInfo, connect, createServer, type Socket } from "node:net";

@@ -1,3 +1,4 @@
+// A long suite: installs NIXL with pip.
 import { mkdtemp, readdir, rm, stat, truncate } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";

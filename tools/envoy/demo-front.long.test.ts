@@ -1,3 +1,4 @@
+// A long suite: the demo with Envoy in front.
 import { isLongRun } from "@kv/testing/long-run";
 import { describe, expect, test } from "vitest";
 import { nixlAbsence } from "../../apps/demo/test/support/nixl-absence.js";

@@ -1,3 +1,4 @@
+// A long suite: hundreds of requests that D refuses; packages/proxy/test/flow has the releases.
 import { silentLog } from "@kv/interface";
 import { someOf } from "@kv/testing/long-run";
 import { afterEach, describe, expect, it } from "vitest";

@@ -1,3 +1,4 @@
+// A long suite: runs kv-peer verify against the demo.
 import { silentLog } from "@kv/interface";
 import { EngineServer, verify } from "@kv/peer";
 import { startUpstream } from "@kv/testing/http/fake-upstream";

@@ -1,3 +1,4 @@
+// A long suite: verifies pairs with planted faults.
 import { readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";

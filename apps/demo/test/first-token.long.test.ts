@@ -1,3 +1,4 @@
+// A long suite: measures whose time the first token took.
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
