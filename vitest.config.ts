@@ -32,7 +32,8 @@ const SHARED = [
   "packages/{connector,epp,fleet,http,kv-plan,neuron,peer,program,proxy,pull,push,side-channel}/src/**/*.test.ts",
   // The other folders of @kv/nixl mock modules, or what the machine has.
   "packages/nixl/src/!(addon|backends|doctor|library)/**/*.test.ts",
-  "packages/{connector,epp,fleet,http,pull,push,proxy,side-channel}/test/**/*.test.ts",
+  "packages/{connector,epp,fleet,http,kv-plan,neuron,peer,program,pull,push,proxy,side-channel}/test/**/*.test.ts",
+  "tools/!(pack)/**/*.test.ts",
 ];
 
 /** The demo's tests take the packages as they are built: each of its files loads all of them. After an edit they take the sources. */
@@ -48,6 +49,7 @@ const builtProject = {
   },
   test: {
     name: "built",
+    isolate: false,
     include: BUILT,
     exclude: EXCLUDED,
     server: { deps: { external: [/\/packages\/[a-z-]+\/dist\//] } },
