@@ -80,7 +80,9 @@ export default defineConfig({
     reporters: isTask ? ["default", "json"] : ["default"],
     outputFile: { json: `${process.cwd()}/.turbo/report-${process.env["npm_lifecycle_event"]}.json` },
     // Fault runs have fewer requests than their 1,000.
-    env: isLongRun ? {} : { KV_REQUESTS: process.env["KV_REQUESTS"] ?? "400" },
+    env: isLongRun ? {} : { KV_REQUESTS: process.env["KV_REQUESTS"] ?? "200" },
+    // The suites of many packages have the same modules.
+    experimental: { fsModuleCache: !isLongRun },
     globalSetup: "tools/tests/vitest-setup.mjs",
     testTimeout: 60_000,
     hookTimeout: 60_000,

@@ -188,7 +188,7 @@ function deathsOfPeers() {
 
 /** Every number of free file descriptors from 0 to 32, each with a new agent, two of them, and a peer that is added and read: no process ends by a signal. */
 async function fewDescriptors() {
-  const file = "packages/nixl/test/process/few-descriptors.test.ts";
+  const file = "packages/nixl/test/process/few-descriptors.long.test.ts";
   await check("0 to 32 descriptors left", { KV_LONG: "1" }, vitest, ["run", file]);
 }
 

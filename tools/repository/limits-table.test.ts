@@ -62,12 +62,12 @@ const LISTENERS: readonly Listener[] = [
   {
     heading: "kv-proxy, clients",
     limits: proxyLimits("clients"),
-    files: ["packages/proxy/test/http/every-limit.test.ts"],
+    files: ["packages/proxy/test/http/every-limit.long.test.ts"],
   },
   {
     heading: "kv-proxy, admin port",
     limits: proxyLimits("admin"),
-    files: ["packages/proxy/test/http/every-limit.test.ts"],
+    files: ["packages/proxy/test/http/every-limit.long.test.ts"],
   },
   {
     heading: "kv-epp, gateways",

@@ -229,7 +229,7 @@ test("a stream that has begun is never retried", async () => {
 test("a failed part aborts the other parts, and its error is the answer", async () => {
   const p = await upstream(prefillOk);
   const d = await upstream((seen) => {
-    if (seen.json.prompt === "bad") sendJson(seen.response, { error: { message: "no" } }, 500);
+    if (seen.json.prompt !== "waits for ever") sendJson(seen.response, { error: { message: "no" } }, 500);
   });
   const { url, proxy } = await runProxy({
     prefillers: [p.url],

@@ -1,3 +1,4 @@
+// A long suite: runs kv-nixl doctor on machines of all kinds.
 import { cp, mkdtemp, realpath, rm, truncate } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { basename, dirname, join } from "node:path";

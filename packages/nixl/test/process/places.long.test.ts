@@ -1,3 +1,4 @@
+// A long suite: bundles @kv/nixl in several places.
 // Places in which the package runs: bundles, restricted processes, users without a home.
 import { spawnSync } from "node:child_process";
 import { mkdirSync, mkdtempSync, rmSync, symlinkSync } from "node:fs";

@@ -1,3 +1,4 @@
+// A long suite: waits for each limit of the admin servers.
 import { get } from "node:http";
 import { setTimeout as sleep } from "node:timers/promises";
 import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";

@@ -1,3 +1,4 @@
+// A long suite: processes with few file descriptors.
 import { type ChildProcess, fork } from "node:child_process";
 import { once } from "node:events";
 import { fileURLToPath } from "node:url";

@@ -1,3 +1,4 @@
+// A long suite: runs kv-nixl bench between processes.
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { connect } from "node:net";

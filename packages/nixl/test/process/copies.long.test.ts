@@ -1,3 +1,4 @@
+// A long suite: processes with two copies of the package.
 import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { describe, expect, test } from "vitest";
 import { runChild } from "../support/run-child.js";

@@ -1,3 +1,4 @@
+// A long suite: processes with variables of all kinds.
 import { fileURLToPath } from "node:url";
 import { nixlTransport } from "@kv/nixl";
 import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";

@@ -1,3 +1,4 @@
+// A long suite: faults of prepared transfers, one at a time.
 import type { Memory } from "@kv/interface";
 import { type NixlAgent, nixlTransport, type PreparedTransfer } from "@kv/nixl";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
