@@ -21,6 +21,7 @@ const AT_THE_TOP = [
   ".gitignore",
   ".npmrc",
   "docs/errors.md",
+  "docs/design/push.md",
 ];
 
 let folder = "";
@@ -83,12 +84,29 @@ describe("the core, in a folder without the rest", () => {
   }, 300_000);
 
   test("passes its tests", () => {
-    const output = run("npx", ["vitest", "run", "--reporter=json", "packages/"], { CI: "", KV_LONG: "" });
-    const report = JSON.parse(output.slice(output.indexOf('{"numTotal'))) as {
+    const report = join(folder, "report.json");
+    const args = ["vitest", "run", "--reporter=json", `--outputFile.json=${report}`, "packages/"];
+    try {
+      run("npx", args, { CI: "", KV_LONG: "", TURBO_HASH: "core" });
+    } catch {
+      // The report says which tests failed.
+    }
+    const { testResults, numPassedTests } = JSON.parse(readFileSync(report, "utf8")) as {
       numPassedTests: number;
-      numFailedTests: number;
+      testResults: {
+        name: string;
+        status: string;
+        message: string;
+        assertionResults: { status: string; fullName: string }[];
+      }[];
     };
-    expect(report.numFailedTests).toBe(0);
-    expect(report.numPassedTests).toBeGreaterThan(3000);
+    const failed = testResults.flatMap(({ name, status, message, assertionResults }) => [
+      ...assertionResults
+        .filter((each) => each.status === "failed")
+        .map(({ fullName }) => `${name}: ${fullName}`),
+      ...(status === "failed" && assertionResults.length === 0 ? [`${name}: ${message}`] : []),
+    ]);
+    expect(failed).toEqual([]);
+    expect(numPassedTests).toBeGreaterThan(2500);
   }, 1_200_000);
 });

@@ -72,12 +72,12 @@ const LISTENERS: readonly Listener[] = [
   {
     heading: "kv-epp, gateways",
     limits: pickerLimits("gateways"),
-    files: ["packages/epp/test/limits.test.ts"],
+    files: ["packages/epp/test/limits.long.test.ts"],
   },
   {
     heading: "kv-epp, metrics port",
     limits: pickerLimits("metrics"),
-    files: ["packages/epp/test/limits.test.ts"],
+    files: ["packages/epp/test/limits.long.test.ts"],
   },
   {
     heading: "Instance of the reference app",

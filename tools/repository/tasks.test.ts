@@ -41,6 +41,8 @@ function inputsOf(task: Task): Set<string> {
 }
 
 const IMPORT = /(?:from|import\(|new URL\()\s*"(\.\.?\/[^"]*|@kv\/[a-z-]+)[^"]*"/g;
+/** A file beside, in any call. */
+const BESIDE = /"((?:\.\.\/)+[\w./-]+\.\w+)"/g;
 const PATH = /"((?:apps|deploy|docs|examples|native|packages|tools)\/[^"*\s]+)"/g;
 
 /** What the tests in a folder import or name of other folders. */
@@ -55,8 +57,11 @@ function namedIn(folder: string): string[] {
       if (name.startsWith("@kv/")) return `packages/${name.slice(4)}/src`;
       return relative(root, resolve(root, dirname(path), name)).replace(/\.js$/, ".ts");
     });
+    const beside = Array.from(text.matchAll(BESIDE), ([, name = ""]) =>
+      relative(root, resolve(root, dirname(path), name)),
+    );
     const literals = Array.from(text.matchAll(PATH), ([, name = ""]) => name);
-    return [...imported, ...literals];
+    return [...imported, ...beside, ...literals];
   });
   const outside = found.filter(
     (path) => !`${path}/`.startsWith(`${folder}/`) && !/(^|\/)(dist|build|node_modules)(\/|$)/.test(path),

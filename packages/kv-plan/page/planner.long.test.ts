@@ -1,4 +1,4 @@
-// A long suite: the planner in a browser; test/page-in-chromium.test.ts opens a report.
+// A long suite: the planner in a browser.
 import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";

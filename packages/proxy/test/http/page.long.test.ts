@@ -1,3 +1,4 @@
+// A long suite: the admin page in a browser.
 import { existsSync } from "node:fs";
 import {
   COMPLETION,

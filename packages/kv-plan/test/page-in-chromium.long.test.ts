@@ -1,3 +1,4 @@
+// A long suite: pages in a browser.
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";

@@ -1,3 +1,4 @@
+// A long suite: loads a pair for seconds.
 import { afterEach, expect, test } from "vitest";
 import { EngineServer } from "../src/http/engine-server.js";
 import { load } from "../src/load/load.js";

@@ -1,3 +1,4 @@
+// A long suite: waits for the limits of the picker.
 import { once } from "node:events";
 import { connect as http2Connect } from "node:http2";
 import { connect, type Socket } from "node:net";

@@ -1,3 +1,4 @@
+// A long suite: runs a request on each way, with coverage.
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, expect, test } from "vitest";
@@ -7,7 +8,7 @@ import { root } from "./source-files.js";
 
 /**
  * Compares the tables of docs/architecture.md with the files of which functions run for one warm request. `UPDATE=1 npx vitest run
- * tools/repository/request-path.test.ts` adds and removes rows; the sentence of a new row is written by hand.
+ * tools/repository/request-path.long.test.ts` adds and removes rows; the sentence of a new row is written by hand.
  */
 const PAGE = join(root, "docs/architecture.md");
 const MISSING = "…";
