@@ -41,7 +41,8 @@ const AREAS = {
     sample: 6,
   },
   routing: {
-    files: "packages/fleet/src/routing/*.ts",
+    // The pool of instances is judged by tests of its own.
+    files: "packages/fleet/src/routing/!(instance-pool).ts",
     tests: ["packages/fleet/src/{instances,kv-events,routing}/*.test.ts"],
     sample: 2,
   },
