@@ -107,8 +107,7 @@ export async function setup({
   await step("install", install);
   // The compiler and the network have different limits.
   const addon = hasNative(native) ? compile(tests) : undefined;
-  const built = bundles(only);
-  await built;
+  await bundles(only);
   if (tests) await step("declarations", () => turbo("declarations"));
   const fetched = native === "nixl" && hasNative(native) ? await library(withLibfabric) : notReady(native);
   const why = await addon;
