@@ -1,6 +1,8 @@
-// Builds the addon, and what only tests load: the stand-in for NIXL and the libraries of one unit. It uses the system's C++ compiler and the headers of two npm
-// packages: no gyp, no download. turbo runs it (compile, compile:stand-ins, compile:sanitized), and not again while its inputs are the same.
-// `node native/build.mjs [--addon | --stand-ins] [--sanitize]`; what is built with sanitizers goes into a folder of its own.
+// Builds the addon, and what only tests load: the stand-in for NIXL and the libraries of one unit.
+// It uses the system's C++ compiler and the headers of two npm packages: no gyp, no download. turbo
+// runs it (compile, compile:stand-ins, compile:sanitized), and not again while its inputs are the
+// same. `node native/build.mjs [--addon | --stand-ins] [--sanitize]`; what is built with sanitizers
+// goes into a folder of its own.
 import { spawnSync } from "node:child_process";
 import { mkdirSync, renameSync, rmSync } from "node:fs";
 import { join } from "node:path";
@@ -18,7 +20,8 @@ const flags = [
   // Line numbers for the stacks of findings; no optimisation, which takes long to compile.
   ...(isSanitized ? ["-O0", "-g1", "-fno-omit-frame-pointer", ...sanitizers] : OPTIMISED),
 ];
-// The sanitizers intercept exceptions in the shared C++ runtime, so it must not be linked statically.
+// The sanitizers intercept exceptions in the shared C++ runtime, so it must not be linked
+// statically.
 const link = [...LINK, ...(isSanitized ? sanitizers : ["-static-libstdc++", "-static-libgcc"])];
 
 function findCompiler() {
@@ -28,7 +31,8 @@ function findCompiler() {
 
 /** Builds a library of the sources in a folder of `native/`. */
 async function buildLibrary(compiler, name, sources) {
-  // Two builds may run at once, so each has a work folder. Results are renamed into place, since a process may have them loaded.
+  // Two builds may run at once, so each has a work folder. Results are renamed into place, since a
+  // process may have them loaded.
   const work = join(build, `work-${process.pid}`);
   mkdirSync(work, { recursive: true });
   try {

@@ -1,11 +1,15 @@
-// How tsup builds each package. Run in the package's folder: `tsup --config ../../tools/bundle/tsup.config.mjs`. What is built are the files
-// that its `exports` name (dist/X.js is built from src/X.ts) and its program, src/cli.ts.
+// How tsup builds each package. Run in the package's folder: `tsup --config
+// ../../tools/bundle/tsup.config.mjs`. What is built are the files that its `exports` name
+// (dist/X.js is built from src/X.ts) and its program, src/cli.ts.
 import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { defineConfig } from "tsup";
 
-/** The sources from which the package in `folder` is built: by the name of what is built, without dist/ and .js. */
+/**
+ * The sources from which the package in `folder` is built: by the name of what is built, without
+ * dist/ and .js.
+ */
 export function entryPoints(folder) {
   const { exports = {} } = JSON.parse(readFileSync(join(folder, "package.json"), "utf8"));
   const files = Object.values(exports).map((target) => target.default ?? target);

@@ -1,5 +1,6 @@
-// npm run setup [-- --with-libfabric]: prepares a machine for the demo and the tests: dependencies, build, addon, NIXL. turbo builds what its cache does not have.
-// Where NIXL is not available, one line says why, and the embedded transport is used instead.
+// npm run setup [-- --with-libfabric]: prepares a machine for the demo and the tests: dependencies,
+// build, addon, NIXL. turbo builds what its cache does not have. Where NIXL is not available, one
+// line says why, and the embedded transport is used instead.
 import { spawn } from "node:child_process";
 import { existsSync, readFileSync } from "node:fs";
 import { delimiter, join } from "node:path";
@@ -19,7 +20,10 @@ export const turboEnv = {
 
 const say = (line) => process.stderr.write(`${line}\n`);
 
-/** Runs a command. With `show` its output goes to stderr; otherwise only the error of a failure contains it. */
+/**
+ * Runs a command. With `show` its output goes to stderr; otherwise only the error of a failure
+ * contains it.
+ */
 export function run(command, args, { cwd = root, show = false, env = process.env } = {}) {
   return new Promise((resolve, reject) => {
     const child = spawn(command, args, { cwd, env, stdio: ["ignore", "pipe", "pipe"] });
@@ -41,7 +45,10 @@ export function run(command, args, { cwd = root, show = false, env = process.env
   });
 }
 
-/** Runs a command on the terminal of this process, whose SIGINT reaches both. Resolves with its exit code. */
+/**
+ * Runs a command on the terminal of this process, whose SIGINT reaches both. Resolves with its exit
+ * code.
+ */
 export function runInTerminal(command, args, env = process.env) {
   const child = spawn(command, args, { cwd: root, env, stdio: "inherit" });
   for (const signal of ["SIGTERM", "SIGHUP"]) process.on(signal, () => child.kill(signal));
@@ -78,7 +85,10 @@ async function step(name, work) {
 
 const firstLine = (error) => String(error?.message ?? error).split("\n")[0];
 
-/** Installs the dependencies with the pinned pnpm, which is one of them; the first time through npx. It takes a moment where they are there. */
+/**
+ * Installs the dependencies with the pinned pnpm, which is one of them; the first time through npx.
+ * It takes a moment where they are there.
+ */
 function install() {
   const pnpm = existsSync(program("pnpm"))
     ? [program("pnpm")]
@@ -86,14 +96,18 @@ function install() {
   return run(pnpm[0], [...pnpm.slice(1), "install", "--frozen-lockfile", "--ignore-scripts"]);
 }
 
-/** Bundles the packages, or one with those that it needs. Tests of programs start what it writes. */
+/**
+ * Bundles the packages, or one with those that it needs. Tests of programs start what it writes.
+ */
 export const bundles = (name) =>
   step("build", () => turbo("build", ...(name === undefined ? [] : [`--filter=${name}...`])));
 
 /**
- * Runs all steps. `only` limits the build to a package and what it needs. `tests: false` leaves out the declarations and the libraries that only tests load. `native`
- * limits native code to the addon (`"addon"`) or leaves it out (`"none"`); `withLibfabric` also fetches the libraries of the LIBFABRIC backend. Returns
- * `{ nixl: { ready, why?, noLibfabric? } }`: the reasons say why NIXL or LIBFABRIC is not available. Throws only when the dependencies or the build fail.
+ * Runs all steps. `only` limits the build to a package and what it needs. `tests: false` leaves out
+ * the declarations and the libraries that only tests load. `native` limits native code to the addon
+ * (`"addon"`) or leaves it out (`"none"`); `withLibfabric` also fetches the libraries of the
+ * LIBFABRIC backend. Returns `{ nixl: { ready, why?, noLibfabric? } }`: the reasons say why NIXL or
+ * LIBFABRIC is not available. Throws only when the dependencies or the build fail.
  */
 export async function setup({
   withLibfabric = process.env.CI === "true",
@@ -180,8 +194,8 @@ async function library(withLibfabric) {
 }
 
 /**
- * Fetches the libraries of NIXL's LIBFABRIC plugin: 11 MB through pip. Returns the reason where they are not available; the tests over LIBFABRIC
- * are then skipped by name, and fail with CI=true.
+ * Fetches the libraries of NIXL's LIBFABRIC plugin: 11 MB through pip. Returns the reason where
+ * they are not available; the tests over LIBFABRIC are then skipped by name, and fail with CI=true.
  */
 async function libfabric(installNixl) {
   try {

@@ -1,5 +1,7 @@
-// npm test [-- FILE…]: set-up, then turbo runs every check and suite whose inputs have changed since they passed. With FILE only set-up and those tests. The last
-// line counts what ran; what came from the cache is counted before it. CI runs everything, in its long form, with an empty cache.
+// npm test [-- FILE…]: set-up, then turbo runs every check and suite whose inputs have changed
+// since they passed. With FILE only set-up and those tests. The last line counts what ran; what
+// came from the cache is counted before it. CI runs everything, in its long form, with an empty
+// cache.
 import { spawnSync } from "node:child_process";
 import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -47,7 +49,10 @@ function machine({ ready, why, noLibfabric }) {
 /** The report of the suite that a task of turbo ran. */
 const reportOf = ({ directory, task }) => join(root, directory, `.turbo/report-${task}.json`);
 
-/** Runs tasks of turbo, and adds what they counted. Returns the reports of all suites, those from the cache too. */
+/**
+ * Runs tasks of turbo, and adds what they counted. Returns the reports of all suites, those from
+ * the cache too.
+ */
 async function runTasks(tasks, env) {
   const begun = Date.now();
   const runs = join(root, ".turbo/runs");
@@ -101,7 +106,8 @@ function count({ numPassedTests, testResults }, { taskId, execution }) {
     const path = relative(root, file.name);
     for (const test of file.assertionResults) {
       if (test.status === "failed") fail(`${path}: ${test.fullName}`, test.failureMessages.join("\n"));
-      // With CI=true a test that needs NIXL fails instead of being skipped. The rest are optional capabilities, each listed by name.
+      // With CI=true a test that needs NIXL fails instead of being skipped. The rest are optional
+      // capabilities, each listed by name.
       else if (test.status !== "passed") console.log(`SKIPPED  ${test.fullName}`);
     }
     if (file.status === "failed" && file.assertionResults.length === 0)
@@ -120,7 +126,10 @@ const gitFiles = (pattern) => {
   return stdout.split("\n").filter((path) => path !== "");
 };
 
-/** Each test file belongs to one package, and to one project of vitest.config.ts: a wrong pattern can give a file to none. */
+/**
+ * Each test file belongs to one package, and to one project of vitest.config.ts: a wrong pattern
+ * can give a file to none.
+ */
 function checkFiles({ testResults }) {
   const ran = new Set(testResults.map((file) => relative(root, file.name)));
   const missing = gitFiles("*.test.ts").filter((path) => !ran.has(path) && (isLongRun || !isLongSuite(path)));
@@ -156,7 +165,8 @@ if (only.length > 0) {
   if (isLongRun) tasks.push("lint:packages");
   else console.log("LEFT OUT  lint:packages: npm run lint:packages");
   if (inCi) {
-    // The suites load the platform package's addon when it is there: in CI they run with what is published.
+    // The suites load the platform package's addon when it is there: in CI they run with what is
+    // published.
     await check("kv-nixl selftest, with the addons and libraries that are published", selftest);
     await check("the addon with ASan and UBSan", () =>
       run(process.execPath, [join(root, "tools/nixl/test-sanitize.mjs"), "--short"], { show: true }),

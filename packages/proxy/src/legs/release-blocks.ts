@@ -9,8 +9,10 @@ import type { Part } from "./client-request.js";
 import { type Legs, tryInstances } from "./legs.js";
 
 /**
- * Has the blocks freed that a prefill worker holds for the part, and that no decode leg has taken, in the background: else they are held until their lease ends. The prefill
- * worker has no call for it, so a decode instance that fits it gets a request that it refuses (see `releaseBody`). That is harmless a second time.
+ * Has the blocks freed that a prefill worker holds for the part, and that no decode leg has taken,
+ * in the background: else they are held until their lease ends. The prefill worker has no call for
+ * it, so a decode instance that fits it gets a request that it refuses (see `releaseBody`). That is
+ * harmless a second time.
  */
 export function releaseUntaken(legs: Legs, part: Part, prefill: PrefilledKv, use: KvUse): void {
   const { requestId, headers, request, attempts } = part;
@@ -34,8 +36,10 @@ export function releaseUntaken(legs: Legs, part: Part, prefill: PrefilledKv, use
 const NONE: ReadonlySet<Instance> = new Set();
 
 /**
- * Whether the prefill worker is one of vLLM's in push, and still holds the blocks. Such a worker learns of no refusal (vLLM 0.33), and frees blocks that it has written: a
- * decode instance serves the request once more, with one token. Where the blocks are gone, a decode worker of vLLM would wait for them, and never free its own.
+ * Whether the prefill worker is one of vLLM's in push, and still holds the blocks. Such a worker
+ * learns of no refusal (vLLM 0.33), and frees blocks that it has written: a decode instance serves
+ * the request once more, with one token. Where the blocks are gone, a decode worker of vLLM would
+ * wait for them, and never free its own.
  */
 function freesOnlyWhatItWrites({ ambient, settings }: Legs, { fields, atMs }: PrefilledKv): boolean {
   const { transfer_mode: mode, kv_peer: peer } = fields.kv_transfer_params as KvTransferParams;
@@ -56,7 +60,9 @@ export interface Release {
   readonly model: unknown;
   /** The instance of a pool of decode instances to ask first. */
   readonly preferredDecode?: Instance | undefined;
-  /** The part of the blocks, which an instance serves with one token before one refuses a request. */
+  /**
+   * The part of the blocks, which an instance serves with one token before one refuses a request.
+   */
   readonly served?: Part | undefined;
 }
 
@@ -69,7 +75,10 @@ interface ReleaseRequest {
   readonly refusalFrees: boolean;
 }
 
-/** `sent`: an instance has served the request, and read a token. `refused`: it was refused, as it should. */
+/**
+ * `sent`: an instance has served the request, and read a token. `refused`: it was refused, as it
+ * should.
+ */
 export type ReleaseOutcome = "sent" | "refused" | "failed";
 
 /** Has blocks freed by an instance of `pool` that fits their holder. Never rejects. */
@@ -116,7 +125,8 @@ async function send(
     await answer.body.readLimited(64 * 1024);
     answer.discard();
     visit.succeeded();
-    // vLLM refuses the request with 400 and then tells the holder. Any other status besides 2xx comes from a gateway in front of the server.
+    // vLLM refuses the request with 400 and then tells the holder. Any other status besides 2xx
+    // comes from a gateway in front of the server.
     const served = status >= 200 && status < 300;
     if (!served && !(refusalFrees && status === 400)) throw badStatus(role, url, status);
     const outcome = served ? "sent" : "refused";
